@@ -1,0 +1,31 @@
+# `make` lists what there is. Everything runs from .venv, which is made on first use.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+ARGS ?=
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.installed  ## make .venv and install what was tested together
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[8bit,dev]'
+	@touch $@
+
+train: setup  ## run the main job; other options: make train ARGS="precision=bf16 optim=adam8bit"
+	$(RUN) train.py $(ARGS)
+
+test: setup  ## run the tests
+	$(RUN) -m pytest -q $(ARGS)
+
+bench: setup  ## what the recipes add to a training step and to a whole run
+	$(RUN) scripts/bench_step.py
+
+clean:  ## remove .venv and caches; outputs/ stays
+	rm -rf $(VENV) .pytest_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help setup train test bench clean

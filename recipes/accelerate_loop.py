@@ -1,0 +1,89 @@
+"""recipe=accelerate: the raw PyTorch loop with Accelerate. The step fits on one screen."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+from recipes import checkpointing, data, optim
+from recipes.arguments import accelerator_arguments
+from recipes.step import forward_backward, shares
+
+
+class Loop:
+    """A training that can run, and afterwards take one more step under a ledger.
+
+    args: TrainingArguments, from which everything is read. rows: what `recipes.data.build` gave.
+    """
+
+    def __init__(self, cfg, args, model, rows):
+        from accelerate import Accelerator
+        from transformers import get_scheduler
+
+        self.args = args
+        self.accelerator = Accelerator(**accelerator_arguments(args))
+        checkpointing.apply(cfg, model)
+        loader = data.loader(rows.train, rows.collate, args, args.per_device_train_batch_size, shuffle=True)
+        self.bare_model = model
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(
+            model.to(self.accelerator.device), optim.build(args, model), loader)
+        self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
+        self.total_steps = (args.max_steps if args.max_steps > 0
+                            else math.ceil(args.num_train_epochs * self.steps_per_epoch))
+        self.scheduler = get_scheduler(args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps),
+                                       self.total_steps)
+
+    def train(self, journal) -> None:
+        """All optimizer steps; the journal hears of each."""
+        self.model.train()
+        journal.begin()
+        done = 0
+        for epoch in range(math.ceil(self.total_steps / self.steps_per_epoch)):
+            self.loader.set_epoch(epoch)
+            for batches in chunks(self.loader, self.args.gradient_accumulation_steps):
+                # ----------------------------------------------------------------------------
+                loss = self.step(batches)
+                # ----------------------------------------------------------------------------
+                journal.step(loss, *size(batches))
+                done += 1
+                if done == self.total_steps:
+                    return
+
+    def step(self, batches):
+        """One optimizer step over its micro-batches. Returns the mean loss, () on the device."""
+        total = 0.0
+        for index, (batch, share) in enumerate(zip(batches, shares(batches))):
+            last = index == len(batches) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                total = total + forward_backward(self.accelerator, self.model, batch, share)
+        if self.args.max_grad_norm > 0:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        if not self.accelerator.optimizer_step_was_skipped:  # fp16's scaler skips a step that overflowed
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def one_more_step(self, ledger) -> None:
+        """The same step once more, under the ledger."""
+        batches = next(chunks(self.loader, self.args.gradient_accumulation_steps))
+        self.model.train()
+        with ledger:
+            self.step(batches)
+
+
+def chunks(loader, size: int):
+    """Lists of `size` micro-batches; the last of an epoch may be shorter."""
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) == size:
+            yield batches
+            batches = []
+    if batches:
+        yield batches
+
+
+def size(batches) -> tuple[int, int]:
+    """(samples, tokens) of an optimizer step, read from shapes alone."""
+    return sum(b["input_ids"].shape[0] for b in batches), sum(b["input_ids"].numel() for b in batches)

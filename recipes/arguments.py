@@ -1,0 +1,49 @@
+"""One set of arguments for both recipes: the menus' entries merged into TrainingArguments."""
+
+from __future__ import annotations
+
+from recipes import machine
+from recipes.validate import modules
+
+
+def training_arguments(cfg, folder: str):
+    """TrainingArguments for a job: the Trainer gets them whole, the raw loop reads from them.
+
+    Every module of a menu gives its entries; two menus may not claim the same one.
+    """
+    from transformers import TrainingArguments
+
+    entries = {
+        "output_dir": folder,
+        "report_to": [],
+        "use_cpu": machine.device(cfg) == "cpu",
+        "disable_tqdm": True,  # the parent draws the bar
+        # Our journal logs, saves and evaluates, so the Trainer has no reason to touch the device for it.
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_nan_inf_filter": False,  # would read the loss back at every step
+        "remove_unused_columns": False,
+    }
+    for module in modules():
+        if hasattr(module, "arguments"):
+            new = module.arguments(cfg)
+            assert not entries.keys() & new.keys(), f"{module.__name__} claims {entries.keys() & new.keys()}"
+            entries |= new
+    return TrainingArguments(**entries)
+
+
+def accelerator_arguments(args) -> dict:
+    """What `Accelerator` takes, read from TrainingArguments the way the Trainer reads it."""
+    from accelerate.utils import DataLoaderConfiguration, TorchDynamoPlugin
+
+    loader = args.accelerator_config
+    return {
+        "mixed_precision": args.mixed_precision,
+        "cpu": args.use_cpu,
+        "dataloader_config": DataLoaderConfiguration(
+            split_batches=loader.split_batches, dispatch_batches=loader.dispatch_batches,
+            even_batches=loader.even_batches, use_seedable_sampler=loader.use_seedable_sampler,
+            non_blocking=loader.non_blocking, data_seed=args.data_seed),
+        "dynamo_plugin": TorchDynamoPlugin(backend=args.torch_compile_backend, mode=args.torch_compile_mode),
+    }

@@ -1,0 +1,140 @@
+"""From the command line to the record: Hydra composes, we check, launch and report. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipes import config, launch, record, screen, supervise, validate
+
+# One run's exit code by its status; 1 for any other. A sweep counts every result as a success.
+EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
+SWEEP_SUCCESS = {"ok", "oom", "preempted"}
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended a job: a sweep ends with it."""
+
+
+def run(conf: Path) -> int:
+    """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
+    ConfigStore.instance().store(name="schema", node=config.Config)
+    statuses: list[str] = []
+    sweeping = []
+
+    @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
+    def job(composed) -> str:
+        sweeping.append(HydraConfig.get().mode == RunMode.MULTIRUN)
+        statuses.append(run_job(composed))
+        if statuses[-1] == "interrupted":
+            raise Interrupted
+        return statuses[-1]
+
+    try:
+        job()
+    except Interrupted:
+        return EXIT_CODES["interrupted"]
+    except KeyboardInterrupt:  # before a job had begun
+        return EXIT_CODES["interrupted"]
+    except (HydraException, OmegaConfBaseException) as error:
+        screen.say_problems([in_words(error, conf)])
+        return EXIT_CODES["refused"]
+    except OSError as error:
+        screen.say_problems([f"{error.filename or 'the folder'} cannot be written: {error.strerror or error}. "
+                             "Choose another folder with hydra.run.dir=."])
+        return EXIT_CODES["refused"]
+    if any(sweeping):
+        return 0 if set(statuses) <= SWEEP_SUCCESS else 1
+    return EXIT_CODES.get(statuses[0], 1) if statuses else 0
+
+
+def run_job(composed) -> str:
+    """One job, from its composed configuration to the summary on the screen. Returns its status."""
+    told = HydraConfig.get()
+    overrides = list(told.overrides.task)
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    folders = [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
+    cfg = config.from_dict(values)
+    given = {word.lstrip("+~").split("=")[0] for word in overrides}
+    problems = validate.unused_keys(values, dict(told.runtime.choices), folders) + validate.validate(cfg, given)
+
+    resolved = config.to_dict(cfg)
+    environment = record.environment(cfg)
+    outcome = record.Record(cfg.recipe.name, overrides, resolved,
+                            record.config_key(resolved, environment["versions"]), environment)
+    folder = Path(told.runtime.output_dir)
+    if told.mode == RunMode.MULTIRUN:
+        folder = Path(told.sweep.dir) / outcome.config_key
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / record.FILE_NAME).exists():
+        screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
+        return "refused"
+    if problems:
+        screen.say_problems(problems)
+        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
+        record.write(outcome, folder)
+        return "refused"
+    outcome.warnings = validate.warnings(cfg)
+    with screen.Screen() as display:
+        for line in outcome.warnings:
+            display.warn(line)
+        outcome = supervise.run(launch.Job(outcome, folder), display.hear)
+    if outcome.status == "refused":
+        screen.say_problems(outcome.error.message.splitlines())
+    else:
+        print(screen.summary(outcome, folder), flush=True)
+    return outcome.status
+
+
+# --- Hydra's complaints in our words ---------------------------------------------------------------
+
+
+def in_words(error: Exception, conf: Path) -> str:
+    """One line for what Hydra or OmegaConf refused: what is wrong, and what to type instead."""
+    text = str(error)
+    cause = str(error.__cause__ or "")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        return (f"{group}={option}: there is no such option; {group} has {', '.join(error.options)}."
+                + validate.nearest(option, error.options))
+    key = re.search(r"Could not override '([^'@]+)", text) or re.search(r"full_key: (\S+)", text + "\n" + cause)
+    if isinstance(error, ConfigCompositionException) and key and "Could not override" in text:
+        return unknown_key(key[1], conf)
+    wrong = re.search(r"(Value '.*?' .*?)(?:\n|$)", text + "\n" + cause)
+    if key and wrong:
+        return f"{key[1]}: {wrong[1].strip()}."
+    missing = re.search(r"Key '([^']+)' (?:not in|is not in)", text + "\n" + cause)
+    if missing and key:
+        return unknown_key(key[1], conf)
+    first = [line.strip() for line in (text + "\n" + cause).splitlines() if line.strip()]
+    return " ".join(first[:3])
+
+
+def unknown_key(key: str, conf: Path) -> str:
+    """The line for a key that does not exist."""
+    kinds = config.node_types()
+    key = key.lstrip("+~")
+    names = list(kinds)
+    for name, kind in kinds.items():
+        if hasattr(kind, "__dataclass_fields__"):
+            names += [f"{name}.{k}" for k in config.node_types(kind) if k != "name"]
+    head, _, tail = key.partition(".")
+    if tail and head in kinds:  # a misspelt key of a real menu: its own keys are the candidates
+        names = [n for n in names if n.startswith(head + ".")] or names
+    what = "menu or key" if not tail else "key"
+    suggestion = validate.nearest(key, names)
+    if not suggestion:
+        suggestion = f" {head} has {', '.join(names)}." if tail and head in kinds else " python train.py --help lists all."
+    return f"{key}: there is no such {what}.{suggestion}"
+

@@ -1,0 +1,55 @@
+"""Evaluation after training, one piece of code for both recipes: loss, and accuracy or perplexity."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from recipes.record import Evaluation
+from recipes.step import labels_in
+
+
+def evaluate(cfg, args, loop, rows) -> Evaluation:
+    """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
+
+    With `eval.precision` the whole model is cast for the evaluation and back after it, so the weights
+    come back rounded: save before.
+    """
+    import torch
+
+    from recipes import data
+
+    accelerator = loop.accelerator
+    model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    trained_dtype = model.dtype
+    call = model
+    if cfg.eval.precision:
+        model.to({"fp16": torch.float16, "bf16": torch.bfloat16}[cfg.eval.precision])
+        call = getattr(model, "_original_forward", model)  # without the autocast that training put around it
+    loader = data.loader(rows.eval, rows.collate, args, cfg.eval.batch, shuffle=False)
+    start = time.perf_counter()
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    count = correct = samples = 0
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in loader:
+                batch = {key: value.to(accelerator.device, non_blocking=True) for key, value in batch.items()}
+                output = call(**batch)
+                labels = labels_in(batch)
+                loss_sum = loss_sum.to(accelerator.device) + output.loss.double() * labels
+                count = count + labels
+                samples += batch["input_ids"].shape[0]
+                if rows.task == "classification":
+                    correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
+    finally:
+        model.train()
+        if cfg.eval.precision:
+            model.to(trained_dtype)
+    loss = (loss_sum / count).item()
+    result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
+    if rows.task == "classification":
+        result.accuracy = int(correct) / samples
+    else:
+        result.perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows past 709
+    return result

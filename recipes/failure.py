@@ -1,0 +1,80 @@
+"""What went wrong, in the record's words: the status, the phase, and what to try next."""
+
+from __future__ import annotations
+
+import traceback
+
+from recipes.record import Error
+from recipes.refusal import Refusal
+
+# The last frame that matches decides the phase. (part of the file's path, function or None, phase)
+FRAMES = (
+    ("recipes/step.py", "forward_backward", "forward"),
+    ("torch/autograd/__init__.py", "backward", "backward"),
+    ("torch/autograd/graph.py", "_engine_run_backward", "backward"),
+    ("torch/optim/", None, "step"),
+    ("accelerate/optimizer.py", "step", "step"),
+    ("torch/nn/utils/clip_grad.py", None, "step"),
+)
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED",
+                 "Cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that a device or the host has no memory left."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def phase_of(error: BaseException, coarse: str) -> str:
+    """Where in the step an exception came from; `coarse` (load, eval, save, ...) where it came from no step."""
+    if coarse != "train":
+        return coarse
+    phase = "step"
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = frame.filename.replace("\\", "/")
+        phase = next((p for part, name, p in FRAMES if part in path and name in (None, frame.name)), phase)
+    return phase
+
+
+def describe(error: BaseException, coarse: str, cfg) -> tuple[str, Error]:
+    """(status, error) for an exception that ended a job."""
+    message = str(error).strip() or type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", Error(phase_of(error, coarse), "KeyboardInterrupt", "stopped by the user")
+    if isinstance(error, Refusal):
+        return "refused", Error(phase_of(error, coarse), "Refusal", message)
+    if is_out_of_memory(error):
+        return "oom", Error(phase_of(error, coarse), type(error).__name__, message, memory_hint(cfg))
+    return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))
+
+
+def memory_hint(cfg) -> str:
+    """The levers against memory that this configuration has not pulled yet, the cheapest first."""
+    levers = []
+    if cfg.precision.name in ("fp32", "tf32"):
+        levers.append("precision=bf16")
+    if cfg.batch.per_device > 1:
+        steps = cfg.accumulation.steps * 2
+        key = f"accumulation=x{steps}" if steps in (2, 4, 8, 16) else f"accumulation.steps={steps}"
+        levers.append(f"batch.per_device={cfg.batch.per_device // 2}"
+                      + ("" if cfg.batch.effective or cfg.batch.per_device % 2 else f" {key}"))
+    if cfg.checkpointing.name == "none":
+        levers.append("checkpointing=full")
+    if cfg.optim.name in ("adamw", "adamw_fused"):
+        levers.append("optim=adam8bit")
+    levers.append(f"data.seq_len={cfg.data.seq_len // 2}")
+    return "Try, the cheapest first: " + ", ".join(levers) + "."
+
+
+def failure_hint(error: BaseException) -> str | None:
+    """What helps against failures that people meet often."""
+    text = str(error)
+    if "No space left on device" in text:
+        return "The disk is full: free some space, or choose another folder with hydra.run.dir=."
+    if "CUDA driver" in text or "NVIDIA driver" in text:
+        return "The driver does not suit this torch: update it, or choose device=cpu."
+    if "DataLoader worker" in text:
+        return "A process that loads batches died: data.workers=0 shows its error."
+    return None

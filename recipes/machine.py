@@ -1,0 +1,113 @@
+"""What this machine has, found without importing torch: the parent asks before anything is started."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML names it. `capability` is (major, minor); `memory_bytes` the whole device's."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+
+
+def version(package: str) -> str | None:
+    """A package's installed version without importing it, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def has(module: str) -> bool:
+    """Whether a top-level module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build: its CUDA library lies beside it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    library = Path(spec.submodule_search_locations[0], "lib")
+    return any(library.glob("libtorch_cuda.*")) or any(library.glob("torch_cuda.dll"))
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that a job may use, in the order in which CUDA numbers them for it.
+
+    Empty without a driver, without a CUDA build of torch, or where CUDA_VISIBLE_DEVICES hides them.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1") or not _torch_has_cuda() or not has("pynvml"):
+        return ()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        found.append(Gpu(
+            index=index,
+            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        ))
+    if visible is None:
+        return tuple(found)
+    chosen = []
+    for word in (w.strip() for w in visible.split(",")):
+        match = [g for g in found if str(g.index) == word or (word and g.uuid.startswith(word))]
+        if not match:  # CUDA, too, stops at the first name that it does not know
+            break
+        chosen.append(match[0])
+    return tuple(chosen)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def device(cfg) -> str:
+    """'cuda' or 'cpu': what `cfg.device` comes to on this machine."""
+    if cfg.device == "auto":
+        return "cuda" if gpus() else "cpu"
+    return cfg.device
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch.compile would call on a CPU, or None."""
+    return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
+
+
+def cpu_name() -> str:
+    """The processor's name as the system prints it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux: platform knows a name too
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

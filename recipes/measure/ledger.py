@@ -1,0 +1,188 @@
+"""The ledger: every storage of one training step, from birth to death, and what it was for.
+
+A dispatch mode sees each operation's results; a weak reference tells when a storage dies. Nothing
+is read or synchronised, so it works on any device, and on tensors that hold no data. What a storage
+is for may become clear after its birth (a matrix product turns out to be a gradient), so the log is
+written first and read when the step is over.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
+    "parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
+BACKWARD_PER_FORWARD = 2  # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward costs twice the forward
+
+
+@dataclass
+class Storage:
+    """One block of memory: its size, what it is for, the phase of its birth, and whether it was there before."""
+
+    bytes: int
+    kind: str
+    phase: str
+    given: bool
+
+
+class Ledger(TorchDispatchMode):
+    """Use as `with Ledger(model, optimizer, device) as ledger: step()`, then read `parts()` and `flops`.
+
+    model: the plain module, whose parameters carry the gradients. optimizer: its states must exist,
+    so at least one step has been taken. device: storages elsewhere are not counted.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device):
+        super().__init__()
+        self.model, self.optimizer, self.device = model, optimizer, torch.device(device)
+        self.log: list[tuple[Storage, int]] = []  # (storage, +1 at birth or -1 at death), in order
+        self.flops = 0  # of the forward passes alone, without what checkpointing computes again
+        self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
+        self._phase = "forward"
+
+    # --- what happens during the step ---
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for tensor in _tensors((args, kwargs)):
+            self._see(tensor, OTHER, given=True)  # what is new here was born before: the batch, mostly
+        result = func(*args, **kwargs)
+        phase = self.phase()
+        if phase == "forward":
+            self.flops += _flops(func, args, kwargs, result)
+        kind = OTHER
+        if func is torch.ops.aten._to_copy.default and self._kind(args[0]) == PARAMETER:
+            kind = COPY  # autocast's cast of a weight
+        elif phase == "backward" and torch.is_grad_enabled():
+            kind = ACTIVATION  # the backward pass runs without grad: this is checkpointing, computing again
+        for tensor in _tensors(result):
+            self._see(tensor, kind)
+        return result
+
+    def phase(self) -> str:
+        """forward, backward or step: what is running now. Clipping belongs to the step."""
+        if torch._C._current_graph_task_id() != -1:
+            self._phase = "backward"
+        elif self._phase == "backward":
+            self._phase = "step"  # until a forward pass begins
+        return self._phase
+
+    def _see(self, tensor: torch.Tensor, kind: str, given: bool = False) -> Storage | None:
+        """Enter a tensor's storage into the log if it is new."""
+        if tensor.device.type != self.device.type or tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._alive.get(key)
+        if known is not None and known[0]() is not None:
+            return known[1]
+        entry = Storage(storage.nbytes(), kind, self.phase(), given)
+        self.log.append((entry, +1))
+
+        def died(_, key=key, entry=entry):
+            self.log.append((entry, -1))
+            if self._alive.get(key, (None, None))[1] is entry:
+                del self._alive[key]
+
+        self._alive[key] = (weakref.ref(storage, died), entry)
+        return entry
+
+    def _mark(self, tensor: torch.Tensor, kind: str) -> None:
+        entry = self._see(tensor, kind, given=True)
+        if entry is not None:
+            entry.kind = kind
+
+    def _kind(self, tensor) -> str | None:
+        known = self._alive.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+        return known[1].kind if known else None
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Called for what autograd saves. Inputs and weights keep their own name."""
+        entry = self._see(tensor, ACTIVATION)
+        if entry is not None and entry.kind == OTHER and not entry.given:
+            entry.kind = ACTIVATION
+        return tensor
+
+    # --- around the step ---
+
+    def __enter__(self):
+        for buffer in self.model.buffers():
+            self._mark(buffer, OTHER)
+        self._mark_states()
+        self._hooks = [weight.register_post_accumulate_grad_hook(lambda w: self._mark(w.grad, GRADIENT))
+                       for weight in self.model.parameters() if weight.requires_grad]
+        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward")))
+        self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._saved.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._saved.__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._mark_states()
+
+    def _mark_states(self) -> None:
+        for weight in self.model.parameters():
+            self._mark(weight, PARAMETER)
+            if weight.grad is not None:
+                self._mark(weight.grad, GRADIENT)
+        for state in self.optimizer.state.values():
+            for value in _tensors(state):
+                self._mark(value, OPTIMIZER)
+
+    # --- what it says afterwards ---
+
+    def parts(self) -> dict:
+        """The five parts at the peak, their sum, and the phase of the peak; bytes, as the record names them."""
+        live = peak = 0
+        where = 0
+        for index, (entry, sign) in enumerate(self.log):
+            live += sign * entry.bytes
+            if live > peak:
+                peak, where = live, index
+        kinds = dict.fromkeys((PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER), 0)
+        for entry, sign in self.log[: where + 1]:
+            kinds[entry.kind] += sign * entry.bytes
+        now = dict.fromkeys(kinds, 0)
+        largest = dict(now)
+        for entry, sign in self.log:
+            now[entry.kind] += sign * entry.bytes
+            largest[entry.kind] = max(largest[entry.kind], now[entry.kind])
+        weights = {w.untyped_storage()._cdata: w.untyped_storage().nbytes() for w in self.model.parameters()}
+        return {
+            "parameters_bytes": kinds[PARAMETER] + kinds[COPY],
+            "gradients_bytes": kinds[GRADIENT],
+            "optimizer_bytes": kinds[OPTIMIZER],
+            "activations_bytes": kinds[ACTIVATION],
+            "other_bytes": kinds[OTHER],
+            "peak_tensor_bytes": peak,
+            "peak_phase": self.log[where][0].phase if self.log else None,
+            "weights_bytes": sum(weights.values()),
+            "largest_bytes": largest,
+        }
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward, without recomputation."""
+        return self.flops * (1 + BACKWARD_PER_FORWARD)
+
+
+def _flops(func, args, kwargs, result) -> int:
+    """FLOPs of one operation by torch's own formulas; 0 for what they do not count (element-wise work)."""
+    packet = func._overloadpacket
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:  # missing from torch's table
+        return sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
+    formula = flop_registry.get(packet)
+    return formula(*args, **kwargs, out_val=result) if formula else 0
+
+
+def _tensors(tree) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,58 @@
+"""optim: the optimizer, taken by its name in transformers' list, the same for both recipes."""
+
+from __future__ import annotations
+
+from recipes import machine
+
+
+def arguments(cfg) -> dict:
+    """Entries for TrainingArguments."""
+    optim = cfg.optim
+    entries = {
+        "optim": optim.transformers_name,
+        "adam_beta1": optim.beta1,
+        "adam_beta2": optim.beta2,
+        "adam_epsilon": optim.epsilon,
+        "optim_args": f"momentum={optim.momentum}" if optim.momentum is not None else None,
+    }
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+def problems(cfg) -> list[str]:
+    """Packages and hardware that the option needs."""
+    name = cfg.optim.name
+    if "8bit" not in cfg.optim.transformers_name:
+        return []
+    if not machine.has("bitsandbytes"):
+        return [f"optim={name} needs the package bitsandbytes: pip install bitsandbytes, or choose optim=adafactor."]
+    if "paged" in cfg.optim.transformers_name and machine.device(cfg) == "cpu":
+        return [f"optim={name} pages its states between a GPU and the host; there is no GPU here. "
+                "Choose optim=adam8bit."]
+    return []
+
+
+def build(args, model):
+    """The optimizer for a model: no weight decay on biases and norms, 8-bit ones keep embeddings in 32 bits.
+
+    args: TrainingArguments. The class and its settings come from transformers' table, so the name
+    means what it means in any Trainer script.
+    """
+    import torch
+    from transformers import Trainer
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], [r"bias", r"norm"]))
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    groups = [
+        {"params": [w for name, w in trained if name in decayed], "weight_decay": args.weight_decay},
+        {"params": [w for name, w in trained if name not in decayed], "weight_decay": 0.0},
+    ]
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    if kind.__module__.startswith("bitsandbytes"):
+        from bitsandbytes.optim import GlobalOptimManager
+
+        overrides = GlobalOptimManager.get_instance()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                overrides.register_module_override(module, "weight", {"optim_bits": 32})
+    return kind([group for group in groups if group["params"]], **settings)

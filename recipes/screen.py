@@ -1,0 +1,130 @@
+"""What a person sees: a bar while a job runs, a short summary when it is over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from recipes.record import Record
+
+MIB = 2**20
+PARTS = (("weights", "parameters"), ("gradients", "gradients"), ("optimizer states", "optimizer"),
+         ("activations", "activations"), ("other", "other"))
+
+
+class Screen:
+    """Draws a job's progress on stderr; a plain line now and then where stderr is no terminal."""
+
+    def __init__(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(), console=self.console, transient=True, refresh_per_second=5)
+        self.task = self.progress.add_task("starting", total=None, text="")
+        self.total = 0
+
+    def __enter__(self):
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_):
+        self.progress.stop()
+
+    def hear(self, kind: str, values: dict) -> None:
+        """A message of the worker: phase, progress or warning."""
+        if kind == "phase":
+            self.total = values.get("total", 0)
+            self.progress.reset(self.task, description=values["name"], total=self.total or None, text="")
+        elif kind == "progress":
+            text = (f"{values['step']}/{self.total}  loss {values['loss']:.4f}  "
+                    f"{values['samples_per_second']:.1f} samples/s")
+            self.progress.update(self.task, completed=values["step"], text=text)
+            if not self.console.is_terminal:
+                self.console.print(text)
+        elif kind == "warning":
+            self.warn(values["text"])
+
+    def warn(self, text: str) -> None:
+        """A line that deserves a look but stops nothing."""
+        self.console.print(f"warning: {text}", style="yellow", markup=False)
+
+
+def summary(outcome: Record, folder: Path) -> str:
+    """A job's end in the guide's terms: time, samples per second, memory, and where it went."""
+    config, memory, speed, training = outcome.config, outcome.memory, outcome.speed, outcome.training
+    batch, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
+    model = config["model"]["pretrained"] or config["model"]["name"]
+    lines = [f"{outcome.status}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
+             f"{config['optim']['name']}, batch {batch} x {steps} = {batch * steps}, "
+             f"checkpointing {config['checkpointing']['name']}, {outcome.environment['device_name']}"]
+
+    def row(name, value, note=""):
+        lines.append(f"  {name:<22}{value:>14}  {note}".rstrip())
+
+    if speed.train_seconds is not None:
+        row("Time", f"{speed.train_seconds:.2f} s", f"{training.steps} steps, {training.samples} samples")
+    if speed.samples_per_second is not None:
+        row("Samples per second", f"{speed.samples_per_second:.2f}",
+            f"{speed.tokens_per_second:,.0f} tokens/s; {speed.measured_steps} steps measured, "
+            f"{speed.warmup_steps} of warm-up left out")
+        row("Step", f"{speed.step_seconds_median * 1000:.2f} ms",
+            f"median; {speed.step_seconds_p10 * 1000:.2f} to {speed.step_seconds_p90 * 1000:.2f} for the middle 80 %")
+    if speed.model_flops_per_step and speed.step_seconds_median:
+        row("Model FLOP/s", f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T",
+            f"MFU {speed.mfu:.1%}" if speed.mfu is not None else "")
+    if training.losses:
+        row("Loss", _number(training.final_loss), f"from {_number(training.losses[0])}")
+    if outcome.evaluation is not None:
+        e = outcome.evaluation
+        note = f"accuracy {e.accuracy:.1%}" if e.accuracy is not None else f"perplexity {e.perplexity:.2f}"
+        row("Evaluation loss", _number(e.loss), f"{note}, {e.samples} samples")
+    if memory.device_used_bytes is not None:
+        row("GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB",
+            f"the whole device; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context")
+        row("CUDA reserved", f"{memory.peak_reserved_bytes / MIB:.0f} MiB", "peak")
+        row("CUDA allocated", f"{memory.peak_allocated_bytes / MIB:.0f} MiB", "peak")
+    if memory.peak_tensor_bytes is not None:
+        count = memory.parameter_count
+        row("Tensors at the peak", f"{memory.peak_tensor_bytes / MIB:.1f} MiB",
+            f"in the {memory.peak_phase} pass" if memory.peak_phase != "step" else "in the optimizer step")
+        for name, part in PARTS:
+            size = getattr(memory, f"{part}_bytes")
+            row(f"  {name}", f"{size / MIB:.1f} MiB", f"{size / count:.2f} bytes a parameter")
+        most = memory.largest_bytes
+        weights = most["parameters"] + most["weight_copies"]
+        states = weights + most["optimizer"] + most["gradients"]
+        row("Model states, at most", f"{states / MIB:.1f} MiB",
+            f"{states / count:.2f} bytes a parameter: weights {weights / count:.2f} + "
+            f"optimizer {most['optimizer'] / count:.2f} + gradients {most['gradients'] / count:.2f}")
+        row("Inference alone", f"{weights / MIB:.1f} MiB", f"{weights / count:.2f} bytes a parameter, weights only")
+    if memory.host_peak_rss_bytes is not None:
+        row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process")
+    if outcome.error is not None:
+        lines.append(f"  {outcome.error.type} in {outcome.error.phase}: {outcome.error.message.splitlines()[0]}")
+        if outcome.error.hint:
+            lines.append(f"  {outcome.error.hint}")
+        if outcome.status == "failed":
+            lines.append(f"  What the libraries said: {folder / 'log.txt'}")
+    for text in outcome.warnings:
+        lines.append(f"  warning: {text}")
+    lines.append(f"  Record: {_short(folder / 'result.json')}")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None or value != value else f"{value:.4f}"
+
+
+def _short(path: Path) -> str:
+    """Relative to where the person stands, if that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
+
+
+def say_problems(problems: list[str]) -> None:
+    """Refusals, a line each, on stderr."""
+    for problem in problems:
+        print(f"refused: {problem}", file=sys.stderr)

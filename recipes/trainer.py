@@ -1,0 +1,105 @@
+"""recipe=trainer: Hugging Face's Trainer, held to the raw loop by sharing its step and its data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from recipes import data, optim
+from recipes.accelerate_loop import size
+from recipes.step import forward_backward, shares
+
+
+class HeadroomTrainer(Trainer):
+    """The Trainer with its documented hooks filled in: loader, optimizer, and the micro-batch's step."""
+
+    def __init__(self, args, model, rows):
+        super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
+        self.rows = rows
+
+    def get_train_dataloader(self):
+        loader = data.loader(self.rows.train, self.rows.collate, self.args, self.args.per_device_train_batch_size,
+                             shuffle=True)
+        return self.accelerator.prepare(loader)
+
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            self.optimizer = optim.build(self.args, model or self.model)
+        return self.optimizer
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        self.step_size = size(batches)
+        self.step_loss = 0.0
+        self._shares = iter(shares(batches))
+        return batches, None  # the shares stand in for the Trainer's own count of items
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = forward_backward(self.accelerator, model, inputs, next(self._shares))
+        self.step_loss = self.step_loss + loss
+        return loss
+
+
+class Watch(TrainerCallback):
+    """Tells the journal of every optimizer step."""
+
+    def __init__(self, journal, trainer):
+        self.journal, self.trainer = journal, trainer
+
+    def on_train_begin(self, args, state, control, **_):
+        self.trainer.model.train()
+        self.journal.begin()
+
+    def on_step_end(self, args, state, control, **_):
+        self.journal.step(self.trainer.step_loss, *self.trainer.step_size)
+
+
+class Count(TrainerCallback):
+    """Opens the ledger around an optimizer step."""
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+
+    def on_step_begin(self, args, state, control, **_):
+        self.ledger.__enter__()
+
+    def on_step_end(self, args, state, control, **_):
+        self.ledger.__exit__(None, None, None)
+
+
+class Loop:
+    """A training that can run, and afterwards take one more step under a ledger."""
+
+    def __init__(self, cfg, args, model, rows):
+        self.args, self.bare_model = args, model
+        self.trainer = HeadroomTrainer(args, model, rows)
+        self.trainer.remove_callback(PrinterCallback)
+        self.accelerator = self.trainer.accelerator
+        batches = math.ceil(len(rows.train) / args.per_device_train_batch_size)
+        self.total_steps = (args.max_steps if args.max_steps > 0 else
+                            math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps)))
+
+    @property
+    def model(self):
+        """The model as the Trainer wrapped it."""
+        return self.trainer.model_wrapped
+
+    @property
+    def optimizer(self):
+        return self.trainer.optimizer
+
+    def train(self, journal) -> None:
+        """All optimizer steps; the journal hears of each."""
+        watch = Watch(journal, self.trainer)
+        self.trainer.add_callback(watch)
+        self.trainer.train()
+        self.trainer.remove_callback(watch)
+
+    def one_more_step(self, ledger) -> None:
+        """A second, one-step training with the same model and optimizer, under the ledger."""
+        self.args.max_steps = 1
+        self.bare_model.train()
+        self.trainer.add_callback(Count(ledger))
+        self.trainer.train()
