@@ -9,7 +9,7 @@ from pathlib import Path
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,53 +21,55 @@ EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 13
 SWEEP_SUCCESS = {"ok", "oom", "preempted"}
 
 
-class Interrupted(Exception):
-    """Ctrl-C ended a job: a sweep ends with it."""
-
-
 def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
     ConfigStore.instance().store(name="schema", node=config.Config)
     statuses: list[str] = []
-    sweeping = []
+    modes: set[RunMode] = set()
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
     def job(composed) -> str:
-        sweeping.append(HydraConfig.get().mode == RunMode.MULTIRUN)
-        statuses.append(run_job(composed))
-        if statuses[-1] == "interrupted":
-            raise Interrupted
+        modes.add(HydraConfig.get().mode)
+        if "interrupted" not in statuses:  # Ctrl-C ends a sweep, not one of its jobs
+            statuses.append(run_job(composed, conf))
         return statuses[-1]
 
     try:
         job()
-    except Interrupted:
-        return EXIT_CODES["interrupted"]
     except KeyboardInterrupt:  # before a job had begun
-        return EXIT_CODES["interrupted"]
+        statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
         screen.say_problems([in_words(error, conf)])
-        return EXIT_CODES["refused"]
+        statuses.append("refused")
+        modes.clear()  # nothing has started, also in a sweep
     except OSError as error:
-        screen.say_problems([f"{error.filename or 'the folder'} cannot be written: {error.strerror or error}. "
-                             "Choose another folder with hydra.run.dir=."])
-        return EXIT_CODES["refused"]
-    if any(sweeping):
-        return 0 if set(statuses) <= SWEEP_SUCCESS else 1
-    return EXIT_CODES.get(statuses[0], 1) if statuses else 0
+        screen.say_problems([_unwritable(error)])
+        statuses.append("refused")
+        modes.clear()
+    if "interrupted" in statuses or RunMode.MULTIRUN not in modes:
+        return EXIT_CODES.get(statuses[-1], 1) if statuses else 0
+    return 0 if set(statuses) <= SWEEP_SUCCESS else 1
 
 
-def run_job(composed) -> str:
-    """One job, from its composed configuration to the summary on the screen. Returns its status."""
+def run_job(composed, conf: Path) -> str:
+    """One job, from its composed configuration to the summary on the screen. Returns its status; never raises."""
     told = HydraConfig.get()
-    overrides = list(told.overrides.task)
-    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    try:
+        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        screen.say_problems([in_words(error, conf)])
+        return "refused"
     folders = [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
+    choices = dict(told.runtime.choices)
+    shape = shape_problems(values, choices, folders, conf)
+    if shape:
+        screen.say_problems(shape)
+        return "refused"
+    overrides = list(told.overrides.task)
     cfg = config.from_dict(values)
     given = {word.lstrip("+~").split("=")[0] for word in overrides}
-    problems = validate.unused_keys(values, dict(told.runtime.choices), folders) + validate.validate(cfg, given)
-
+    problems = validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     resolved = config.to_dict(cfg)
     environment = record.environment(cfg)
     outcome = record.Record(cfg.recipe.name, overrides, resolved,
@@ -76,6 +78,15 @@ def run_job(composed) -> str:
     if told.mode == RunMode.MULTIRUN:
         folder = Path(told.sweep.dir) / outcome.config_key
     folder = folder.absolute()
+    try:
+        return _run_in(folder, cfg, outcome, problems)
+    except OSError as error:
+        screen.say_problems([_unwritable(error)])
+        return "failed"
+
+
+def _run_in(folder: Path, cfg, outcome: record.Record, problems: list[str]) -> str:
+    """Refuse or run a job in its folder. Raises OSError when the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / record.FILE_NAME).exists():
         screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
@@ -97,6 +108,23 @@ def run_job(composed) -> str:
     return outcome.status
 
 
+def _unwritable(error: OSError) -> str:
+    return (f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
+            "Choose another folder with hydra.run.dir=.")
+
+
+def shape_problems(values: dict, choices: dict, folders: list[Path], conf: Path) -> list[str]:
+    """What `+key=`, `~menu` and `menu=null` can do to a configuration that the schema does not see."""
+    problems = []
+    for group in config.GROUPS:
+        if choices.get(group) is None:
+            problems.append(f"{group} needs one of its options: {', '.join(validate.options(group, folders))}.")
+    for name, kind in config.node_types().items():
+        if isinstance(values.get(name), dict):
+            problems += [unknown_key(f"{name}.{key}", conf) for key in values[name] if key not in config.node_types(kind)]
+    return problems + [unknown_key(name, conf) for name in values if name not in config.node_types()]
+
+
 # --- Hydra's complaints in our words ---------------------------------------------------------------
 
 
@@ -105,9 +133,16 @@ def in_words(error: Exception, conf: Path) -> str:
     text = str(error)
     cause = str(error.__cause__ or "")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return (f"{group}={option}: there is no such option; {group} has {', '.join(error.options)}."
-                + validate.nearest(option, error.options))
+        missing = str(error.missing_cfg_file)
+        group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
+        option, known = missing.removeprefix(group + "/"), sorted(p.stem for p in (conf / group).glob("*.yaml"))
+        return (f"{group}={option}: there is no such option; {group} has {', '.join(known)}."
+                + validate.nearest(option, known))
+    several = re.match(r"Ambiguous value for argument '([^']+)'", text)
+    if several:
+        return f"{several[1]} names several values: add -m to run them all, one after another."
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read as menu=option or key=value: {text.splitlines()[0]}."
     key = re.search(r"Could not override '([^'@]+)", text) or re.search(r"full_key: (\S+)", text + "\n" + cause)
     if isinstance(error, ConfigCompositionException) and key and "Could not override" in text:
         return unknown_key(key[1], conf)

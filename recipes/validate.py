@@ -16,7 +16,7 @@ from recipes.config import GROUPS, MISSING, Config
 
 def nearest(word: str, candidates) -> str:
     """' Did you mean ...?' with the names closest to a misspelt one, or nothing."""
-    close = difflib.get_close_matches(str(word), list(map(str, candidates)), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), list(map(str, candidates)), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
