@@ -1,19 +1,26 @@
-"""Start a job: a fresh process in a session of its own, with a pipe between it and its parent."""
+"""Start a job: a process in a session of its own, with a pipe between it and its parent.
+
+One run starts a new interpreter. Several runs share a nursery: a process that has imported the
+libraries once and forks a child for each job, so that a short job does not pay seconds of imports.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from recipes import record
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
+NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]))"
 LOG_FILE = "log.txt"  # what the libraries print
 
 
@@ -27,21 +34,148 @@ class Job:
 
 @dataclass
 class Running:
-    process: subprocess.Popen
+    """A worker at work. process: has pid, returncode, poll(), wait(timeout) and send_signal(), as Popen."""
+
+    process: Any
     pipe: Connection
 
 
-def start(job: Job) -> Running:
+def start(job: Job, nursery: Nursery | None = None) -> Running:
     """Start the worker. It gets the job through the pipe, and ends when the pipe's other end closes."""
     ours, theirs = socket.socketpair()
-    root = str(record.PACKAGE_FOLDER.parent)
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    with open(job.folder / LOG_FILE, "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True)  # Ctrl-C goes to the parent alone, and a whole session can be ended at once
-    theirs.close()
+    with theirs, open(job.folder / LOG_FILE, "wb") as log:
+        if nursery is not None:
+            process = nursery.fork(theirs, log)
+        else:
+            process = _python(CHILD, theirs, stdout=log, stderr=log)
     pipe = Connection(ours.detach())
     pipe.send_bytes(pickle.dumps(job))
     return Running(process, pipe)
+
+
+def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
+    """A new interpreter that knows `recipes` and holds a socket. Its own session: Ctrl-C goes to us alone."""
+    root = str(record.PACKAGE_FOLDER.parent)
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen([sys.executable, "-c", code, str(channel.fileno())], pass_fds=[channel.fileno()],
+                            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, start_new_session=True,
+                            **streams)
+
+
+# --- the nursery: the parent's side ----------------------------------------------------------------
+
+
+class Nursery:
+    """A process that forks workers. Its children end with it, and it ends with us."""
+
+    def __init__(self):
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = _python(NURSERY, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._replies = self._control.makefile("rb")
+
+    def fork(self, pipe: socket.socket, log) -> Child:
+        """A child that holds the pipe and prints to the log."""
+        status, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), theirs.fileno()])
+        return Child(int(self._replies.readline()), status)
+
+    def close(self) -> None:
+        """End it; workers that still run go too."""
+        self._replies.close()
+        self._control.close()
+        self._process.wait()
+
+
+class Child:
+    """A forked worker, with as much of Popen's interface as its supervisor uses."""
+
+    def __init__(self, pid: int, status: socket.socket):
+        self.pid, self.returncode, self._status = pid, None, status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code (negative: the signal that ended it). Raises TimeoutError."""
+        if self.returncode is None:
+            self._status.settimeout(timeout)
+            text = self._status.recv(16)
+            self.returncode = int(text) if text else -signal.SIGKILL  # the nursery is gone, and it with it
+            self._status.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except (BlockingIOError, TimeoutError):
+            return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+# --- the nursery's own side ------------------------------------------------------------------------
+
+
+def tend(descriptor: int) -> None:
+    """Import what every job needs, then fork one child for each request until the parent is gone.
+
+    CUDA must not be touched here: a process that has opened it cannot fork workers that use it.
+    """
+    import selectors
+
+    from recipes import machine, worker
+
+    control = socket.socket(fileno=descriptor)
+    worker.import_libraries(eight_bit=not machine.gpus())  # bitsandbytes opens CUDA when it is imported
+    woken, waker = socket.socketpair()
+    woken.setblocking(False)
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno())
+    children: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is woken:
+                    _reap(woken, children)
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+                if not message:  # the parent is gone: so is every worker, for its pipe has closed too
+                    os._exit(0)
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    pipe, log, status = descriptors
+                    os.setsid()
+                    for stream in (1, 2):
+                        os.dup2(log, stream)
+                    for unused in (log, status, control.fileno(), *(s.fileno() for s in children.values())):
+                        os.close(unused)
+                    worker.entry(pipe)
+                for given in descriptors[:2]:
+                    os.close(given)
+                children[pid] = socket.socket(fileno=descriptors[2])
+                control.sendall(b"%d\n" % pid)
+
+
+def _reap(woken: socket.socket, children: dict[int, socket.socket]) -> None:
+    """Tell of each child that has ended how it did."""
+    try:
+        while woken.recv(4096):
+            pass
+    except BlockingIOError:
+        pass
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        channel = children.pop(pid)
+        try:
+            channel.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+        except OSError:
+            pass  # nobody asks any more
+        channel.close()

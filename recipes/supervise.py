@@ -20,8 +20,10 @@ POLL_SECONDS = 0.2
 STEPS_FILE = "steps.jsonl"
 
 
-def run(job: launch.Job, hear: Callable) -> Record:
+def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) -> Record:
     """Run a job to its end. hear(kind, values): called for each message of the worker.
+
+    nursery: forks the worker, where many jobs are run; without one it gets a new interpreter.
 
     Returns the record that lies in the folder. Ctrl-C (KeyboardInterrupt) is an end like any other.
     Raises OSError when the folder cannot be written.
@@ -36,7 +38,7 @@ def run(job: launch.Job, hear: Callable) -> Record:
         hear(kind, values)
 
     limit = job.record.config["launch"]["timeout_seconds"]
-    running = launch.start(job)
+    running = launch.start(job, nursery)
     try:
         ended = _watch(running, listen, time.monotonic() + limit if limit else None)
     except KeyboardInterrupt:

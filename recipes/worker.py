@@ -51,6 +51,20 @@ def main(job: launch.Job, pipe: Connection) -> None:
     os._exit(code)  # all is written: no reason to take the libraries down one by one
 
 
+def import_libraries(eight_bit: bool = False) -> None:
+    """The imports that every job needs: seconds in a new interpreter, nothing where they are done."""
+    import accelerate  # noqa: F401
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+    from transformers import Trainer, TrainingArguments  # noqa: F401
+
+    import recipes.accelerate_loop
+    import recipes.trainer  # noqa: F401
+
+    if eight_bit:
+        import bitsandbytes  # noqa: F401
+
+
 def _end_with_parent(pipe: Connection) -> None:
     """The parent never speaks again, so this returns when it is gone: then go too, and leave no orphan."""
     try:
