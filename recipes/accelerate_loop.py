@@ -51,18 +51,18 @@ class Loop:
 
     def step(self, batches):
         """One optimizer step over its micro-batches. Returns the mean loss, () on the device."""
-        total = 0.0
+        losses = []
         for index, (batch, share) in enumerate(zip(batches, shares(batches))):
             last = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                total = total + forward_backward(self.accelerator, self.model, batch, share)
+                losses.append(forward_backward(self.accelerator, self.model, batch, share))
         if self.args.max_grad_norm > 0:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
-        return total
+        return sum(losses[1:], losses[0])
 
     def one_more_step(self, ledger) -> None:
         """The same step once more, under the ledger."""

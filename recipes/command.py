@@ -11,7 +11,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config, launch, record, screen, supervise, validate
@@ -56,33 +56,50 @@ def run_job(composed, conf: Path) -> str:
     """One job, from its composed configuration to the summary on the screen. Returns its status; never raises."""
     told = HydraConfig.get()
     try:
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+        folders = [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
+        cfg, outcome, problems = prepare(composed, told, folders)
     except OmegaConfBaseException as error:
         screen.say_problems([in_words(error, conf)])
         return "refused"
-    folders = [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
-    choices = dict(told.runtime.choices)
-    shape = shape_problems(values, choices, folders, conf)
-    if shape:
-        screen.say_problems(shape)
+    if cfg is None:
+        screen.say_problems(problems)
         return "refused"
-    overrides = list(told.overrides.task)
-    cfg = config.from_dict(values)
-    given = {word.lstrip("+~").split("=")[0] for word in overrides}
-    problems = validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
-    resolved = config.to_dict(cfg)
-    environment = record.environment(cfg)
-    outcome = record.Record(cfg.recipe.name, overrides, resolved,
-                            record.config_key(resolved, environment["versions"]), environment)
-    folder = Path(told.runtime.output_dir)
-    if told.mode == RunMode.MULTIRUN:
-        folder = Path(told.sweep.dir) / outcome.config_key
-    folder = folder.absolute()
+    folder = Path(told.sweep.dir) / outcome.config_key if told.mode == RunMode.MULTIRUN else Path(told.runtime.output_dir)
     try:
-        return _run_in(folder, cfg, outcome, problems)
+        return _run_in(folder.absolute(), cfg, outcome, problems)
     except OSError as error:
         screen.say_problems([_unwritable(error)])
         return "failed"
+
+
+def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, record.Record | None, list[str]]:
+    """(configuration, record to be filled, problems) of a composed job; no configuration where it has no shape.
+
+    told: Hydra's own node; folders: where it looked for menus. Raises OmegaConfBaseException for
+    interpolations that lead nowhere.
+    """
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    choices, overrides = dict(told.runtime.choices), list(told.overrides.task)
+    shape = shape_problems(values, choices, folders)
+    if shape:
+        return None, None, shape
+    cfg = config.from_dict(values)
+    given = {word.lstrip("+~").split("=")[0] for word in overrides}
+    problems = validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    resolved, environment = config.to_dict(cfg), record.environment(cfg)
+    key = record.config_key(resolved, environment["versions"])
+    return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
+
+
+def compose(conf: Path, *overrides: str) -> tuple[config.Config | None, record.Record | None, list[str]]:
+    """`prepare` for a script: what the command line with these words would run."""
+    ConfigStore.instance().store(name="schema", node=config.Config)
+    with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
+        composed = hydra.compose("config", list(overrides), return_hydra_config=True)
+    told = composed.hydra
+    with open_dict(composed):
+        del composed.hydra
+    return prepare(composed, told, [conf])
 
 
 def _run_in(folder: Path, cfg, outcome: record.Record, problems: list[str]) -> str:
@@ -104,7 +121,7 @@ def _run_in(folder: Path, cfg, outcome: record.Record, problems: list[str]) -> s
     if outcome.status == "refused":
         screen.say_problems(outcome.error.message.splitlines())
     else:
-        print(screen.summary(outcome, folder), flush=True)
+        screen.say(screen.summary(outcome, folder))
     return outcome.status
 
 
@@ -113,7 +130,7 @@ def _unwritable(error: OSError) -> str:
             "Choose another folder with hydra.run.dir=.")
 
 
-def shape_problems(values: dict, choices: dict, folders: list[Path], conf: Path) -> list[str]:
+def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
     """What `+key=`, `~menu` and `menu=null` can do to a configuration that the schema does not see."""
     problems = []
     for group in config.GROUPS:
@@ -121,8 +138,8 @@ def shape_problems(values: dict, choices: dict, folders: list[Path], conf: Path)
             problems.append(f"{group} needs one of its options: {', '.join(validate.options(group, folders))}.")
     for name, kind in config.node_types().items():
         if isinstance(values.get(name), dict):
-            problems += [unknown_key(f"{name}.{key}", conf) for key in values[name] if key not in config.node_types(kind)]
-    return problems + [unknown_key(name, conf) for name in values if name not in config.node_types()]
+            problems += [unknown_key(f"{name}.{key}") for key in values[name] if key not in config.node_types(kind)]
+    return problems + [unknown_key(name) for name in values if name not in config.node_types()]
 
 
 # --- Hydra's complaints in our words ---------------------------------------------------------------
@@ -145,18 +162,18 @@ def in_words(error: Exception, conf: Path) -> str:
         return f"'{error.override}' cannot be read as menu=option or key=value: {text.splitlines()[0]}."
     key = re.search(r"Could not override '([^'@]+)", text) or re.search(r"full_key: (\S+)", text + "\n" + cause)
     if isinstance(error, ConfigCompositionException) and key and "Could not override" in text:
-        return unknown_key(key[1], conf)
+        return unknown_key(key[1])
     wrong = re.search(r"(Value '.*?' .*?)(?:\n|$)", text + "\n" + cause)
     if key and wrong:
         return f"{key[1]}: {wrong[1].strip()}."
     missing = re.search(r"Key '([^']+)' (?:not in|is not in)", text + "\n" + cause)
     if missing and key:
-        return unknown_key(key[1], conf)
+        return unknown_key(key[1])
     first = [line.strip() for line in (text + "\n" + cause).splitlines() if line.strip()]
     return " ".join(first[:3])
 
 
-def unknown_key(key: str, conf: Path) -> str:
+def unknown_key(key: str) -> str:
     """The line for a key that does not exist."""
     kinds = config.node_types()
     key = key.lstrip("+~")

@@ -74,7 +74,7 @@ def arguments(cfg) -> dict:
         "dataloader_pin_memory": cfg.data.pin_memory and machine.device(cfg) == "cuda",
         "dataloader_num_workers": cfg.data.workers,
         "dataloader_persistent_workers": cfg.data.workers > 0,
-        "accelerator_config": {"non_blocking": True},
+        "accelerator_config": {"non_blocking": machine.device(cfg) == "cuda"},
     }
 
 

@@ -124,6 +124,14 @@ def _short(path: Path) -> str:
     return min(str(path), os.path.relpath(path), key=len)
 
 
+def say(text: str) -> None:
+    """Print on stdout. A reader that has left (`| head`) is no failure: the record holds it all."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+
+
 def say_problems(problems: list[str]) -> None:
     """Refusals, a line each, on stderr."""
     for problem in problems:

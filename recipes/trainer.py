@@ -32,13 +32,13 @@ class HeadroomTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         self.step_size = size(batches)
-        self.step_loss = 0.0
+        self.step_loss = None
         self._shares = iter(shares(batches))
         return batches, None  # the shares stand in for the Trainer's own count of items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         loss = forward_backward(self.accelerator, model, inputs, next(self._shares))
-        self.step_loss = self.step_loss + loss
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss
 
 
