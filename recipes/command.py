@@ -2,74 +2,193 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
+import sys
 from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import config, launch, record, screen, supervise, validate
+from recipes import config, launch, record, screen, supervise, sweep, validate
 
-# One run's exit code by its status; 1 for any other. A sweep counts every result as a success.
+# One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
-SWEEP_SUCCESS = {"ok", "oom", "preempted"}
 
 
 def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
     ConfigStore.instance().store(name="schema", node=config.Config)
-    statuses: list[str] = []
-    modes: set[RunMode] = set()
+    sys.argv[1:] = spelt_out(sys.argv[1:])
+    statuses: list[str] = []  # of the jobs in this process; a sweep's are in its file
+    this = sweep.new(conf)
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
     def job(composed) -> str:
-        modes.add(HydraConfig.get().mode)
-        if "interrupted" not in statuses:  # Ctrl-C ends a sweep, not one of its jobs
-            statuses.append(run_job(composed, conf))
+        told = HydraConfig.get()
+        if told.mode == RunMode.MULTIRUN:
+            if "interrupted" in statuses or sweep.MISSPELT in statuses:  # ends the sweep, not one of its jobs
+                return statuses[-1]
+            statuses.append(run_in_sweep(composed, told, this, Path(told.sweep.dir).absolute()))
+        else:
+            statuses.append(run_alone(composed, told, conf))
         return statuses[-1]
 
     try:
         job()
-    except KeyboardInterrupt:  # before a job had begun
+    except KeyboardInterrupt:  # before a job had begun, or between two of them
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
         screen.say_problems([in_words(error, conf)])
-        statuses.append("refused")
-        modes.clear()  # nothing has started, also in a sweep
+        return EXIT_CODES["refused"]  # nothing has started, also in a sweep
     except OSError as error:
         screen.say_problems([_unwritable(error)])
-        statuses.append("refused")
-        modes.clear()
-    if "interrupted" in statuses or RunMode.MULTIRUN not in modes:
-        return EXIT_CODES.get(statuses[-1], 1) if statuses else 0
-    return 0 if set(statuses) <= SWEEP_SUCCESS else 1
+        return EXIT_CODES["refused"]
+    folder = sweep_folder(sys.argv[1:])
+    if folder is not None:
+        return conclude(this, folder, statuses)
+    return EXIT_CODES.get(statuses[-1], 1) if statuses else 0
 
 
-def run_job(composed, conf: Path) -> str:
-    """One job, from its composed configuration to the summary on the screen. Returns its status; never raises."""
-    told = HydraConfig.get()
+def spelt_out(words: list[str]) -> list[str]:
+    """A sweep's command line with its folder and its repeats said in Hydra's words; any other as it is.
+
+    `measure.repeats=N` means all jobs once, then all again. Hydra's first swept word changes slowest, so
+    the repeat goes in front.
+    """
+    if not {"-m", "--multirun"} & set(words):
+        return words
+    if sweep_folder(words) is None:
+        words = [*words, f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}"]
+    repeats = [word.split("=", 1)[1] for word in words if word.startswith("measure.repeats=")]
+    if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
+        words = [f"measure.repeat=range({repeats[-1]})", *words]
+    return words
+
+
+def sweep_folder(words: list[str]) -> Path | None:
+    """The sweep's folder that a command line names, or None."""
+    named = [word.split("=", 1)[1].strip("'\"") for word in words if word.startswith("hydra.sweep.dir=")]
+    return Path(named[-1]).absolute() if named and {"-m", "--multirun"} & set(words) else None
+
+
+def run_alone(composed, told, conf: Path) -> str:
+    """One run, from its composed configuration to the summary on the screen. Returns its status; never raises."""
     try:
-        folders = [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
-        cfg, outcome, problems = prepare(composed, told, folders)
+        cfg, outcome, problems = prepare(composed, told, _folders(told))
     except OmegaConfBaseException as error:
-        screen.say_problems([in_words(error, conf)])
-        return "refused"
+        cfg, problems = None, [in_words(error, conf)]
     if cfg is None:
         screen.say_problems(problems)
         return "refused"
-    folder = Path(told.sweep.dir) / outcome.config_key if told.mode == RunMode.MULTIRUN else Path(told.runtime.output_dir)
+    if cfg.measure.repeats > 1:
+        problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
+    folder = Path(told.runtime.output_dir).absolute()
+    if (folder / record.FILE_NAME).exists():
+        screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
+        return "refused"
     try:
-        return _run_in(folder.absolute(), cfg, outcome, problems)
+        outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
     except OSError as error:
         screen.say_problems([_unwritable(error)])
         return "failed"
+    if outcome.status == "refused":
+        screen.say_problems(outcome.error.message.splitlines())
+    else:
+        screen.say(screen.summary(outcome, folder))
+    return outcome.status
+
+
+def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
+    """One job of a sweep, or what an earlier run of it left. Returns its status; never raises."""
+    number = int(told.job.num)
+    try:
+        cfg, outcome, problems = prepare(composed, told, _folders(told))
+    except OmegaConfBaseException as error:
+        cfg, outcome, problems = None, None, [in_words(error, this.conf)]
+    if cfg is None:
+        screen.say_problems(problems)
+        this.note(folder, number, "", sweep.MISSPELT)
+        return sweep.MISSPELT
+    outcome.environment |= sweep.stage(told)
+    alone = outcome.environment["jobs_at_once"] == 1
+    jobs, swept = sweep.plan(hydra_words(), GlobalHydra.instance().config_loader()) if alone else (None, set())
+    words = [word for word in outcome.overrides if word.lstrip("+").split("=")[0] in swept or not swept]
+    place = folder / outcome.config_key
+    try:
+        before = sweep.settled(place)
+        if before is None:
+            display = screen.Screen(" ".join(words), number + 1, jobs, quiet=not alone)
+            outcome = run_in(place, cfg, outcome, problems, display, None if problems else sweep.nursery())
+        else:
+            outcome = before
+        screen.say(screen.line(outcome, number + 1, words, before is not None))
+        this.note(folder, number, outcome.config_key, outcome.status)
+    except OSError as error:
+        screen.say_problems([_unwritable(error, "hydra.sweep.dir")])
+        return "failed"
+    return outcome.status
+
+
+def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], display: screen.Screen,
+           nursery: launch.Nursery | None = None) -> record.Record:
+    """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if problems:
+        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
+        record.write(outcome, folder)
+        return outcome
+    outcome.warnings = validate.warnings(cfg)
+    with display:
+        for line in outcome.warnings:
+            display.warn(line)
+        return supervise.run(launch.Job(outcome, folder), display.hear, nursery)
+
+
+def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
+    """The end of a sweep: its table and pictures, which jobs did not come to a result, and the exit code."""
+    from recipes import report
+
+    jobs = this.jobs(folder)
+    ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
+    if sweep.MISSPELT in ended:
+        return EXIT_CODES["refused"]
+    if jobs:
+        try:
+            paths = report.make([folder], folder)
+            screen.say(report.for_screen([folder]))
+            screen.say(f"Table and pictures: {', '.join(str(p) for p in paths)}")
+        except OSError as error:
+            screen.say_problems([_unwritable(error, "hydra.sweep.dir")])
+            ended.add("failed")
+    bad = [job for job in jobs if job["status"] not in sweep.SUCCESS]
+    for job in bad:
+        screen.say(f"{job['status']}: {folder / job['key']}")
+    if "interrupted" in statuses or any(job["status"] not in sweep.STANDS for job in bad):
+        screen.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
+    if "interrupted" in statuses:
+        return EXIT_CODES["interrupted"]
+    return 0 if ended <= sweep.SUCCESS else 1
+
+
+def hydra_words() -> list[str]:
+    """The overrides on the command line, without Hydra's flags."""
+    from hydra._internal.utils import get_args_parser
+
+    return get_args_parser().parse_args().overrides
+
+
+def _folders(told) -> list[Path]:
+    """The folders in which Hydra looked for menus."""
+    return [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
 
 
 def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, record.Record | None, list[str]]:
@@ -102,32 +221,9 @@ def compose(conf: Path, *overrides: str) -> tuple[config.Config | None, record.R
     return prepare(composed, told, [conf])
 
 
-def _run_in(folder: Path, cfg, outcome: record.Record, problems: list[str]) -> str:
-    """Refuse or run a job in its folder. Raises OSError when the folder cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / record.FILE_NAME).exists():
-        screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
-        return "refused"
-    if problems:
-        screen.say_problems(problems)
-        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
-        record.write(outcome, folder)
-        return "refused"
-    outcome.warnings = validate.warnings(cfg)
-    with screen.Screen() as display:
-        for line in outcome.warnings:
-            display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder), display.hear)
-    if outcome.status == "refused":
-        screen.say_problems(outcome.error.message.splitlines())
-    else:
-        screen.say(screen.summary(outcome, folder))
-    return outcome.status
-
-
-def _unwritable(error: OSError) -> str:
+def _unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
     return (f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
-            "Choose another folder with hydra.run.dir=.")
+            f"Choose another folder with {key}=.")
 
 
 def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:

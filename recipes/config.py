@@ -147,6 +147,8 @@ class Save:
 class Measure:
     warmup_steps: int = at_least(0)
     ledger: bool = UNSET
+    repeats: int = at_least(1)
+    repeat: int = at_least(0)
 
 
 @dataclass

@@ -81,6 +81,10 @@ class Nursery:
             socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), theirs.fileno()])
         return Child(int(self._replies.readline()), status)
 
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End it; workers that still run go too."""
         self._replies.close()

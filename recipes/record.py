@@ -136,9 +136,12 @@ def environment(cfg) -> dict:
 def config_key(config: dict, versions: dict) -> str:
     """Twelve hex digits that name a job: same configuration and same libraries, same key.
 
-    How a job is started (`launch`) is left out, except a pretended memory size, which changes the result.
+    How a job is started (`launch`), watched and repeated is left out, except what changes its result: a
+    pretended memory size, and which repeat it is.
     """
-    told = {**config, "launch": {"memory_limit_gib": config["launch"]["memory_limit_gib"]}}
+    told = {key: value for key, value in config.items() if key not in ("launch", "tracker")}
+    told["measure"] = {key: value for key, value in config["measure"].items() if key != "repeats"}
+    told["launch"] = {"memory_limit_gib": config["launch"]["memory_limit_gib"]}
     text = json.dumps([told, versions], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

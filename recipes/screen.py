@@ -14,17 +14,24 @@ PARTS = (("weights", "parameters"), ("gradients", "gradients"), ("optimizer stat
 
 
 class Screen:
-    """Draws a job's progress on stderr; a plain line now and then where stderr is no terminal."""
+    """Draws a job's progress on stderr; a plain line now and then where stderr is no terminal.
 
-    def __init__(self):
+    words, number, jobs: which job of a sweep this is, and of how many. quiet: draw nothing, for jobs
+    side by side, whose bars would write over one another.
+    """
+
+    def __init__(self, words: str = "", number: int = 0, jobs: int | None = None, quiet: bool = False):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.sweeping, self.quiet = number > 0, quiet
+        self.head = f"{number}{f'/{jobs}' if jobs else ''}  {words}  " if self.sweeping else ""
         self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(), console=self.console, transient=True, refresh_per_second=5)
-        self.task = self.progress.add_task("starting", total=None, text="")
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=30),
+            TextColumn("{task.fields[text]}"), TimeElapsedColumn(), console=self.console, transient=True,
+            refresh_per_second=5, disable=quiet)
+        self.task = self.progress.add_task(self.head + "starting", total=None, text="")
         self.total = 0
 
     def __enter__(self):
@@ -38,19 +45,31 @@ class Screen:
         """A message of the worker: phase, progress or warning."""
         if kind == "phase":
             self.total = values.get("total", 0)
-            self.progress.reset(self.task, description=values["name"], total=self.total or None, text="")
+            self.progress.reset(self.task, description=self.head + values["name"], total=self.total or None, text="")
         elif kind == "progress":
             text = (f"{values['step']}/{self.total}  loss {values['loss']:.4f}  "
                     f"{values['samples_per_second']:.1f} samples/s")
             self.progress.update(self.task, completed=values["step"], text=text)
-            if not self.console.is_terminal:
+            if not self.console.is_terminal and not self.sweeping:
                 self.console.print(text)
         elif kind == "warning":
             self.warn(values["text"])
 
     def warn(self, text: str) -> None:
         """A line that deserves a look but stops nothing."""
-        self.console.print(f"warning: {text}", style="yellow", markup=False)
+        if not self.quiet:
+            self.console.print(f"warning: {text}", style="yellow", markup=False)
+
+
+def line(outcome: Record, number: int, words: list[str], before: bool) -> str:
+    """A job of a sweep in one line. before: it was done by an earlier run."""
+    memory = outcome.memory
+    used = memory.device_used_bytes or memory.peak_tensor_bytes
+    said = [f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
+            f"{used / MIB:.0f} MiB" if used else "",
+            outcome.error.message.splitlines()[0] if outcome.error else "",
+            "(done before)" if before else ""]
+    return f"{number:>3}  {outcome.status:<12}{' '.join(words)}  {'  '.join(filter(None, said))}".rstrip()
 
 
 def summary(outcome: Record, folder: Path) -> str:
