@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes import record
+from recipes import machine, record
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
-NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]))"
+NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
 LOG_FILE = "log.txt"  # what the libraries print
 
 
@@ -71,7 +71,9 @@ class Nursery:
     def __init__(self):
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._process = _python(NURSERY, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # bitsandbytes opens CUDA when it is imported, and CUDA does not survive a fork.
+            code = NURSERY.format(eight_bit=not machine.gpus() and machine.has("bitsandbytes"))
+            self._process = _python(code, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._replies = self._control.makefile("rb")
 
     def fork(self, pipe: socket.socket, log) -> Child:
@@ -121,17 +123,17 @@ class Child:
 # --- the nursery's own side ------------------------------------------------------------------------
 
 
-def tend(descriptor: int) -> None:
+def tend(descriptor: int, eight_bit: bool) -> None:
     """Import what every job needs, then fork one child for each request until the parent is gone.
 
-    CUDA must not be touched here: a process that has opened it cannot fork workers that use it.
+    CUDA and NVML must not be touched here: a process that has opened them cannot fork workers that use them.
     """
     import selectors
 
-    from recipes import machine, worker
+    from recipes import worker
 
     control = socket.socket(fileno=descriptor)
-    worker.import_libraries(eight_bit=not machine.gpus())  # bitsandbytes opens CUDA when it is imported
+    worker.import_libraries(eight_bit)
     woken, waker = socket.socketpair()
     woken.setblocking(False)
     waker.setblocking(False)

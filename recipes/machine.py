@@ -16,7 +16,6 @@ from pathlib import Path
 class Gpu:
     """A GPU as NVML names it. `capability` is (major, minor); `memory_bytes` the whole device's."""
 
-    index: int
     uuid: str
     name: str
     memory_bytes: int
@@ -60,25 +59,38 @@ def gpus() -> tuple[Gpu, ...]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
-    found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(Gpu(
-            index=index,
-            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-            name=_text(pynvml.nvmlDeviceGetName(handle)),
-            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        ))
+    everything = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     if visible is None:
-        return tuple(found)
+        return tuple(everything)
     chosen = []
     for word in (w.strip() for w in visible.split(",")):
-        match = [g for g in found if str(g.index) == word or (word and g.uuid.startswith(word))]
+        match = [g for i, g in enumerate(everything) if str(i) == word or (word and g.uuid.startswith(word))]
+        if not match and word.startswith("MIG-"):  # a slice of a GPU has a handle of its own
+            match = [_gpu(pynvml.nvmlDeviceGetHandleByUUID(word))]
         if not match:  # CUDA, too, stops at the first name that it does not know
             break
         chosen.append(match[0])
     return tuple(chosen)
+
+
+def _gpu(handle) -> Gpu:
+    import pynvml
+
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
+    return Gpu(
+        uuid=uuid,
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(whole)),
+    )
+
+
+def nvml_handle():
+    """NVML's handle of the GPU that a job runs on: the first visible one."""
+    import pynvml
+
+    return pynvml.nvmlDeviceGetHandleByUUID(gpus()[0].uuid)
 
 
 def _text(value: str | bytes) -> str:

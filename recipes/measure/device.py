@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -16,22 +18,22 @@ BUSY_BYTES = 600 * MIB  # an idle GPU shows up to about 500 MiB that the driver 
 
 def nvml_used_bytes() -> int | None:
     """Memory in use on the job's GPU, by every process together; None without one."""
-    visible = machine.gpus()
-    if not visible:
+    if not machine.gpus():
         return None
     import pynvml
 
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(visible[0].index)).used)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(machine.nvml_handle()).used)
 
 
 def others_on_device() -> list[int]:
     """Process ids of other programs that compute on the job's GPU (empty inside most containers)."""
-    import os
-
     import pynvml
 
-    handle = pynvml.nvmlDeviceGetHandleByIndex(machine.gpus()[0].index)
-    return [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid != os.getpid()]
+    try:
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(machine.nvml_handle())
+    except pynvml.NVMLError:  # not every system tells
+        return []
+    return [process.pid for process in running if process.pid != os.getpid()]
 
 
 def host_peak_rss_bytes() -> int:
@@ -44,7 +46,9 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak FLOP/s of a device in a precision's arithmetic; None for a device that the table lacks."""
     row = {"bf16_pure": "bf16"}.get(precision, precision)
     table = yaml.safe_load(Path(__file__).with_name("peaks.yaml").read_text())
+    if "Laptop" in device_name:  # the same name, another chip
+        return None
     for device in table:
-        if device["name"] in device_name:
+        if re.search(rf"\b{device['name']}\b", device_name):
             return device[row] * 1e12 if row in device else None
     return None

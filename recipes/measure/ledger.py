@@ -75,7 +75,8 @@ class Ledger(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor, kind: str, given: bool = False) -> Storage | None:
         """Enter a tensor's storage into the log if it is new."""
-        if tensor.device.type != self.device.type or tensor.layout is not torch.strided:
+        here = tensor.device.type == self.device.type or getattr(tensor, "is_paged", False)  # bitsandbytes' paged states
+        if not here or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata
