@@ -26,4 +26,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while still importing: nothing has begun
+        sys.exit(130)

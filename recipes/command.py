@@ -66,12 +66,14 @@ def spelt_out(words: list[str]) -> list[str]:
     """
     if not {"-m", "--multirun"} & set(words):
         return words
-    if sweep_folder(words) is None:
-        words = [*words, f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}"]
+    first = next((i for i, word in enumerate(words) if "=" in word and not word.startswith("-")), len(words))
     repeats = [word.split("=", 1)[1] for word in words if word.startswith("measure.repeats=")]
+    added = []  # beside the first override: the command line's parser wants them all in one place
     if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
-        words = [f"measure.repeat=range({repeats[-1]})", *words]
-    return words
+        added.append(f"measure.repeat=range({repeats[-1]})")
+    if sweep_folder(words) is None:
+        added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")
+    return [*words[:first], *added, *words[first:]]
 
 
 def sweep_folder(words: list[str]) -> Path | None:

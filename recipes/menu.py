@@ -37,6 +37,10 @@ def describe(conf: Path) -> str:
         for name in names:
             first = (conf / group / f"{name}.yaml").read_text().splitlines()[0]
             lines.append(f"  {name:<16}{first.removeprefix('#').strip()}")
+    for folder in sorted(p for p in (conf / "experiment").glob("*") if p.is_dir()):
+        lines.append(f"+experiment/{folder.name}=   (a whole configuration; 'glob(*)' with -m runs them all)")
+        for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
+            lines.append(f"  {path.stem:<42}{_row(path.read_text())}")
     lines.append("\nKeys:")
     section = ""
     for line in (conf / "config.yaml").read_text().split("\nbatch:")[1].split("\nhydra:")[0].splitlines():
@@ -50,6 +54,11 @@ def describe(conf: Path) -> str:
             full = key if not line.startswith(" ") else f"{section}.{key}"
             lines.append(f"  {full + '=' + value.strip():<32}{comment.strip()}")
     return "\n".join(lines) + FOOT
+
+
+def _row(text: str) -> str:
+    """The comment under an experiment's `@package` line."""
+    return text.splitlines()[1].removeprefix("#").strip()
 
 
 def _order(name: str):
