@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,7 +27,26 @@ def main() -> int:
     return command.run(CONF)
 
 
+def open_streams() -> None:
+    """Give a closed stdin, stdout or stderr the null device: a socket in its place would be overwritten."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            setattr(sys, ("stdin", "stdout", "stderr")[descriptor], open(descriptor, "r" if descriptor == 0 else "w"))
+
+
+def stop(*_) -> None:
+    """SIGTERM (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does, with a record."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    open_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to be left alone
+            signal.signal(number, stop)
     try:
         sys.exit(main())
     except KeyboardInterrupt:  # while still importing: nothing has begun

@@ -20,7 +20,7 @@ class Loop:
         from accelerate import Accelerator
         from transformers import get_scheduler
 
-        self.args = args
+        self.args, self.rows = args, rows
         self.accelerator = Accelerator(**accelerator_arguments(args))
         checkpointing.apply(cfg, model)
         loader = data.loader(rows.train, rows.collate, args, args.per_device_train_batch_size, shuffle=True)
@@ -64,12 +64,14 @@ class Loop:
         self.optimizer.zero_grad()
         return sum(losses[1:], losses[0])
 
-    def one_more_step(self, ledger) -> None:
-        """The same step once more, under the ledger."""
-        batches = next(chunks(self.loader, self.args.gradient_accumulation_steps))
+    def one_more_step(self, ledger) -> int:
+        """The same step once more, on the largest batches there are, under the ledger. Returns its tokens."""
+        loader = self.accelerator.prepare(data.largest(self.rows, self.args))
+        batches = next(chunks(loader, self.args.gradient_accumulation_steps))
         self.model.train()
         with ledger:
             self.step(batches)
+        return size(batches)[1]
 
 
 def chunks(loader, size: int):

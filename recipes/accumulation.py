@@ -13,6 +13,9 @@ def resolve(cfg) -> list[str]:
     if cfg.batch.effective % cfg.batch.per_device:
         return [f"batch.effective={cfg.batch.effective} is not a multiple of batch.per_device="
                 f"{cfg.batch.per_device}. Change one of them."]
+    if cfg.accumulation.steps != 1:
+        return [f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation.steps="
+                f"{cfg.accumulation.steps} sets it too. Leave one of them out."]
     cfg.accumulation.steps = cfg.batch.effective // cfg.batch.per_device
     return []
 

@@ -94,7 +94,7 @@ def run_alone(composed, told, conf: Path) -> str:
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
     folder = Path(told.runtime.output_dir).absolute()
-    if (folder / record.FILE_NAME).exists():
+    if occupied(folder):
         screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
         return "refused"
     try:
@@ -107,6 +107,16 @@ def run_alone(composed, told, conf: Path) -> str:
     else:
         screen.say(screen.summary(outcome, folder))
     return outcome.status
+
+
+def occupied(folder: Path) -> bool:
+    """Whether a folder holds a run's record; a refusal trained nothing and may be replaced."""
+    try:
+        return record.read(folder).status != "refused"
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):  # not a record that we can read: not ours to overwrite
+        return True
 
 
 def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
@@ -167,9 +177,10 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
         try:
             paths = report.make([folder], folder)
             screen.say(report.for_screen([folder]))
-            screen.say(f"Table and pictures: {', '.join(str(p) for p in paths)}")
-        except OSError as error:
-            screen.say_problems([_unwritable(error, "hydra.sweep.dir")])
+            screen.say(f"Table and pictures: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+        except Exception as error:  # the records are safe, and the report can be made again from them
+            screen.say_problems([f"the report could not be made ({type(error).__name__}: {error}). Once that is mended: "
+                                 f"python scripts/report.py {folder}"])
             ended.add("failed")
     bad = [job for job in jobs if job["status"] not in sweep.SUCCESS]
     for job in bad:
@@ -206,7 +217,8 @@ def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, 
         return None, None, shape
     cfg = config.from_dict(values)
     given = {word.lstrip("+~").split("=")[0] for word in overrides}
-    problems = validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    problems = validate.unused_keys(values, choices, folders) + validate.set_by_menu(given)
+    problems += validate.validate(cfg, given) if not problems else []
     resolved, environment = config.to_dict(cfg), record.environment(cfg)
     key = record.config_key(resolved, environment["versions"])
     return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
@@ -261,6 +273,9 @@ def in_words(error: Exception, conf: Path) -> str:
     key = re.search(r"Could not override '([^'@]+)", text) or re.search(r"full_key: (\S+)", text + "\n" + cause)
     if isinstance(error, ConfigCompositionException) and key and "Could not override" in text:
         return unknown_key(key[1])
+    nowhere = re.search(r"Interpolation key '([^']+)' not found", text)
+    if nowhere and key:
+        return f"{key[1]}: ${{{nowhere[1]}}} leads to no key."
     wrong = re.search(r"(Value '.*?' .*?)(?:\n|$)", text + "\n" + cause)
     if key and wrong:
         return f"{key[1]}: {wrong[1].strip()}."

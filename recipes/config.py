@@ -44,12 +44,14 @@ class Recipe:
 @dataclass
 class Model:
     name: str = UNSET
-    family: str = one_of("bert", "gpt2", "llama")
+    family: str = one_of("bert", "gpt2", "llama", "mixtral")
     layers: int = at_least(1)
     width: int = at_least(1)
     heads: int = at_least(1)
     kv_heads: int = at_least(1)
     feed_forward: int = at_least(1)
+    experts: int = at_least(1)
+    experts_per_token: int = at_least(1)
     vocab: int = at_least(2)
     positions: int = at_least(1)
     classes: int = at_least(1)
@@ -127,7 +129,7 @@ class Train:
     max_grad_norm: float = at_least(0)
     schedule: str = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial")
     warmup_steps: int = at_least(0)
-    seed: int = at_least(0)
+    seed: int = field(default=UNSET, metadata={"minimum": 0, "below": 2**32})  # what NumPy takes
     log_seconds: float = at_least(0)
 
 
@@ -136,6 +138,8 @@ class Eval:
     enabled: bool = UNSET
     batch: int = at_least(1)
     precision: Optional[str] = one_of("fp16", "bf16", None)
+    window: Optional[int] = at_least(2)
+    stride: Optional[int] = at_least(1)
 
 
 @dataclass

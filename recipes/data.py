@@ -6,19 +6,19 @@ Shapes: B batch, T tokens. A row has `input_ids` (T,) and `labels`: () for class
 
 from __future__ import annotations
 
-import glob
+import itertools
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
-from recipes import machine
+from recipes import datafiles, machine
+from recipes.datafiles import BYTE_VOCAB
 from recipes.refusal import Refusal
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
-BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # the guide's range of random ids
-SUFFIXES = {".txt": "text", ".jsonl": "json", ".csv": "csv"}  # suffix -> the loader in datasets
+TASKS = {"source": "language_modelling", "wikitext": "language_modelling", "mrpc": "classification"}  # the others: any
 
 
 @dataclass
@@ -44,20 +44,21 @@ def problems(cfg) -> list[str]:
     if not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB and (data.name == "source" or data.tokenizer == "bytes"):
         found.append(f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. "
                      "Type model.vocab=512.")
-    if data.name != "text":
-        return found
-    if data.path is None:
-        return found + ["data=text needs data.path=: a file, a folder or a pattern of .txt, .jsonl or .csv files."]
+    if data.name == "text" and data.path is None:
+        return found + ["data=text needs data.path=: a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet "
+                        "files."]
     for key in ("path", "eval_path"):
         value = getattr(data, key)
         if value is not None:
             try:
-                _files(value, f"data.{key}")
+                files = (datafiles.splits(data.name, value) if data.name in datafiles.PUBLISHED
+                         else datafiles.find(value, f"data.{key}"))
+                if data.task == "classification" and files[0].suffix == ".txt":
+                    found.append(f"data.task=classification needs labels, and a .txt file has none: data.{key}={value}. "
+                                 "Give a .jsonl, .csv or .parquet file with the columns "
+                                 f"{data.text_column} and {data.label_column}.")
             except Refusal as refusal:
                 found.append(str(refusal))
-    if not found and data.task == "classification" and _files(data.path, "data.path")[0].suffix == ".txt":
-        found.append("data.task=classification needs labels, and a .txt file has none. Give a .jsonl or .csv file "
-                     f"with the columns {data.text_column} and {data.label_column}.")
     return found
 
 
@@ -82,8 +83,13 @@ def arguments(cfg) -> dict:
 
 
 def build(cfg, task: str, vocab: int) -> Data:
-    """The rows of the chosen data set. vocab: the model's. Raises Refusal for files that cannot be used."""
-    return {"dummy": _dummy, "source": _source, "text": _text}[cfg.data.name](cfg, task, vocab)
+    """The rows of the chosen data set. vocab: the model's. Raises Refusal for data that cannot be used."""
+    kind = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
+    built = kind[cfg.data.name](cfg, task, vocab)
+    if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
+        raise Refusal("eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
+                      "none here. Leave them out.")
+    return built
 
 
 def _dummy(cfg, task: str, vocab: int) -> Data:
@@ -107,158 +113,120 @@ def _source(cfg, task: str, vocab: int) -> Data:
     """Blocks of bytes from the interpreter's own library. Files, not blocks, are split for evaluation."""
     import numpy
 
-    root = Path(sysconfig.get_paths()["stdlib"])
+    root, length = Path(sysconfig.get_paths()["stdlib"]), cfg.data.seq_len
     paths = sorted(p for p in root.rglob("*.py") if not {"site-packages", "dist-packages", "test"} & set(p.parts))
     if not paths:
         raise Refusal(f"data=source found no Python file in {root}. Choose data=text with data.path=.")
 
-    def rows(files, count):
+    def rows(files, count, window, stride):
         text = b"\0".join(path.read_bytes() for path in files)
         tokens = numpy.frombuffer(text, dtype=numpy.uint8).astype(numpy.int64) + 1
         tokens[tokens == 1] = 0  # the zero byte between files is the end of a text
-        blocks = len(tokens) // cfg.data.seq_len
+        blocks = len(tokens) // length
         if count > blocks:
-            raise Refusal(f"the library here holds {blocks} sequences of data.seq_len={cfg.data.seq_len}, and {count} "
+            raise Refusal(f"the library here holds {blocks} sequences of data.seq_len={length}, and {count} "
                           f"were asked for. Type data.samples={blocks} or a smaller data.seq_len.")
-        ids = tokens[: blocks * cfg.data.seq_len].reshape(blocks, -1)
-        ids = ids[numpy.linspace(0, blocks - 1, count).astype(int)]  # spread over the whole library
-        return _dataset(ids, ids)
+        starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # spread over the whole library
+        return windows(tokens, window, stride, [(start, start + length) for start in starts])
 
     every = 10  # each tenth file is kept for the evaluation
-    train = rows([p for i, p in enumerate(paths) if i % every], cfg.data.samples)
-    held_out = rows(paths[::every], cfg.data.eval_samples) if cfg.data.eval_samples else None
-    return Data(task, train, held_out, stack, BYTE_VOCAB)
+    train = rows([p for i, p in enumerate(paths) if i % every], cfg.data.samples, length, length)
+    held_out = rows(paths[::every], cfg.data.eval_samples, *window_and_stride(cfg)) if cfg.data.eval_samples else None
+    pad = stack if window_and_stride(cfg) == (length, length) else Padding(1, length, 0, with_mask=False)
+    return Data(task, train, held_out, pad, BYTE_VOCAB)
 
 
 def _text(cfg, task: str, vocab: int) -> Data:
-    """The user's files, tokenised: one row a text (classification) or packed blocks (language modelling)."""
+    """The user's files."""
     data = cfg.data
-    encode, end, size, tokenizer = _tokenizer(data.tokenizer)
-    texts = _read(data, _files(data.path, "data.path"), task)
+    keys = {data.text_column: "data.text_column"}
+    if task == "classification":
+        keys[data.label_column] = "data.label_column"
+    columns = {column: "text" if key == "data.text_column" else "label" for column, key in keys.items()}
+
+    def read(key):
+        pattern = getattr(data, key)
+        return datafiles.read(datafiles.find(pattern, f"data.{key}"), columns, f"data.{key}={pattern}",
+                              lambda column: f"Name the right one with {keys[column]}=.")
+
+    texts, held_out = read("path"), None
     if data.eval_path:
-        held_out = _read(data, _files(data.eval_path, "data.eval_path"), task)
+        held_out = read("eval_path")
     elif data.eval_fraction and len(texts) > 1:
         split = texts.train_test_split(test_size=data.eval_fraction, seed=cfg.train.seed)
         texts, held_out = split["train"], split["test"]
-    else:
-        held_out = None
+    return _from_texts(cfg, task, texts, held_out)
+
+
+def _published(cfg, task: str, vocab: int) -> Data:
+    """A data set of the hub, or files of the same form. The rows of wikitext are the lines of one long text."""
+    texts, held_out = datafiles.published(cfg.data.name, cfg.data.path)
+    return _from_texts(cfg, task, texts, held_out, one_text=task == "language_modelling")
+
+
+def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data:
+    """Tokenised: one row a text or pair (classification) or packed blocks (language modelling)."""
+    from recipes.model import ENCODERS
+
+    data, names = cfg.data, []
+    tokens = datafiles.Tokens(data.tokenizer)
     if task == "classification":
-        names = _labels(texts, held_out)
-        rows = lambda part: _classified(part, encode, data.seq_len, names)  # noqa: E731
+        names = datafiles.label_names(texts, held_out)
+        # Only encoders tell the two texts of a pair apart by types; trained weights come with their own tokenizer.
+        with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
+
+        def rows(part, count, *_):
+            made = datafiles.classified(part, tokens, data.seq_len, names, with_types)
+            return made if count is None else made.select(range(min(count, len(made))))
     else:
-        names = []
-        rows = lambda part: _packed(part, encode, end, data.seq_len)  # noqa: E731
-    train = rows(texts)
-    if data.samples is not None:
-        train = train.select(range(min(data.samples, len(train))))
+        def rows(part, count, window, stride):
+            ids = datafiles.stream(part, tokens, one_text)
+            return windows(ids if count is None else ids[:count * data.seq_len], window, stride)
+
+    train = rows(texts, data.samples, data.seq_len, data.seq_len)
     if not len(train):
         raise Refusal(f"data.path={data.path} holds no text of two tokens or more.")
-    held_out = rows(held_out) if held_out is not None else None
-    pad = Padding(data.pad_to_multiple_of, data.seq_len, end, with_mask=task == "classification")
-    return Data(task, train, held_out if held_out is not None and len(held_out) else None, pad, size,
-                len(names), end, tokenizer)
+    held_out = rows(held_out, data.eval_samples, *window_and_stride(cfg)) if held_out is not None else None
+    pad = Padding(data.pad_to_multiple_of, data.seq_len, tokens.end, with_mask=task == "classification")
+    held_out = held_out if held_out is not None and len(held_out) else None
+    return Data(task, train, held_out, pad, tokens.vocab, len(names), tokens.end, tokens.tokenizer)
+
+
+def window_and_stride(cfg) -> tuple[int, int]:
+    """Tokens in a window of the evaluation, and tokens by which it moves on."""
+    window = cfg.eval.window or cfg.data.seq_len
+    return window, cfg.eval.stride or window
+
+
+def windows(tokens, window: int, stride: int, spans=None):
+    """Rows that score each token of the spans once, with as much context before it as the windows hold.
+
+    tokens: (N,) ids. spans: (first, last) places of what is to be scored; None: all of it.
+    A window of at most `window` tokens moves on by `stride`. The labels of what an earlier window has scored, or
+    of what stands before the span, are IGNORED. A row's first token has nothing to be predicted from: without
+    overlap (stride = window) those stay unscored, with overlap only the very first of all tokens.
+    """
+    ids, labels = [], []
+    for first, last in spans or [(0, len(tokens))]:
+        done = first
+        for begin in itertools.count(max(0, first - (window - stride)), stride):
+            end = min(begin + window, last)
+            if end - begin < 2:  # one token predicts nothing
+                break
+            ids.append(tokens[begin:end])
+            labels.append(ids[-1].copy())
+            labels[-1][:done - begin] = IGNORED
+            done = end
+            if end == last:
+                break
+    return _dataset(ids, labels)
 
 
 def _dataset(ids, labels):
-    """Arrays (N, T) and (N,) or (N, T) as a datasets.Dataset in the torch format."""
+    """Rows of ids (T,), of one length or not, and their labels () or (T,), as a datasets.Dataset in the torch format."""
     import datasets
 
     return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")
-
-
-def _files(pattern: str, key: str) -> list[Path]:
-    """The files that a path, a folder or a pattern names; all of one kind."""
-    path = Path(pattern).expanduser()
-    if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES)
-    elif path.exists():
-        found = [path]
-    else:
-        found = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    if not found:
-        raise Refusal(f"{key}={pattern}: " + ("the folder holds no .txt, .jsonl or .csv file." if path.is_dir()
-                                              else "there is no such file or folder."))
-    kinds = {p.suffix for p in found}
-    if len(kinds) > 1 or kinds - set(SUFFIXES):
-        raise Refusal(f"{key}={pattern}: the files are {', '.join(sorted(kinds))}; give one kind out of "
-                      ".txt, .jsonl and .csv.")
-    return found
-
-
-def _read(data, files: list[Path], task: str):
-    """The texts, and their labels where the task has them, as a datasets.Dataset. A .txt file's lines are texts."""
-    import datasets
-    from datasets.exceptions import DatasetGenerationError
-
-    wanted = [data.text_column] + ([data.label_column] if task == "classification" else [])
-    if files[0].suffix == ".txt":
-        if task == "classification":
-            raise Refusal(f"data.path={data.path} has no labels. Give a .jsonl or .csv file with the columns "
-                          f"{data.text_column} and {data.label_column}.")
-        wanted = ["text"]
-    try:
-        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=[str(f) for f in files], split="train")
-    except (DatasetGenerationError, ValueError, OSError) as error:
-        cause = error.__cause__ or error
-        raise Refusal(f"data.path={data.path} cannot be read: {str(cause).strip().splitlines()[0]}") from error
-    for column, key in zip(wanted, ("data.text_column", "data.label_column")):
-        if column not in rows.column_names:
-            raise Refusal(f"data.path={data.path} has no column {column}: it has {', '.join(rows.column_names)}. "
-                          f"Name the right one with {key}=.")
-    rows = rows.select_columns(wanted).rename_columns(dict(zip(wanted, ("text", "label"))))
-    return rows.filter(lambda row: bool(row["text"]) and row.get("label", 0) is not None)
-
-
-def _tokenizer(name: str):
-    """(encode, end-of-text id, vocabulary size, tokenizer or None) of `bytes`, a folder or a hub id."""
-    if name == "bytes":
-        return lambda text: [b + 1 for b in text.encode()], 0, BYTE_VOCAB, None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()) if Path(name).expanduser().exists()
-                                                  else name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"data.tokenizer={name} cannot be loaded: {str(error).strip().splitlines()[0]} Give a "
-                      "tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network.") from error
-    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id, 0)
-    end = next(i for i in ends if i is not None)
-    return lambda text: tokenizer(text, verbose=False)["input_ids"], end, len(tokenizer), tokenizer
-
-
-def _labels(*parts) -> list:
-    """The distinct labels over all parts, in order: the class of a label is its place here."""
-    return sorted({label for part in parts if part is not None for label in part.unique("label")}, key=str)
-
-
-def _classified(texts, encode, seq_len: int, names: list):
-    """One row a text, cut to T tokens."""
-    place = {name: index for index, name in enumerate(names)}
-    rows = texts.map(lambda row: {"input_ids": encode(row["text"])[:seq_len], "labels": place[row["label"]]},
-                     remove_columns=texts.column_names)
-    return rows.filter(lambda row: len(row["input_ids"]) > 0).with_format("torch")
-
-
-def _packed(texts, encode, end: int, seq_len: int):
-    """All texts one after another, an end-of-text id after each, cut into blocks of T; the last may be short."""
-
-    from array import array
-
-    import datasets
-    import numpy
-
-    tokens = array("q")
-    for text in texts["text"]:
-        ids = encode(text)
-        tokens.extend(ids if ids and ids[-1] == end else [*ids, end])
-    flat = numpy.frombuffer(tokens, dtype=numpy.int64)
-    whole = len(flat) // seq_len * seq_len
-    blocks = flat[:whole].reshape(-1, seq_len)
-    rest = flat[whole:][None]
-    parts = [part for part in (blocks, rest) if len(part) and part.shape[1] > 1]  # one token predicts nothing
-    if not parts:
-        return _dataset([], [])
-    return datasets.concatenate_datasets([_dataset(part, part) for part in parts])
 
 
 # --- batches -----------------------------------------------------------------------------------
@@ -286,14 +254,13 @@ class Padding:
 
         length = max(len(row["input_ids"]) for row in rows)
         length = max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
-        batch = {"input_ids": torch.stack([pad(row["input_ids"], (0, length - len(row["input_ids"])),
-                                               value=self.pad_token_id) for row in rows])}
+        fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "labels": IGNORED}
+        batch = {key: torch.stack([row[key] if row[key].dim() == 0
+                                   else pad(row[key], (0, length - len(row[key])), value=fill[key]) for row in rows])
+                 for key in rows[0]}
         if self.with_mask:
             lengths = torch.tensor([len(row["input_ids"]) for row in rows])
             batch["attention_mask"] = (torch.arange(length) < lengths[:, None]).long()
-        batch["labels"] = torch.stack([
-            row["labels"] if row["labels"].dim() == 0
-            else pad(row["labels"], (0, length - len(row["labels"])), value=IGNORED) for row in rows])
         return batch
 
 
@@ -310,3 +277,19 @@ def loader(rows, collate, args, batch: int, shuffle: bool):
         rows, batch_size=batch, shuffle=shuffle, generator=generator, collate_fn=collate,
         num_workers=args.dataloader_num_workers, persistent_workers=args.dataloader_persistent_workers and shuffle,
         pin_memory=args.dataloader_pin_memory)
+
+
+def largest(rows: Data, args):
+    """A DataLoader over the one optimizer step that takes the most memory: the longest rows there are.
+
+    In the order of the data where all are equally long.
+    """
+    count = min(args.per_device_train_batch_size * args.gradient_accumulation_steps, len(rows.train))
+    chosen = range(count)
+    if rows.collate is not stack:
+        import numpy
+        import pyarrow
+
+        lengths = pyarrow.compute.list_value_length(rows.train.with_format("arrow")["input_ids"]).to_numpy()
+        chosen = numpy.argsort(-lengths, kind="stable")[:count].tolist()
+    return loader(rows.train.select(chosen), rows.collate, args, args.per_device_train_batch_size, shuffle=False)

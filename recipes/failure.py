@@ -9,6 +9,9 @@ from recipes.refusal import Refusal
 
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
 FRAMES = (
+    ("torch/utils/data/", None, "load"),
+    ("recipes/accelerate_loop.py", "step", "step"),
+    ("transformers/trainer.py", "_clip_grad_norm", "step"),
     ("recipes/step.py", "forward_backward", "forward"),
     ("torch/autograd/__init__.py", "backward", "backward"),
     ("torch/autograd/graph.py", "_engine_run_backward", "backward"),
@@ -31,7 +34,7 @@ def phase_of(error: BaseException, coarse: str) -> str:
     """Where in the step an exception came from; `coarse` (load, eval, save, ...) where it came from no step."""
     if coarse != "train":
         return coarse
-    phase = "step"
+    phase = "load"  # before the first batch: the loader, the optimizer
     for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename.replace("\\", "/")
         phase = next((p for part, name, p in FRAMES if part in path and name in (None, frame.name)), phase)

@@ -22,6 +22,7 @@ from recipes import machine, record
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
 NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
 LOG_FILE = "log.txt"  # what the libraries print
+STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 
 
 @dataclass
@@ -57,7 +58,8 @@ def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
     """A new interpreter that knows `recipes` and holds a socket. Its own session: Ctrl-C goes to us alone."""
     root = str(record.PACKAGE_FOLDER.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen([sys.executable, "-c", code, str(channel.fileno())], pass_fds=[channel.fileno()],
+    # -P: no module of the folder that a person stands in may take the place of ours.
+    return subprocess.Popen([sys.executable, "-P", "-c", code, str(channel.fileno())], pass_fds=[channel.fileno()],
                             env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, start_new_session=True,
                             **streams)
 
@@ -89,6 +91,7 @@ class Nursery:
 
     def close(self) -> None:
         """End it; workers that still run go too."""
+        self._process.kill()  # it may still be importing, and listens to nothing then
         self._replies.close()
         self._control.close()
         self._process.wait()

@@ -57,8 +57,15 @@ def gpus() -> tuple[Gpu, ...]:
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        return _visible(visible)
+    except pynvml.NVMLError:  # no driver, or a device that does not tell what we must know
         return ()
+
+
+def _visible(visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order. Raises NVMLError."""
+    import pynvml
+
     everything = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     if visible is None:
         return tuple(everything)
@@ -81,9 +88,20 @@ def _gpu(handle) -> Gpu:
     return Gpu(
         uuid=uuid,
         name=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        memory_bytes=_total_bytes(handle),
         capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(whole)),
     )
+
+
+def _total_bytes(handle) -> int:
+    """The device's memory; the host's, where they are one and NVML does not tell."""
+    import psutil
+    import pynvml
+
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:
+        return psutil.virtual_memory().total
 
 
 def nvml_handle():

@@ -18,21 +18,28 @@ NAMES = {
               "kv_heads": "num_key_value_heads", "feed_forward": "intermediate_size", "vocab": "vocab_size",
               "positions": "max_position_embeddings", "tied": "tie_word_embeddings"},
 }
+NAMES["mixtral"] = NAMES["llama"] | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 DROPOUTS = {
     "bert": ["hidden_dropout_prob", "attention_probs_dropout_prob"],
     "gpt2": ["resid_pdrop", "embd_pdrop", "attn_pdrop"],
     "llama": ["attention_dropout"],
+    "mixtral": ["attention_dropout"],
 }
 # Values of a family that are no lever: Llama 3's rotary base, and token 0 as the end of a text
-# (the published ids lie outside a small vocabulary).
+# (the published ids lie outside a small vocabulary). Mixtral's router has a loss that balances its
+# experts; transformers leaves it out unless asked (output_router_logits), and so do we: the loss stays
+# the mean over tokens, which the shares of accumulation and the perplexity rely on.
 FIXED = {
     "bert": {},
     "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
               "bos_token_id": 0, "eos_token_id": 0},
+    "mixtral": {"bos_token_id": 0, "eos_token_id": 0},
 }
 ENCODERS = {"bert"}
-LOADS_ITSELF = {"layers", "width", "heads", "kv_heads", "feed_forward", "vocab", "positions", "tied", "dropout"}
+ROTARY = {"llama", "mixtral"}
+LOADS_ITSELF = {"layers", "width", "heads", "kv_heads", "feed_forward", "vocab", "positions", "tied", "dropout",
+                "experts", "experts_per_token"}
 
 
 def task(cfg) -> str | None:
@@ -40,8 +47,10 @@ def task(cfg) -> str | None:
 
     None for trained weights whose family only their own configuration tells.
     """
-    if cfg.data.name == "source":
-        return "language_modelling"
+    from recipes.data import TASKS
+
+    if cfg.data.name in TASKS:
+        return TASKS[cfg.data.name]
     if cfg.data.task is not None:
         return cfg.data.task
     if cfg.model.pretrained:
@@ -65,14 +74,22 @@ def problems(cfg) -> list[str]:
         return found + _folder_problems(model.pretrained)
     if model.width % model.heads:
         found.append(f"model.width={model.width} is not a multiple of model.heads={model.heads}.")
-    elif model.family == "llama" and model.width // model.heads % 2:
+    elif model.family in ROTARY and model.width // model.heads % 2:
         found.append(f"model.width={model.width} over model.heads={model.heads} gives heads of odd size, "
                      "which rotary embeddings cannot turn. Change one of them.")
     if model.kv_heads and model.heads % model.kv_heads:
         found.append(f"model.heads={model.heads} is not a multiple of model.kv_heads={model.kv_heads}.")
-    if cfg.data.seq_len > model.positions:
-        found.append(f"data.seq_len={cfg.data.seq_len} is longer than model.positions={model.positions}. "
-                     f"Type data.seq_len={model.positions}, or raise model.positions.")
+    if model.experts and model.experts_per_token:
+        if model.experts_per_token > model.experts:
+            found.append(f"model.experts_per_token={model.experts_per_token} is more than "
+                         f"model.experts={model.experts}.")
+        uneven = [f"model.{key}={getattr(model, key)}" for key in ("width", "feed_forward") if getattr(model, key) % 8]
+        if uneven:
+            found.append(f"{' and '.join(uneven)}: the grouped product of the experts needs multiples of 8.")
+    for key, length in _lengths(cfg).items():
+        if length > model.positions:
+            found.append(f"{key}={length} is longer than model.positions={model.positions}. "
+                         f"Type {key}={model.positions}, or raise model.positions.")
     if model.family in ENCODERS and task(cfg) == "language_modelling":
         found.append(f"data={cfg.data.name} is causal language modelling here, and model={model.name} is an encoder, "
                      "which sees the tokens it should predict. Choose model=gpt2_tiny or another decoder.")
@@ -118,6 +135,11 @@ def _folder_problems(pretrained: str) -> list[str]:
     return []
 
 
+def _lengths(cfg) -> dict[str, int]:
+    """The keys that say how long a sequence the model is given."""
+    return {"data.seq_len": cfg.data.seq_len} | ({"eval.window": cfg.eval.window} if cfg.eval.window else {})
+
+
 def configuration(cfg):
     """transformers' configuration of the model: from the sizes in its YAML, or the trained weights' own.
 
@@ -129,9 +151,10 @@ def configuration(cfg):
     if model.pretrained:
         config = _pretrained(AutoConfig.from_pretrained, model.pretrained)
         positions = getattr(config, "max_position_embeddings", None)
-        if positions and cfg.data.seq_len > positions:
-            raise Refusal(f"data.seq_len={cfg.data.seq_len} is longer than the {positions} positions of "
-                          f"{model.pretrained}. Type data.seq_len={positions} or less.")
+        for key, length in _lengths(cfg).items():
+            if positions and length > positions:
+                raise Refusal(f"{key}={length} is longer than the {positions} positions of {model.pretrained}. "
+                              f"Type {key}={positions} or less.")
         return config
     values = {theirs: getattr(model, ours) for ours, theirs in NAMES[model.family].items()}
     values |= {name: model.dropout for name in DROPOUTS[model.family]} | FIXED[model.family]
@@ -155,7 +178,7 @@ def build(cfg, config, data):
     """
     import transformers
 
-    from recipes import precision
+    from recipes import experts, precision
 
     if data.vocab > config.vocab_size:
         raise Refusal(f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of "
@@ -172,7 +195,8 @@ def build(cfg, config, data):
             config.pad_token_id = data.pad_token_id
     kind = (transformers.AutoModelForSequenceClassification if data.task == "classification"
             else transformers.AutoModelForCausalLM)
-    settings = {"attn_implementation": cfg.model.attention, "dtype": precision.weights_dtype(cfg)}
+    settings = {"attn_implementation": cfg.model.attention, "dtype": precision.weights_dtype(cfg),
+                "experts_implementation": experts.register()}
     if cfg.model.pretrained:
         model = _pretrained(kind.from_pretrained, cfg.model.pretrained, config=config, use_safetensors=True, **settings)
     else:

@@ -36,6 +36,13 @@ def problems(cfg) -> list[str]:
     return []
 
 
+def settle(cfg) -> None:
+    """Say once more whether matrix units may use TF32, after Accelerate is built: with compile it turns TF32 on."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = cfg.precision.name == "tf32"
+
+
 def weights_dtype(cfg):
     """The torch dtype in which the model's weights are kept."""
     import torch

@@ -22,7 +22,6 @@ from recipes import machine
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
-PHASES = ("load", "forward", "backward", "step", "eval", "save")
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "hydra-core", "omegaconf", "wandb")
 # What of the environment may stand in a record: settings that change speed or memory, and no secret.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS",
@@ -60,6 +59,7 @@ class Speed:
     model_flops_per_step: int | None = None
     mfu: float | None = None  # model FLOPs utilisation: of the device's dense peak in this precision
     train_seconds: float | None = None
+    ledger_seconds: float | None = None  # the extra step that counts memory; part of no other figure
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Memory:
 
 @dataclass
 class Error:
-    phase: str  # one of PHASES
+    phase: str  # load | forward | backward | step | eval | save
     type: str
     message: str
     hint: str | None = None

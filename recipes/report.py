@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import shutil
 import statistics
 import sys
 import tempfile
@@ -24,21 +25,26 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from recipes import record
-from recipes.record import Evaluation, Memory, Record, Speed, Training
+from recipes.record import Error, Evaluation, Memory, Record, Speed, Training
 from recipes.refusal import Refusal
 from recipes.screen import MIB
 
 GIB = 2**30
 DONE = ("ok", "preempted")  # their figures stand
 # What the table calls memory: the first of these that all jobs have, so that the jobs can be compared.
-MEMORY_KINDS = {"device_used_bytes": "whole device, by NVML", "peak_reserved_bytes": "reserved by CUDA's allocator, peak",
-                "peak_tensor_bytes": "live tensors, peak"}
+MEMORY_KINDS = {"device_used_bytes": ("device", "what the whole device had in use, by NVML"),
+                "peak_reserved_bytes": ("reserved", "the most that CUDA's allocator reserved"),
+                "peak_tensor_bytes": ("tensor", "the largest sum of live tensors")}
 NOT_IN_LABELS = ("launch", "tracker", "train.log_seconds", "train.seed", "measure.repeat", "measure.repeats",
                  "model.learning_rate", "experiment")
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 # Stated once above the table when all jobs have the same.
 CONTEXT = ("experiment", "recipe", "model", "data", "data.seq_len", "batch.per_device", "accumulation.steps", "precision",
            "optim", "checkpointing", "parallelism", "device_name", *PACKAGES, "git_revision")
+COLUMNS_AT_MOST = 6  # keys that have a column each; with more, a job is named by what sets it apart from the most
+# What the types' names in the record's classes stand for.
+KINDS = {"int": (int, float), "float": (int, float), "str": str, "list": list, "dict": dict,
+         **{kind.__name__: kind for kind in (Training, Evaluation, Speed, Memory, Error)}}
 
 
 class Spread(NamedTuple):
@@ -56,12 +62,8 @@ class Row:
     label: dict[str, str]  # key -> value, of the keys that tell the jobs apart; without those it does not use
     runs: list[Record]
     facts: dict[str, str]  # every key of the configuration, and where it ran
+    name: str = ""  # the label as words that can be typed
     published: dict = field(default_factory=dict)  # device_used_bytes, samples_per_second, source
-
-    @property
-    def name(self) -> str:
-        """The label as words that can be typed."""
-        return " ".join(f"{key}={value}" for key, value in self.label.items())
 
     @property
     def estimate(self) -> bool:
@@ -93,10 +95,13 @@ class Row:
     @property
     def notes(self) -> list[str]:
         """What a reader of the figures must know: errors with their hints, and jobs side by side."""
-        notes = [f"in {e.phase}: {(e.message.splitlines() or [''])[0].strip()}" + (f" {e.hint}" if e.hint else "")
-                 for e in (run.error for run in self.runs) if e is not None]
+        notes = []
+        for error in (run.error for run in self.runs):
+            if error is not None:
+                first = next(iter(error.message.splitlines()), error.type).strip()
+                notes.append(f"in {error.phase}: {first}{'' if first.endswith(('.', '?')) else '.'} {error.hint or ''}".rstrip())
         if self.at_once > 1:
-            notes.append(f"{self.at_once} jobs side by side: they disturb each other's times and device memory")
+            notes.append(f"{self.at_once} jobs side by side: they disturb each other's times and device memory.")
         return list(dict.fromkeys(notes))
 
     def spread(self, part: str, key: str) -> Spread | None:
@@ -112,8 +117,25 @@ class Table:
 
     keys: list[str]
     rows: list[Row]
-    memory_kind: str
-    baseline: Row | None
+    memory_kind: str = ""
+    baseline: Row | None = None
+
+    @property
+    def labels(self) -> dict[str, list[str]]:
+        """The columns that tell the rows apart: heading -> a word for each row."""
+        if len(self.keys) > COLUMNS_AT_MOST:
+            return {"job": [row.name for row in self.rows]}
+        return {key: [row.label.get(key, "") for row in self.rows] for key in self.keys}
+
+    @property
+    def common(self) -> dict[str, str]:
+        """The most common value of each key that the jobs differ in."""
+        return {key: statistics.mode(row.label.get(key, "") for row in self.rows) for key in self.keys}
+
+    @property
+    def memory_name(self) -> str:
+        """The heading for memory, without its unit."""
+        return f"{MEMORY_KINDS[self.memory_kind][0]} memory"
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -150,28 +172,23 @@ def read_all(folders: list[Path | str]) -> tuple[list[Record], list[str]]:
                 found = record.read(path.parent)
                 _check(found)
                 records.append(found)
-            except (OSError, ValueError, TypeError) as error:
-                why = f"{error}".splitlines()[0] if f"{error}" else type(error).__name__
-                warnings.append(f"{path} is left out, it is no whole record: {why}")
+            except (OSError, ValueError, TypeError) as error:  # TypeError: parts or keys that a record has not
+                warnings.append(f"{path} is left out, it is no whole record: {' '.join(str(error).split())}")
     return records, warnings
 
 
-def _check(found: Record) -> None:
-    """Raise ValueError unless the record's parts are of the kinds that a report counts on."""
-    if found.status not in record.STATUSES:
-        raise ValueError(f"status {found.status!r}")
-    if not isinstance(found.config, dict) or not isinstance(found.environment, dict):
-        raise ValueError("config or environment is not a mapping")
-    for name, kind in (("training", Training), ("speed", Speed), ("memory", Memory), ("evaluation", Evaluation)):
-        part = getattr(found, name)
-        if part is None and name == "evaluation":
+def _check(part) -> None:
+    """Raise ValueError unless the values of a record, or of a part of it, are of the kinds that its class says."""
+    for f in dataclasses.fields(part):
+        value = getattr(part, f.name)
+        if value is None and "None" in f.type:
             continue
-        if not isinstance(part, kind):
-            raise ValueError(f"{name} is missing")
-        for f in dataclasses.fields(kind):
-            value = getattr(part, f.name)
-            if f.type.startswith(("int", "float")) and not (value is None or isinstance(value, (int, float))):
-                raise ValueError(f"{name}.{f.name} is not a number")
+        if not isinstance(value, KINDS[re.match(r"\w+", f.type)[0]]):
+            raise ValueError(f"{f.name} is not {f.type}")
+        if dataclasses.is_dataclass(value):
+            _check(value)
+    if isinstance(part, Record) and part.status not in record.STATUSES:
+        raise ValueError(f"there is no status {part.status}")
 
 
 # --- labels --------------------------------------------------------------------------------------
@@ -194,8 +211,9 @@ def facts(found: Record) -> dict[str, str]:
     environment = found.environment
     words["device"] = _word(environment.get("device", words.get("device")))
     words["device_name"] = _word(environment.get("device_name"))
+    words["git_revision"] = _word(environment.get("git_revision"))
     versions = environment.get("versions") or {}
-    return words | {name: _word(versions.get(name)) for name in PACKAGES} | {"git_revision": _word(environment.get("git_revision"))}
+    return words | {name: _word(versions.get(name)) for name in PACKAGES}
 
 
 def _word(value) -> str:
@@ -274,7 +292,11 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
     for found, words in sorted(described, key=_order(described, keys)):
         label = _label(words, keys, used)
         rows.setdefault(tuple(label.items()), Row(label, [], words)).runs.append(found)
-    made = Table(keys, list(rows.values()), "", None)
+    made = Table(keys, list(rows.values()))
+    common = made.common if len(keys) > COLUMNS_AT_MOST else {}
+    for row in made.rows:
+        words = [f"{key}={value}" for key, value in row.label.items() if value != common.get(key)]
+        row.name = " ".join(words) or "the most common"
     made.memory_kind = _memory_kind(made.rows)
     made.baseline = _baseline(made.rows, baseline)
     for row in made.rows:
@@ -289,12 +311,12 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
 def _order(described: list, keys: list[str]) -> Callable:
     """The sort key of (record, facts): as the jobs were given, or started, or else by their words."""
     numbers = [found.environment.get("job_number") for found, _ in described]
-    one_sweep = None not in numbers and len(set(numbers)) == len(numbers)  # else several sweeps, each from 0
+    one_sweep = None not in numbers and len(set(numbers)) == len(numbers)  # else several, each counted from 0
 
     def order(job):
         found, words = job
         number, started = found.environment.get("job_number"), _timestamp(found.environment.get("started_at"))
-        natural = [[(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", words.get(key, ""))]
+        natural = [[(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", words.get(key, ""))]
                    for key in keys]
         measure, train = found.config.get("measure") or {}, found.config.get("train") or {}
         return (number if one_sweep else 0, started, number or 0, natural, str(found.config_key),
@@ -323,15 +345,16 @@ def _fits(row: Row, words: str) -> bool:
     def fits(word):
         key, equals, value = word.partition("=")
         if equals:
-            return row.label.get(key, row.facts.get(key)) == value
+            return row.facts.get(key) == value
         return word == row.facts["experiment"] or (len(word) >= 4 and any(r.config_key.startswith(word) for r in row.runs))
 
-    return words == row.name or (bool(words.split()) and all(map(fits, words.split())))
+    return bool(words.split()) and all(map(fits, words.split()))
 
 
 def _baseline(rows: list[Row], words: str | None) -> Row | None:
     """The row that the others are compared with. Raises Refusal when none fits, or none that does has figures."""
-    fitting = rows if words is None else [row for row in rows if _fits(row, words)]
+    named = [row for row in rows if row.name == words]
+    fitting = rows if words is None else named or [row for row in rows if _fits(row, words)]
     if words is not None and not fitting:
         raise Refusal(f"No job fits the baseline '{words}'. The jobs are: {'; '.join(row.name for row in rows)}.")
     done = [row for row in fitting if row.done]
@@ -388,7 +411,7 @@ def _write(path: Path, content: bytes) -> Path:
         if name is not None:
             Path(name).unlink(missing_ok=True)
         if isinstance(error, OSError):  # named after the file that a person knows
-            raise type(error)(error.errno, error.strerror, str(path)) from None
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
     return path
 
@@ -412,9 +435,9 @@ def csv_text(made: Table) -> str:
                     "train.seed": (run.config.get("train") or {}).get("seed")}
             line |= {"first_loss": run.training.losses[0] if run.training.losses else None}
             line |= _flat(run.training) | _flat(run.speed) | _flat(run.memory)
-            line |= {f"evaluation_{key}": value for key, value in _flat(run.evaluation or Evaluation()).items()}
+            line |= {f"evaluation_{key}": value for key, value in _flat(run.evaluation or Evaluation(None)).items()}
             line |= {key: run.environment.get(key) for key in ("device_name", "jobs_at_once", "started_at")}
-            error = run.error or record.Error("", "", "")
+            error = run.error or Error("", "", "")
             lines.append(line | {"error_phase": error.phase, "error_type": error.type,
                                  "error_message": " ".join(error.message.split()), "error_hint": error.hint})
     text = io.StringIO()
@@ -469,28 +492,27 @@ def columns(made: Table) -> dict[str, list[str]]:
         return [cell(row) for row in rows]
 
     def evaluation(row):
-        loss, accuracy, perplexity = (row.spread("evaluation", key) for key in ("loss", "accuracy", "perplexity"))
-        return ", ".join([f"loss {number(loss.median)}"] * bool(loss) + [f"accuracy {accuracy.median:.1%}"] * bool(accuracy)
-                         + [f"perplexity {number(perplexity.median)}"] * bool(perplexity))
+        said = {"loss": number, "accuracy": lambda value: f"{value:.1%}", "perplexity": number}
+        found = [(key, row.spread("evaluation", key)) for key in said]
+        return ", ".join(f"{key} {said[key](spread.median)}" for key, spread in found if spread)
 
     def theirs(key, size=1):
         return each(lambda row: number(row.published[key] / size) if row.published.get(key) else "")
 
-    text = {key: each(lambda row: row.label.get(key, "")) for key in made.keys}
-    text |= {
+    text = made.labels | {
         "runs": each(lambda row: str(len(row.runs))) if any(len(row.runs) > 1 for row in rows) else [],
         "status": each(lambda row: row.status),
-        f"memory {unit}": each(lambda row: spread_text(made.memory(row), size)),
-        "memory vs. baseline": each(lambda row: difference(made, row, made.memory)),
-        f"published memory {unit}": theirs("device_used_bytes", size),
+        f"{made.memory_name} {unit}": each(lambda row: spread_text(made.memory(row), size)),
+        "memory diff.": each(lambda row: difference(made, row, made.memory)),
+        f"published device memory {unit}": theirs("device_used_bytes", size),
         "samples/s": each(lambda row: spread_text(made.speed(row))),
-        "samples/s vs. baseline": each(lambda row: difference(made, row, made.speed)),
+        "samples/s diff.": each(lambda row: difference(made, row, made.speed)),
         "published samples/s": theirs("samples_per_second"),
         "step ms": each(lambda row: spread_text(row.spread("speed", "step_seconds_median"), 1e-3)),
         "time s": each(lambda row: spread_text(row.spread("speed", "train_seconds"))),
         "final loss": each(lambda row: spread_text(row.spread("training", "final_loss"))),
         "evaluation": each(evaluation),
-        "note": each(lambda row: "; ".join(row.notes)),
+        "note": each(lambda row: " ".join(row.notes)),
     }
     return {heading: cells for heading, cells in text.items() if any(cells)}
 
@@ -506,13 +528,16 @@ def remarks(made: Table) -> list[str]:
     runs = sum(len(row.runs) for row in made.rows)
     ends = [run.status for row in made.rows for run in row.runs]
     counts = ", ".join(f"{ends.count(status)} {status}" for status in record.STATUSES if status in ends)
-    lines = [f"{runs} job{'s' * (runs > 1)}: {counts}.", f"The same in all: {', '.join(same)}."]
+    lines = [f"{runs} job{'s' * (runs > 1)}: {counts}."] + [f"The same in all: {', '.join(same)}."] * bool(same)
+    if len(made.keys) > COLUMNS_AT_MOST:
+        common = " ".join(f"{key}={value}" for key, value in made.common.items() if value not in ("", "null"))
+        lines.append(f"A job is named by what sets it apart from the most common: {common}.")
     if any(map(made.memory, made.rows)):
-        lines.append(f"Memory: {MEMORY_KINDS[made.memory_kind]}.")
+        lines.append(f"{made.memory_name.capitalize()} is {MEMORY_KINDS[made.memory_kind][1]}.")
     if any(len(row.runs) > 1 for row in made.rows):
         lines.append("Repeats of a job are one row: the median (the least to the most).")
     if made.baseline and len(made.rows) > 1:
-        lines.append(f"The baseline is {made.baseline.name}.")
+        lines.append(f"Differences are from the baseline, {made.baseline.name}.")
     sources = dict.fromkeys(str(row.published["source"]) for row in made.rows if row.published.get("source"))
     return lines + [f"Published: {source}" for source in sources]
 
@@ -520,7 +545,7 @@ def remarks(made: Table) -> list[str]:
 def markdown(made: Table, pictures: list[str] = ()) -> str:
     """The table, its remarks and links to the pictures, as Markdown that reads well as plain text too."""
     words = {heading: [" ".join(cell.replace("|", "\\|").split()) for cell in cells] for heading, cells in columns(made).items()}
-    left = {*made.keys, "status", "evaluation", "note"}
+    left = {*made.labels, "status", "evaluation", "note"}
     width = {heading: 0 if heading == "note" else max(map(len, [heading, *cells])) for heading, cells in words.items()}
 
     def line(texts):
@@ -529,56 +554,63 @@ def markdown(made: Table, pictures: list[str] = ()) -> str:
 
     rule = "|" + "|".join("-" * (max(width[h], 3) + (2 if h in left else 1)) + ("" if h in left else ":") for h in words) + "|"
     rows = [line(texts) for texts in zip(*words.values())]
-    return "\n\n".join(["\n".join(remarks(made)), "\n".join([line(words), rule, *rows]),
+    return "\n\n".join(["\n".join(f"- {remark}" for remark in remarks(made)), "\n".join([line(words), rule, *rows]),
                         *(f"![{Path(name).stem}]({name})" for name in pictures)]) + "\n"
 
 
-def for_screen(folders: list[Path | str], baseline: str | None = None) -> str:
+def for_screen(folders: list[Path | str], baseline: str | None = None, published: dict[str, dict] | None = None) -> str:
     """The table of all records in and below the folders, as wide as the terminal. Raises Refusal as `make` does."""
-    return screen_text(table(read_all(folders)[0], baseline))
+    return screen_text(table(read_all(folders)[0], baseline, published))
 
 
 def screen_text(made: Table, width: int | None = None) -> str:
     """The table for a terminal of so many characters (None: the one at hand; 160 where there is none).
 
-    In a narrow one the less important columns give way, and the label's columns become one.
+    In a narrow one the less important columns give way, then the label's columns become one.
     """
     from rich import box
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table as RichTable
     from rich.text import Text
 
     if width is None:
-        width = os.get_terminal_size().columns if sys.stdout.isatty() else 160
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
     words = columns(made)
-    notes = words.pop("note", [""] * len(made.rows))
+    notes = words.pop("note", [])
+    left_out: list[str] = []
+    folded = 18  # characters that the label needs at least, once its columns are one
 
-    def drawn(words, fold=()):
-        grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for heading in words:
-            folds = heading in fold
-            grid.add_column(Text(heading), justify="left" if heading in {*made.keys, "job", "status", "evaluation"} else "right",
-                            no_wrap=not folds, overflow="fold", min_width=min(16, width) if folds else None)
-        for cells in zip(*words.values()):
-            grid.add_row(*map(Text, cells))
-        return grid
+    def lines_of(heading):
+        return heading.replace(" ", "\n").replace(".", ".\n").split("\n")
 
-    def fits(words, fold=()):
-        return Measurement.get(console, console.options, drawn(words, fold)).minimum <= width
+    def fits():
+        widths = [folded if heading == "job" else max(map(len, [*lines_of(heading), *cells])) for heading, cells in words.items()]
+        return sum(widths) + 2 * len(widths) - 2 <= width
 
-    left_out, fold = [], ()
-    if not fits(words):
-        words = {"job": [row.name for row in made.rows]} | {h: cells for h, cells in words.items() if h not in made.keys}
-        fold = ("job",)
-    for heading in ("evaluation", "time s", "step ms", "final loss", "runs", "samples/s vs. baseline", "memory vs. baseline"):
-        if not fits(words, fold) and heading in words:
-            left_out.append(heading)
-            del words[heading]
-    console.print(drawn(words, fold))
+    def drop(headings):
+        for heading in headings:
+            if not fits() and words.pop(heading, None):
+                left_out.append(heading)
+
+    drop(("time s", "evaluation", "step ms", "final loss", "runs", "samples/s diff.", "memory diff."))
+    if not fits():
+        words = {"job": [row.name for row in made.rows]} | {h: cells for h, cells in words.items() if h not in made.labels}
+        drop(("status",))  # the notes below say it of those that are not ok
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in words:
+        left = heading in {*made.labels, "job", "status", "evaluation"}
+        grid.add_column(Text("\n".join(lines_of(heading)).strip()), justify="left" if left else "right",
+                        vertical="bottom", no_wrap=heading != "job", overflow="fold")
+    for cells in zip(*words.values()):
+        grid.add_row(*map(Text, cells))
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    console.print(grid)
     if left_out:
-        console.print(Text(f"Not shown, for want of width: {', '.join(left_out)}."))
-    for line in remarks(made) + [f"{row.name}: {row.status}, {note}" for row, note in zip(made.rows, notes) if note]:
+        console.print(Text(f"Not shown, for want of width: {', '.join(left_out)}"))
+    for line in remarks(made):
         console.print(Text(line))
+    for note in dict.fromkeys(filter(None, notes)):
+        having = [row for row, its in zip(made.rows, notes) if its == note]
+        names = "all" if len(having) == len(made.rows) else "; ".join(row.name for row in having)
+        console.print(Text(f"{having[0].status} ({names}): {note}"))
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())

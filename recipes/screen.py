@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -58,7 +59,8 @@ class Screen:
     def warn(self, text: str) -> None:
         """A line that deserves a look but stops nothing."""
         if not self.quiet:
-            self.console.print(f"warning: {text}", style="yellow", markup=False)
+            with contextlib.suppress(OSError):
+                self.console.print(f"warning: {text}", style="yellow", markup=False)
 
 
 def line(outcome: Record, number: int, words: list[str], before: bool) -> str:
@@ -145,13 +147,17 @@ def _short(path: Path) -> str:
 
 def say(text: str) -> None:
     """Print on stdout. A reader that has left (`| head`) is no failure: the record holds it all."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+    _print(text, sys.stdout)
 
 
 def say_problems(problems: list[str]) -> None:
     """Refusals, a line each, on stderr."""
     for problem in problems:
-        print(f"refused: {problem}", file=sys.stderr)
+        _print(f"refused: {problem}", sys.stderr)
+
+
+def _print(text: str, stream) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains again at its end

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -17,7 +18,6 @@ from recipes.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
-STEPS_FILE = "steps.jsonl"
 
 
 def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) -> Record:
@@ -33,28 +33,47 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
 
     def listen(kind, values):
         if kind == "phase":
-            told["phase"] = {"training": "train", "saving": "save", "evaluating": "eval",
-                             "counting memory": "count"}.get(values["name"], "load")
-        hear(kind, values)
+            told["phase"] = values["phase"]
+        with contextlib.suppress(OSError):  # a screen that is gone (`2>&1 | head`) is no reason to stop
+            hear(kind, values)
 
     limit = job.record.config["launch"]["timeout_seconds"]
-    running = launch.start(job, nursery)
+    running = None
     try:
+        running = launch.start(job, nursery)
         ended = _watch(running, listen, time.monotonic() + limit if limit else None)
     except KeyboardInterrupt:
         ended = "interrupted"
-        _ask_to_stop(running, listen)
-    finally:
-        _end(running)
-    outcome = _written(job.folder)
-    if outcome is None:
-        outcome = _post_mortem(job, ended, running.process.returncode, told["phase"], kernel_kills)
-        record.write(outcome, job.folder)
-    elif outcome.status == "ok" and running.process.returncode != 0:  # the result was safe before the ledger's step
-        outcome.warnings.append(f"the worker ended ({_how(running.process.returncode)}) while it counted memory; "
-                                "the training itself was over.")
-        record.write(outcome, job.folder)
+    with _undisturbed():  # a second Ctrl-C must not cost the record
+        if ended == "interrupted" and running is not None:
+            _ask_to_stop(running, listen)
+        if running is not None:
+            _end(running)
+        code = running.process.returncode if running is not None else 0
+        outcome = _written(job.folder)
+        if outcome is None:
+            outcome = _post_mortem(job, ended, code, told["phase"], kernel_kills)
+            record.write(outcome, job.folder)
+        elif outcome.status == "ok" and code != 0:  # the result was safe before the ledger's step
+            outcome.warnings.append(f"the worker ended ({_how(code)}) while it counted memory; "
+                                    "the training itself was over.")
+            record.write(outcome, job.folder)
     return outcome
+
+
+@contextlib.contextmanager
+def _undisturbed():
+    """Leave Ctrl-C and its relatives unheard for a moment."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():  # handlers belong to the main thread
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _watch(running: launch.Running, hear: Callable, deadline: float | None) -> str:
@@ -79,7 +98,7 @@ def _watch(running: launch.Running, hear: Callable, deadline: float | None) -> s
 
 def _ask_to_stop(running: launch.Running, hear: Callable) -> None:
     """SIGINT, and a moment to write the record."""
-    with contextlib.suppress(ProcessLookupError, KeyboardInterrupt):
+    with contextlib.suppress(ProcessLookupError):
         running.process.send_signal(signal.SIGINT)
         _watch(running, hear, time.monotonic() + GRACE_SECONDS)
 
@@ -137,7 +156,7 @@ def _steps_written(folder: Path) -> record.Training:
     """What steps.jsonl holds of a training; a half-written last line does not count."""
     rows = []
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(folder, STEPS_FILE).read_text().splitlines():
+        for line in Path(folder, launch.STEPS_FILE).read_text().splitlines():
             rows.append(json.loads(line))
     losses = [row["loss"] for row in rows]
     return record.Training(len(rows), sum(row["samples"] for row in rows), sum(row["tokens"] for row in rows),

@@ -20,6 +20,13 @@ def problems(cfg) -> list[str]:
     return []
 
 
+def given_problems(cfg, given: set[str]) -> list[str]:
+    """Two keys that say the same thing differently."""
+    if cfg.train.max_steps is not None and "train.epochs" in given:
+        return ["train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."]
+    return []
+
+
 def arguments(cfg) -> dict:
     """Entries for TrainingArguments."""
     train = cfg.train

@@ -18,8 +18,11 @@ class HeadroomTrainer(Trainer):
     def __init__(self, args, model, rows):
         super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
         self.rows = rows
+        self.counting = False  # the ledger's step: on the largest batches there are
 
     def get_train_dataloader(self):
+        if self.counting:
+            return self.accelerator.prepare(data.largest(self.rows, self.args))
         loader = data.loader(self.rows.train, self.rows.collate, self.args, self.args.per_device_train_batch_size,
                              shuffle=True)
         return self.accelerator.prepare(loader)
@@ -97,9 +100,12 @@ class Loop:
         self.trainer.train()
         self.trainer.remove_callback(watch)
 
-    def one_more_step(self, ledger) -> None:
-        """A second, one-step training with the same model and optimizer, under the ledger."""
+    def one_more_step(self, ledger) -> int:
+        """A second, one-step training with the same model and optimizer, on the largest batches there are,
+        under the ledger. Returns its tokens."""
         self.args.max_steps = 1
         self.bare_model.train()
+        self.trainer.counting = True
         self.trainer.add_callback(Count(ledger))
         self.trainer.train()
+        return self.trainer.step_size[1]

@@ -55,9 +55,16 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
             problems.append(
                 f"{group}.{key} has no meaning for {group}={choices[group]}; "
                 + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out."))
-        if values[group]["name"] != choices[group]:
-            problems.append(f"{group}.name cannot be set: the menu sets it. Type {group}={values[group]['name']}.")
     return problems
+
+
+MENUS_OWN = {"name", "family", "transformers_name"}  # what makes an option this option
+
+
+def set_by_menu(given: set[str]) -> list[str]:
+    """A problem for each key typed that only a menu's option may set."""
+    return [f"{key} cannot be set by itself: the option of the menu sets it. Type {key.split('.')[0]}=<option>."
+            for key in sorted(given) if key.split(".")[0] in GROUPS and key.split(".")[-1] in MENUS_OWN]
 
 
 # --- one key at a time ------------------------------------------------------------------------

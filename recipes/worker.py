@@ -6,18 +6,25 @@ parent on a pipe what it is doing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
+import socket
+import statistics
 import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Callable
+from urllib.parse import urlsplit
 
-from recipes import config, launch, record
+from recipes import config, failure, launch, machine, record  # all that the record of a failure needs
+
+SPENT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
 
 
 def entry(descriptor: int) -> None:
@@ -32,23 +39,41 @@ def main(job: launch.Job, pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     outcome, folder = job.record, job.folder
     cfg = config.from_dict(outcome.config)
+    progress = Progress(lambda kind, **values: pipe.send((kind, values)), outcome)
+    code = 0
     try:
-        run(cfg, outcome, folder, lambda kind, **values: pipe.send((kind, values)))
-        code = 0
+        run(cfg, outcome, folder, progress)
     except BaseException as error:  # every end of a job is a record
-        from recipes import failure
-
-        traceback.print_exc()
-        outcome.status, outcome.error = failure.describe(error, run.phase, cfg)
         code = 1
+        outcome.status, outcome.error = failure.describe(error, progress.phase, cfg)
+        with contextlib.suppress(OSError):  # the log's disk may be what is full
+            traceback.print_exc()
     try:
         record.write(outcome, folder)
-    except OSError:  # a full disk, say: the parent tries again, and says so if it cannot either
-        traceback.print_exc()
+    except OSError:  # the parent tries again, and says so if it cannot either
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # all is written: no reason to take the libraries down one by one
+
+
+@dataclass
+class Progress:
+    """What the job is at: for the parent's bar, and for the record of a failure."""
+
+    tell: Callable
+    outcome: record.Record
+    phase: str = "load"
+
+    def enter(self, phase: str, name: str, **values) -> None:
+        """A new phase. name: what a person reads beside the bar."""
+        self.phase = phase
+        self.tell("phase", name=name, phase=phase, **values)
+
+    def warn(self, text: str) -> None:
+        self.outcome.warnings.append(text)
+        self.tell("warning", text=text)
 
 
 def import_libraries(eight_bit: bool = False) -> None:
@@ -73,15 +98,14 @@ def _end_with_parent(pipe: Connection) -> None:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def run(cfg, outcome: record.Record, folder: Path, tell) -> None:
+def run(cfg, outcome: record.Record, folder: Path, progress: Progress) -> None:
     """Load, train, save, evaluate, count. Fills the record in as it goes, so that a failure keeps what was."""
-    run.phase = "load"
-    _limit_cpu_memory = _prepare(cfg)
-    tell("phase", name="loading libraries")
+    _settle_environment(cfg)
+    progress.enter("load", "loading libraries")
     import torch
     import transformers
 
-    from recipes import arguments, data, machine, model
+    from recipes import arguments, data, model, precision
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
 
@@ -92,11 +116,11 @@ def run(cfg, outcome: record.Record, folder: Path, tell) -> None:
     transformers.logging.disable_progress_bar()
     on_gpu = machine.device(cfg) == "cuda"
     memory = outcome.memory
-    _limit_cpu_memory()
     if on_gpu:
-        _open_gpu(cfg, memory, tell)
+        _open_gpu(memory, progress)
+    _limit_memory(cfg)
 
-    tell("phase", name=f"building {cfg.model.pretrained or cfg.model.name}")
+    progress.enter("load", f"building {cfg.model.pretrained or cfg.model.name}")
     transformers.set_seed(cfg.train.seed)
     args = arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
@@ -109,15 +133,19 @@ def run(cfg, outcome: record.Record, folder: Path, tell) -> None:
         memory.weights_device_bytes = devices.nvml_used_bytes() - before
         torch.cuda.reset_peak_memory_stats()
     loop = Loop(cfg, args, network, rows)
+    if on_gpu:
+        precision.settle(cfg)
 
-    journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, tell,
-                      folder if cfg.tracker.name == "local" else None, compiled=cfg.compile)
-    tell("phase", name="training", total=loop.total_steps)
+    journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
+                      folder if cfg.tracker.name != "none" else None, compiled=cfg.compile)
+    progress.enter("train", "training", total=loop.total_steps)
     transformers.set_seed(cfg.train.seed)  # the same random numbers from here in both recipes
-    run.phase = "train"
     try:
         loop.train(journal)
         journal.end()
+    except BaseException:
+        journal.break_off()
+        raise
     finally:
         outcome.training, outcome.speed = journal.training(), journal.speed()
         memory.host_peak_rss_bytes = devices.host_peak_rss_bytes()
@@ -126,63 +154,89 @@ def run(cfg, outcome: record.Record, folder: Path, tell) -> None:
             memory.peak_reserved_bytes = torch.cuda.max_memory_reserved()
             memory.device_used_bytes = devices.nvml_used_bytes()
     if outcome.training.final_loss is not None and outcome.training.final_loss != outcome.training.final_loss:
-        outcome.warnings.append("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
+        progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
 
     if cfg.save.final:
         from recipes.save import save_final
 
-        run.phase = "save"
-        tell("phase", name="saving")
+        progress.enter("save", "saving")
         save_final(loop, rows, folder)
     if cfg.eval.enabled and rows.eval is not None:
         from recipes.eval import evaluate
 
-        run.phase = "eval"
-        tell("phase", name="evaluating")
+        progress.enter("eval", "evaluating")
         outcome.evaluation = evaluate(cfg, args, loop, rows)
     outcome.status = "ok"
     if cfg.measure.ledger:
-        _count(cfg, outcome, folder, loop, tell)
-    memory.per_rank = [{key: value for key, value in asdict(memory).items() if key != "per_rank"} | {"rank": 0}]
+        memory.per_rank = [_rank(memory)]
+        record.write(outcome, folder)  # the result is safe first: the step that follows may fail without harm to it
+        progress.enter("count", "counting memory")
+        _count(cfg, outcome, loop, journal, progress)
+    memory.per_rank = [_rank(memory)]
 
 
-run.phase = "load"
+def _rank(memory: record.Memory) -> dict:
+    return {"rank": 0} | {key: value for key, value in asdict(memory).items() if key != "per_rank"}
 
 
-def _prepare(cfg):
-    """What must stand before torch is imported. Returns what must wait until it is."""
+def _settle_environment(cfg) -> None:
+    """What must stand before the libraries are imported."""
+    # A launcher's leftovers would change precision, accumulation and devices behind the configuration's back.
+    for name in list(os.environ):
+        if name.startswith("ACCELERATE_") or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            del os.environ[name]
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from recipes import machine
-
     if machine.device(cfg) == "cuda":
         # One device, also where several are visible: the Trainer would take them all.
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # CUDA's numbers are NVML's
         os.environ["CUDA_VISIBLE_DEVICES"] = machine.gpus()[0].uuid
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-    def limit():
-        gib = cfg.launch.memory_limit_gib
-        if gib is None:
-            return
-        if machine.device(cfg) == "cuda":
-            import torch
-
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
-        else:
-            import psutil
-            import resource
-
-            # On top of what the libraries hold: the limit stands for a device, and they live on the host.
-            held = psutil.Process().memory_info().data if hasattr(psutil.Process().memory_info(), "data") else 0
-            resource.setrlimit(resource.RLIMIT_DATA, (held + int(gib * 2**30),) * 2)
-
-    return limit
+    if _may_ask_hub(cfg) and not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached still loads, and what is not fails at once, not after retries
+        if "huggingface_hub" in sys.modules:  # a nursery's child: the variable has been read already
+            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
 
-def _open_gpu(cfg, memory: record.Memory, tell) -> None:
+def _may_ask_hub(cfg) -> bool:
+    """Whether the job names a model, a tokenizer or a data set that is no folder here."""
+    names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
+    data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
+    return data_on_hub or any(name and not Path(name).expanduser().exists() for name in names)
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached. Behind a proxy nobody can tell so simply: yes, then."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=SPENT_SECONDS).close()
+    except (OSError, TypeError):
+        return False
+    return True
+
+
+def _limit_memory(cfg) -> None:
+    """Pretend that the device is smaller: CUDA's share for this process, or the process's data on a CPU."""
+    if cfg.launch.memory_limit_gib is None:
+        return
+    size = int(cfg.launch.memory_limit_gib * 2**30)
+    if machine.device(cfg) == "cuda":
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / torch.cuda.get_device_properties(0).total_memory))
+    else:
+        import resource
+
+        import psutil
+
+        # On top of what the libraries hold: the limit stands for a device, and they live on the host.
+        held = getattr(psutil.Process().memory_info(), "data", 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (held + size, held + size))
+
+
+def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     """The guide's first checks: is the device empty, and what does the context alone take?"""
     import torch
 
@@ -195,20 +249,26 @@ def _open_gpu(cfg, memory: record.Memory, tell) -> None:
     memory.device_used_at_start_bytes = devices.nvml_used_bytes()
     others = devices.others_on_device()
     if others or memory.device_used_at_start_bytes > devices.BUSY_BYTES:
-        tell("warning", text=f"the GPU is not empty: {memory.device_used_at_start_bytes / 2**20:.0f} MiB are in use"
-             + (f" by process {', '.join(map(str, others))}" if others else "") + "; times and memory will suffer.")
-    torch.ones(1, device="cuda")
-    torch.cuda.synchronize()
+        progress.warn(f"the GPU is not empty: {memory.device_used_at_start_bytes / 2**20:.0f} MiB are in use"
+                      + (f" by process {', '.join(map(str, others))}" if others else "")
+                      + "; times and memory will suffer.")
+    try:
+        torch.ones(1, device="cuda")
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "no kernel image" in str(error):
+            raise Refusal(f"this build of torch has no code for {torch.cuda.get_device_name(0)}: it knows "
+                          f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
+                          ) from error
+        raise
     memory.context_bytes = devices.nvml_used_bytes() - memory.device_used_at_start_bytes
 
 
-def _count(cfg, outcome: record.Record, folder: Path, loop, tell) -> None:
-    """The ledger's step. The result so far is safe first: this step may fail without harm to it."""
+def _count(cfg, outcome: record.Record, loop, journal, progress: Progress) -> None:
+    """The ledger's step: the five parts at the peak, and the model's FLOPs."""
     from recipes.measure import device as devices
     from recipes.measure.ledger import Ledger
 
-    record.write(outcome, folder)
-    tell("phase", name="counting memory")
     start = time.perf_counter()
     import torch
 
@@ -217,17 +277,23 @@ def _count(cfg, outcome: record.Record, folder: Path, loop, tell) -> None:
     try:
         if cfg.compile:  # compiled code allocates behind the ledger's back: count the step as written
             torch.compiler.set_stance("force_eager")
-        loop.one_more_step(ledger)
+        if loop.accelerator.scaler is not None:
+            loop.accelerator.scaler.update(1.0)  # no overflow: this step must not be skipped
+        tokens = loop.one_more_step(ledger)
     except Exception as error:
         traceback.print_exc()
-        outcome.warnings.append(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
+        progress.warn(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
         return
     finally:
-        outcome.environment["ledger_seconds"] = round(time.perf_counter() - start, 6)
+        outcome.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
         setattr(outcome.memory, key, value)
+    if ledger.model_flops is None or cfg.model.attention == "flash_attention_2":  # a kernel without a formula
+        return
     speed = outcome.speed
-    speed.model_flops_per_step = ledger.model_flops
+    # The ledger's step is the largest; a usual one has as many FLOPs as it has tokens, to a good approximation.
+    usual = statistics.mean(journal.tokens)
+    speed.model_flops_per_step = round(ledger.model_flops * usual / tokens)
     peak = devices.peak_flops(outcome.environment["device_name"], cfg.precision.name)
     if peak and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
-        speed.mfu = ledger.model_flops / speed.step_seconds_median / peak
+        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / peak

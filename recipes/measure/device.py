@@ -46,7 +46,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak FLOP/s of a device in a precision's arithmetic; None for a device that the table lacks."""
     row = {"bf16_pure": "bf16"}.get(precision, precision)
     table = yaml.safe_load(Path(__file__).with_name("peaks.yaml").read_text())
-    if "Laptop" in device_name:  # the same name, another chip
+    if re.search(r"\b(Laptop|MIG|Ti|SUPER|D)\b", device_name):  # a part of the name's chip, or another one
         return None
     for device in table:
         if re.search(rf"\b{device['name']}\b", device_name):

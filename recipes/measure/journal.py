@@ -6,6 +6,7 @@ the time is an event in its own queue: nothing waits until the journal is flushe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -15,9 +16,8 @@ from typing import Callable
 
 import torch
 
+from recipes.launch import STEPS_FILE
 from recipes.record import Speed, Training
-
-STEPS_FILE = "steps.jsonl"
 
 
 class Journal:
@@ -85,6 +85,11 @@ class Journal:
         self.train_seconds = time.perf_counter() - self._began
         if self.file:
             self.file.close()
+
+    def break_off(self) -> None:
+        """The training ended early: keep what can still be read back."""
+        with contextlib.suppress(Exception):  # the device may be what failed, and its error is on its way already
+            self.end()
 
     # --- what came of it ---
 

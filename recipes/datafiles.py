@@ -1,0 +1,219 @@
+"""datafiles: texts from files or from the hub, and their tokens.
+
+Whatever they come from, texts end up in a datasets.Dataset with the columns `text`, `pair` (a second
+text, where the data set has pairs) and `label` (where it has labels).
+"""
+
+from __future__ import annotations
+
+import glob
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.refusal import Refusal
+
+SUFFIXES = {".txt": "text", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # suffix -> datasets' loader
+BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set of the hub: where it is, and its columns with their names here."""
+
+    repository: str
+    config: str
+    columns: dict[str, str]
+
+
+PUBLISHED = {
+    "mrpc": Published("nyu-mll/glue", "mrpc", {"sentence1": "text", "sentence2": "pair", "label": "label"}),
+    "wikitext": Published("Salesforce/wikitext", "wikitext-2-raw-v1", {"text": "text"}),
+}
+SPLITS = ("train", "validation")
+
+
+def listed(words) -> str:
+    """'a, b and c'."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def find(pattern: str, key: str) -> list[Path]:
+    """The files that a path, a folder or a pattern names; all of one kind. Raises Refusal."""
+    path = Path(pattern).expanduser()
+    kinds = ", ".join(list(SUFFIXES)[:-1]) + f" or {list(SUFFIXES)[-1]}"
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES)
+    elif path.exists():
+        found = [path]
+    else:
+        found = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    if not found:
+        raise Refusal(f"{key}={pattern}: " + (f"the folder holds no {kinds} file." if path.is_dir()
+                                              else "there is no such file or folder."))
+    suffixes = {p.suffix for p in found}
+    if len(suffixes) > 1 or suffixes - set(SUFFIXES):
+        raise Refusal(f"{key}={pattern}: the files are {', '.join(sorted(suffixes))}; give one kind out of {kinds}.")
+    return found
+
+
+def splits(name: str, pattern: str) -> list[list[Path]]:
+    """The files of each of SPLITS in a folder of the same form as the hub's. Raises Refusal."""
+    found = find(pattern, "data.path")
+    parts = [[path for path in found if path.name.startswith(split)] for split in SPLITS]
+    for split, part in zip(SPLITS, parts):
+        if not part:
+            raise Refusal(f"data.path={pattern} has no file whose name begins with {split}. {_form(name)}")
+    _labelled(found, PUBLISHED[name].columns, pattern)
+    return parts
+
+
+def _form(name: str) -> str:
+    """What files data.path= should hold in place of a data set of the hub."""
+    columns = PUBLISHED[name].columns
+    kinds = [suffix for suffix in SUFFIXES if suffix != ".txt" or "label" not in columns.values()]
+    return (f"data={name} wants a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
+            f"with the column{'s' * (len(columns) > 1)} {listed(columns)}.")
+
+
+def _labelled(files: list[Path], columns: dict[str, str], pattern: str) -> None:
+    """Refuse .txt files where more than a text is wanted of them."""
+    if len(columns) > 1 and files[0].suffix == ".txt":
+        raise Refusal(f"data.path={pattern}: a .txt file has no labels. Give {', '.join(list(SUFFIXES)[1:])} files "
+                      f"with the columns {listed(columns)}.")
+
+
+def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_linebreaks: bool = False):
+    """The texts of files as a Dataset, without empty ones; a .txt file's lines are texts.
+
+    columns: the files' names -> text, pair, label. source: the key and value that named the files.
+    advice(column): what to do about a column that is not there. Raises Refusal.
+    """
+    import datasets
+    from datasets.exceptions import DatasetGenerationError
+
+    settings = {}
+    if files[0].suffix == ".txt":
+        _labelled(files, columns, source.partition("=")[2])
+        columns, settings = {"text": "text"}, {"keep_linebreaks": keep_linebreaks}
+    try:
+        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=[str(f) for f in files], split="train",
+                                     **settings)
+    except (DatasetGenerationError, ValueError, OSError) as error:
+        cause = error.__cause__ or error
+        raise Refusal(f"{source} cannot be read: {str(cause).strip().splitlines()[0]}") from error
+    for column in columns:
+        if column not in rows.column_names:
+            raise Refusal(f"{source} has no column {column}: it has {', '.join(rows.column_names)}. {advice(column)}")
+    return _clean(rows, columns, source)
+
+
+def _clean(rows, columns: dict[str, str], source: str):
+    """The wanted columns under our names, and no row that lacks one of them."""
+    for column, ours in columns.items():
+        kind = getattr(rows.features[column], "dtype", "lists")
+        if ours != "label" and "string" not in kind and len(rows):
+            raise Refusal(f"{source}: the column {column} holds {kind}, not text.")
+    rows = rows.select_columns(list(columns)).rename_columns(columns)
+    return rows.filter(lambda row: all(value if key != "label" else value is not None for key, value in row.items()))
+
+
+# --- the hub -----------------------------------------------------------------------------------
+
+
+def published(name: str, path: str | None) -> list:
+    """The texts of each of SPLITS, from the hub or from files of the same form. Raises Refusal."""
+    known = PUBLISHED[name]
+    if path is not None:
+        # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
+        return [read(files, known.columns, f"data.path={path}", lambda _: _form(name), keep_linebreaks=True)
+                for files in splits(name, path)]
+    import datasets
+    from datasets.exceptions import DatasetGenerationError
+
+    try:  # datasets 4 and later run no code of a repository, and have no switch that would let them
+        parts = datasets.load_dataset(known.repository, known.config, split=list(SPLITS))
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        raise Refusal(f"data={name} comes from the hub ({known.repository}), which did not give it: "
+                      f"{str(error).strip().splitlines()[0]}. Without a network, give files with data.path=: "
+                      f"{_form(name)}") from error
+    return [_clean(part, known.columns, known.repository) for part in parts]
+
+
+# --- tokens ------------------------------------------------------------------------------------
+
+
+class Tokens:
+    """Texts as token ids. name: bytes, a tokenizer's folder or a hub id; raises Refusal where it cannot be loaded.
+
+    end: the id that ends a text and pads a batch; vocab: one more than the largest id; tokenizer: None for bytes.
+    """
+
+    def __init__(self, name: str):
+        self.tokenizer, self.end, self.vocab = None, 0, BYTE_VOCAB
+        if name == "bytes":
+            return
+        from transformers import AutoTokenizer
+
+        folder = Path(name).expanduser()
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name,
+                                                           trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise Refusal(f"data.tokenizer={name} cannot be loaded: {str(error).strip().splitlines()[0]} Give a "
+                          "tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network.") from error
+        ends = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.sep_token_id, 0)
+        self.end = next(i for i in ends if i is not None)
+        self.vocab = len(self.tokenizer)
+
+    def ids(self, text: str, special: bool = True) -> list[int]:
+        """One text. special: with what the tokenizer puts around a text."""
+        if self.tokenizer is None:
+            return [byte + 1 for byte in text.encode()]
+        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+
+    def pair(self, first: str, second: str, longest: int) -> dict[str, list[int]]:
+        """Two texts as one row of at most `longest` tokens: the longer is cut first. input_ids, and token_type_ids
+        where the tokenizer tells the two apart by them."""
+        if self.tokenizer is not None:
+            row = self.tokenizer(first, second, truncation="longest_first", max_length=longest, verbose=False)
+            return {key: row[key] for key in ("input_ids", "token_type_ids") if key in row}
+        one, two = self.ids(first), self.ids(second)
+        room = longest - 1  # the end id stands between the two
+        one = one[:max(room - len(two), (room + 1) // 2)]
+        return {"input_ids": [*one, self.end, *two[:room - len(one)]]}
+
+
+def classified(texts, tokens: Tokens, longest: int, names: list, with_types: bool):
+    """One row a text or pair, cut to `longest` tokens; its label is the place of its name in `names`."""
+    place = {name: index for index, name in enumerate(names)}
+
+    def row(text: dict) -> dict:
+        made = (tokens.pair(text["text"], text["pair"], longest) if "pair" in text
+                else {"input_ids": tokens.ids(text["text"])[:longest]})
+        if not with_types:
+            made.pop("token_type_ids", None)
+        return made | {"labels": place[text["label"]]}
+
+    rows = texts.map(row, remove_columns=texts.column_names)
+    return rows.filter(lambda row: len(row["input_ids"]) > 0).with_format("torch")
+
+
+def label_names(*parts) -> list:
+    """The distinct labels over all parts, in order: the class of a label is its place here."""
+    return sorted({label for part in parts if part is not None for label in part.unique("label")}, key=str)
+
+
+def stream(texts, tokens: Tokens, one_text: bool):
+    """All texts one after another as (N,) ids: an end-of-text id after each, unless they are lines of one text."""
+    import numpy
+
+    flat = array("q")
+    for text in texts["text"]:
+        ids = tokens.ids(text, special=not one_text)
+        flat.extend(ids if one_text or ids and ids[-1] == tokens.end else [*ids, tokens.end])
+    return numpy.frombuffer(flat, dtype=numpy.int64)

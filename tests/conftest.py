@@ -1,0 +1,243 @@
+"""What the tests share: small jobs in a fraction of a second, and the command as a person runs it.
+
+A job in these tests is forked from one nursery, which has imported the libraries; a few tests, marked
+by their use of `headroom`, start the whole command in an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from recipes import command as commands
+from recipes import config, launch, machine, record, supervise, sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
+GPU = machine.gpus()
+
+# Sizes that any family has, and what else a small job needs. They come before a test's own overrides.
+SMALL = ["model.layers=1", "model.width=32", "model.heads=2", "model.feed_forward=64", "model.vocab=512",
+         "model.positions=64", "data.seq_len=32", "data.samples=8", "batch.per_device=2", "train.max_steps=2",
+         "measure.warmup_steps=0", "device=cpu"]
+
+
+def small(*overrides: str) -> list[str]:
+    """SMALL and the overrides, with the sizes that only some options have (`model=llama_*`: kv_heads).
+
+    Trained weights (model.pretrained=) bring their own sizes.
+    """
+    chosen = dict(word.split("=", 1) for word in overrides if "=" in word)
+    sizes = SMALL
+    if "model.pretrained" in chosen:
+        sizes = [word for word in SMALL if not word.startswith("model.")]
+    elif chosen.get("model", "").startswith("llama"):
+        sizes = [*SMALL, "model.kv_heads=1"]
+    if chosen.get("data", "dummy") != "text":
+        sizes = [*sizes, "data.eval_samples=4"]
+    return [*sizes, *overrides]
+
+
+# --- the environment -------------------------------------------------------------------------------
+
+
+def pytest_configure(config):
+    """No network, and no cache of the user's: before anything reads these variables."""
+    config._cache_folder = tempfile.TemporaryDirectory(prefix="headroom-tests-")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": config._cache_folder.name,
+                   "TORCHINDUCTOR_CACHE_DIR": str(Path(config._cache_folder.name, "inductor")),
+                   "TOKENIZERS_PARALLELISM": "false",
+                   "OMP_NUM_THREADS": "1"}  # the tensors are tiny, and the machine may be shared
+    for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "TRANSFORMERS_CACHE"):
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure(config):
+    config._cache_folder.cleanup()
+
+
+def pytest_collection_modifyitems(items):
+    why = "needs an NVIDIA GPU, and a torch that is built for it: machine.gpus() is empty here"
+    for item in items:
+        if item.get_closest_marker("gpu") and not GPU:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Forks the workers of all small jobs."""
+    nursery = launch.Nursery()
+    yield nursery
+    nursery.close()
+
+
+SITECUSTOMIZE = """
+import os, sys
+if "recipes." in "".join(sys.orig_argv):  # a worker or a nursery, not the command
+    import recipes.worker as worker
+    main = worker.main
+    def faulty(job, pipe):
+        exec(open(os.environ["HEADROOM_TEST_FAULT"]).read(), {"job": job})
+        main(job, pipe)
+    worker.main = faulty
+"""
+
+
+@pytest.fixture(scope="session")
+def _faulty(tmp_path_factory):
+    """A nursery whose workers first run the code in a file; (nursery, file)."""
+    folder = tmp_path_factory.mktemp("fault")
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("HEADROOM_TEST_FAULT", str(folder / "fault.py"))
+        nursery = launch.Nursery()
+    yield nursery, folder / "fault.py"
+    nursery.close()
+
+
+@pytest.fixture
+def fault(_faulty):
+    """fault(code) -> a nursery whose next workers run the code (it sees `job`) before they begin."""
+    nursery, file = _faulty
+
+    def fault(code: str) -> launch.Nursery:
+        file.write_text(code)
+        return nursery
+
+    yield fault
+    file.write_text("")
+
+
+# --- a configuration -------------------------------------------------------------------------------
+
+
+class Composed(NamedTuple):
+    """What a command line comes to: the typed tree, the record to be filled, and the problems (a line each)."""
+
+    cfg: config.Config
+    record: record.Record
+    problems: list[str]
+
+
+def compose(*overrides: str) -> Composed:
+    """What the command would run with these words. Hydra's own errors are raised."""
+    return Composed(*commands.compose(CONF, *overrides))
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch):
+    """pretend_gpu((7, 5)): let this process believe in one GPU of that compute capability. It can refuse, not train."""
+
+    def pretend(capability: tuple[int, int], name: str = "NVIDIA Pretended"):
+        gpu = machine.Gpu(uuid="GPU-0", name=name, memory_bytes=16 * 2**30, capability=capability)
+        monkeypatch.setattr(machine, "gpus", lambda: (gpu,))
+
+    return pretend
+
+
+# --- a job -----------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """A job that is over: its record, its folder, and what its worker told: (kind, values)."""
+
+    record: record.Record
+    folder: Path
+    heard: list[tuple[str, dict]]
+
+
+@pytest.fixture(scope="session")
+def make_job(tmp_path_factory):
+    """make_job(*overrides) -> launch.Job, composed and checked, with a new folder."""
+
+    def make(*overrides: str) -> launch.Job:
+        _, outcome, problems = compose(*overrides)
+        assert not problems, problems
+        return launch.Job(outcome, tmp_path_factory.mktemp("job"))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def train(make_job, nursery):
+    """train(*overrides, status="ok") -> Run: a small job, asserted to end so (status=None: however it ends)."""
+
+    def train(*overrides: str, status: str | None = "ok", nursery=nursery) -> Run:
+        job, heard = make_job(*small(*overrides)), []
+        outcome = supervise.run(job, lambda kind, values: heard.append((kind, values)), nursery)
+        assert status in (None, outcome.status), (outcome.status, outcome.error, _tail(job.folder / launch.LOG_FILE))
+        return Run(outcome, job.folder, heard)
+
+    return train
+
+
+def _tail(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+class Ended(NamedTuple):
+    """A command that is over."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capfd, nursery):
+    """command(*arguments) -> Ended: `python train.py ...` in this process, its jobs forked from the nursery.
+
+    Outputs land in tmp_path/outputs. With nursery=None it is an error that a job is started at all.
+    """
+    start = launch.start
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it for good; here it is taken back
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str, nursery: launch.Nursery | None = nursery) -> Ended:
+        def start_here(job, _=None):
+            assert nursery is not None, "a job was started"
+            return start(job, nursery)
+
+        monkeypatch.setattr(launch, "start", start_here)
+        monkeypatch.setattr(sweep, "nursery", lambda: nursery)
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        capfd.readouterr()
+        try:
+            code = commands.run(CONF)
+        except SystemExit as stopped:  # argparse's way out
+            code = stopped.code
+        return Ended(code, *capfd.readouterr())
+
+    return command
+
+
+def start_headroom(*arguments: str, cwd: Path, env: dict | None = None, **streams) -> subprocess.Popen:
+    """`python train.py ...` as a person starts it, in a group of its own as a shell gives it."""
+    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *arguments], cwd=cwd, text=True,
+                            env=os.environ | (env or {}), stdin=subprocess.DEVNULL, start_new_session=True, **streams)
+
+
+@pytest.fixture
+def headroom(tmp_path):
+    """headroom(*arguments, env=None, timeout=120) -> Ended: the whole command in a process of its own."""
+
+    def headroom(*arguments: str, env: dict | None = None, timeout: float = 120) -> Ended:
+        process = start_headroom(*arguments, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+            process.wait()
+        return Ended(process.returncode, out, err)
+
+    return headroom

@@ -1,0 +1,66 @@
+"""eval: after training, the same numbers whatever the batch, and in 16 bits if asked."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+RECIPES = ["trainer", "accelerate"]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rows = [{"text": "word " * (1 + n % 6), "label": n % 2} for n in range(14)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["data=text", f"data.path={path}", "data.eval_fraction=0.5"]
+
+
+@pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])
+def test_the_evaluation_is_a_mean_over_labels_whatever_the_batch(train, texts, model):
+    """Seven texts of different lengths: a mean of batches' means would depend on how they fall."""
+    found = [train(f"model={model}", *texts, f"eval.batch={batch}").record.evaluation for batch in (1, 2, 7)]
+    assert found[0].samples >= 7 or model == "gpt2_tiny"
+    for other in found[1:]:
+        assert other.loss == pytest.approx(found[0].loss, rel=1e-5)
+        assert (other.samples, other.accuracy) == (found[0].samples, found[0].accuracy)
+
+
+def test_a_classification_has_an_accuracy(train):
+    evaluation = train("data.eval_samples=7", "eval.batch=2").record.evaluation
+    assert evaluation.samples == 7 and evaluation.perplexity is None and evaluation.seconds > 0
+    assert evaluation.accuracy * 7 == pytest.approx(round(evaluation.accuracy * 7)) and 0 <= evaluation.accuracy <= 1
+
+
+def test_a_language_model_has_a_perplexity(train):
+    evaluation = train("model=gpt2_tiny").record.evaluation
+    assert evaluation.accuracy is None
+    assert evaluation.perplexity == pytest.approx(math.exp(evaluation.loss))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("trained_in", ["fp32", "bf16"])
+@pytest.mark.parametrize("option", ["bf16", "fp16"])
+def test_a_whole_evaluation_in_16_bits(train, recipe, trained_in, option):
+    words = [f"recipe={recipe}", f"precision={trained_in}", "model=gpt2_tiny"]
+    plain, short = (train(*words, f"eval.precision={value}").record for value in ("null", option))
+    assert short.evaluation.loss == pytest.approx(plain.evaluation.loss, rel=0.02)
+    assert short.evaluation.loss != plain.evaluation.loss
+    assert short.training.losses == plain.training.losses
+    assert short.memory.weights_bytes == 4 * short.memory.parameter_count, "the weights come back in 32 bits"
+
+
+def test_there_is_none_without_a_split_or_when_switched_off(train):
+    assert train("data.eval_samples=null").record.evaluation is None
+    assert train("eval.enabled=false").record.evaluation is None
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_dropout_is_off_in_the_evaluation(train, recipe):
+    """An untrained model with heavy dropout evaluates as one without: nothing was learned."""
+    words = [f"recipe={recipe}", "train.learning_rate=0"]
+    plain, dropped = (train(*words, f"model.dropout={rate}").record for rate in (0, 0.9))
+    assert dropped.evaluation.loss == pytest.approx(plain.evaluation.loss, rel=1e-6)
+    assert dropped.training.losses != plain.training.losses

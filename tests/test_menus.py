@@ -1,0 +1,119 @@
+"""The whole menu: every pair of options from two menus trains, or is refused with a reason that names one of them.
+
+Refusals are found by `validate` alone. All other pairs are packed into as few jobs as a greedy search
+finds, and each of those jobs must train to its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+from conftest import CONF, compose, small
+
+from recipes import config, validate
+from recipes.config import GROUPS
+
+OPTIONS = [(group, option) for group in GROUPS for option in validate.options(group, [CONF])]
+PAIRS = [frozenset(pair) for pair in itertools.combinations(OPTIONS, 2) if pair[0][0] != pair[1][0]]
+
+
+def words(options) -> list[str]:
+    return [f"{group}={option}" for group, option in sorted(options, key=lambda o: GROUPS.index(o[0]))]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Data for data=text, which every model can train on."""
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": f"text number {n} " * (n + 1), "label": n % 2}) + "\n" for n in range(8)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def refused(texts):
+    """Pair of options -> the problems that `validate` has with it, each menu else at its default or at a decoder."""
+    values = {}  # the menus do not depend on each other: each is composed once, small
+    for group, option in OPTIONS:
+        told = [f"{group}={option}"] + ([f"data.path={texts}"] if option == "text" else [])
+        values[group, option] = dataclasses.asdict(compose(*small(*told)).cfg)
+    base = values["model", "gpt2_tiny"]  # a decoder can train on any data
+    found = {}
+    for pair in PAIRS:
+        chosen = base | {group: values[group, option][group] for group, option in pair}
+        chosen["train"] = chosen["train"] | {"learning_rate": None}
+        problems = validate.validate(config.from_dict(chosen))
+        if problems:
+            found[pair] = problems
+    return found
+
+
+def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
+    for pair, problems in refused.items():
+        assert any(word in line for word in words(pair) for line in problems), (words(pair), problems)
+
+
+def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
+    """So that a check that is too eager does not pass for a menu that is covered."""
+    alone = {option for option in OPTIONS
+             if all(pair in refused for pair in PAIRS if option in pair)}
+    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit")}
+    encoders = {("model", name) for name in ("bert_tiny", "bert_base", "bert_large")}
+    others = {pair for pair in refused if not pair & alone}
+    assert others == {frozenset([("data", "source"), encoder]) for encoder in encoders}
+
+
+def covering(pairs, refused) -> list[dict[str, str]]:
+    """Jobs (menu -> option) without a refused pair that together hold every one of `pairs`, greedily chosen."""
+    left, jobs = set(pairs), []
+    while left:
+        job = dict(min(left, key=words))  # the first pair left, then menu by menu the option that adds most
+        for group in (g for g in GROUPS if g not in job):
+            options = [o for o in validate.options(group, [CONF])
+                       if not any(frozenset([(group, o), chosen]) in refused for chosen in job.items())]
+            gain = {o: sum(frozenset([(group, o), chosen]) in left for chosen in job.items()) for o in options}
+            job[group] = max(options, key=gain.get)
+        left -= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
+        jobs.append(job)
+    return jobs
+
+
+def test_every_pair_that_is_not_refused_trains(refused, texts, train):
+    allowed = [pair for pair in PAIRS if pair not in refused]
+    jobs = covering(allowed, refused)
+    seen = set()
+    for job in jobs:
+        # A short last batch, and evaluation, come along; wide enough for the 8-bit states to be 8-bit (4096 weights).
+        run = train(*words(job.items()), *([f"data.path={texts}"] if job["data"] == "text" else []),
+                    "model.width=64", "data.samples=5", "model.dropout=0.1")
+        losses = run.record.training.losses
+        assert len(losses) == 2 and None not in losses, (words(job.items()), losses)
+        assert run.record.memory.peak_tensor_bytes, (words(job.items()), run.record.warnings)
+        seen |= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
+    assert seen == set(allowed)
+
+
+def test_every_option_on_disk_is_composed(refused):
+    jobs = covering([pair for pair in PAIRS if pair not in refused], refused)
+    composed = {option for job in jobs for option in job.items()} | set().union(*refused)
+    assert composed == {(path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"}
+
+
+# --- experiments: files that set several menus at once ---------------------------------------------
+
+EXPERIMENTS = sorted(CONF.glob("experiment/**/*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_trains_or_is_refused_for_want_of_a_gpu(train, path):
+    """At a small size: the menus it picks are what is tried here."""
+    word = f"+{path.parent.relative_to(CONF)}={path.stem}"
+    chosen = compose(word, "device=cpu").cfg
+    family = [f"model.{key}={size}" for key, size in (("kv_heads", 1),) if getattr(chosen.model, key) is not None]
+    problems = compose(*small(word, *family)).problems
+    if chosen.precision.name == "fp16":
+        assert len(problems) == 1 and "precision=fp16" in problems[0]
+    else:
+        assert train(word, *family).record.training.steps == 2
