@@ -12,7 +12,7 @@ setup: $(VENV)/.installed  ## make .venv and install what was tested together
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[8bit,dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@touch $@
 
 train: setup  ## run the main job; other options: make train ARGS="precision=bf16 optim=adam8bit"

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import config, launch, record, screen, supervise, sweep, validate
+from recipes import config, launch, record, screen, supervise, sweep, trackers, validate
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
@@ -139,7 +139,8 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
         before = sweep.settled(place)
         if before is None:
             display = screen.Screen(" ".join(words), number + 1, jobs, quiet=not alone)
-            outcome = run_in(place, cfg, outcome, problems, display, None if problems else sweep.nursery())
+            outcome = run_in(place, cfg, outcome, problems, display, None if problems else sweep.nursery(),
+                             folder.name)
         else:
             outcome = before
         screen.say(screen.line(outcome, number + 1, words, before is not None))
@@ -151,18 +152,34 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
 
 
 def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], display: screen.Screen,
-           nursery: launch.Nursery | None = None) -> record.Record:
-    """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written."""
+           nursery: launch.Nursery | None = None, group: str | None = None) -> record.Record:
+    """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
+
+    group: the sweep's name, for the tracker.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if problems:
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
         record.write(outcome, folder)
         return outcome
     outcome.warnings = validate.warnings(cfg)
+    tracker = trackers.open_tracker(cfg, outcome, folder, group)
+
+    def hear(kind, values):
+        display.hear(kind, values)
+        tracker.hear(kind, values)
+
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        return supervise.run(launch.Job(outcome, folder), display.hear, nursery)
+        outcome = supervise.run(launch.Job(outcome, folder), hear, nursery)
+        troubles = tracker.finish(outcome)
+    if troubles:
+        outcome.warnings += troubles
+        record.write(outcome, folder)
+    if tracker.line:
+        screen.say(tracker.line)
+    return outcome
 
 
 def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
@@ -178,6 +195,8 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
             paths = report.make([folder], folder)
             screen.say(report.for_screen([folder]))
             screen.say(f"Table and pictures: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+            for text in send_table(jobs, folder):
+                screen.say(f"warning: {text}")
         except Exception as error:  # the records are safe, and the report can be made again from them
             screen.say_problems([f"the report could not be made ({type(error).__name__}: {error}). Once that is mended: "
                                  f"python scripts/report.py {folder}"])
@@ -190,6 +209,15 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
     if "interrupted" in statuses:
         return EXIT_CODES["interrupted"]
     return 0 if ended <= sweep.SUCCESS else 1
+
+
+def send_table(jobs: list[dict], folder: Path) -> list[str]:
+    """The sweep's table to the tracker that its jobs had. Returns warnings."""
+    last = record.read(folder / jobs[-1]["key"])
+    try:
+        return trackers.log_table(config.from_dict(last.config), folder.name, folder, folder / "results.csv")
+    finally:
+        trackers.close()
 
 
 def hydra_words() -> list[str]:

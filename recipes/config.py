@@ -109,6 +109,10 @@ class Checkpointing:
 @dataclass
 class Tracker:
     name: str = UNSET
+    project: str = UNSET
+    entity: Optional[str] = UNSET
+    mode: Optional[str] = UNSET
+    finish_seconds: float = at_least(0)
 
 
 # --- the sections: plain keys of conf/config.yaml ---------------------------------------------

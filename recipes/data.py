@@ -7,6 +7,7 @@ Shapes: B batch, T tokens. A row has `input_ids` (T,) and `labels`: () for class
 from __future__ import annotations
 
 import itertools
+import math
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ class Data:
 
 def problems(cfg) -> list[str]:
     """Files that are not there, and vocabularies too small for bytes."""
+    from recipes import model
+
     data, found = cfg.data, []
     if not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB and (data.name == "source" or data.tokenizer == "bytes"):
         found.append(f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. "
@@ -51,12 +54,12 @@ def problems(cfg) -> list[str]:
         value = getattr(data, key)
         if value is not None:
             try:
-                files = (datafiles.splits(data.name, value) if data.name in datafiles.PUBLISHED
-                         else datafiles.find(value, f"data.{key}"))
-                if data.task == "classification" and files[0].suffix == ".txt":
-                    found.append(f"data.task=classification needs labels, and a .txt file has none: data.{key}={value}. "
-                                 "Give a .jsonl, .csv or .parquet file with the columns "
-                                 f"{data.text_column} and {data.label_column}.")
+                if data.name in datafiles.PUBLISHED:
+                    datafiles.splits(data.name, value)
+                elif datafiles.find(value, f"data.{key}")[0].suffix == ".txt" and model.task(cfg) == "classification":
+                    asked = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
+                    found.append(f"{asked} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
+                                 f".csv or .parquet file with the columns {data.text_column} and {data.label_column}.")
             except Refusal as refusal:
                 found.append(str(refusal))
     return found
@@ -114,7 +117,8 @@ def _source(cfg, task: str, vocab: int) -> Data:
     import numpy
 
     root, length = Path(sysconfig.get_paths()["stdlib"]), cfg.data.seq_len
-    paths = sorted(p for p in root.rglob("*.py") if not {"site-packages", "dist-packages", "test"} & set(p.parts))
+    others = {"site-packages", "dist-packages", "test"}
+    paths = sorted(p for p in root.rglob("*.py") if not others & set(p.relative_to(root).parts))
     if not paths:
         raise Refusal(f"data=source found no Python file in {root}. Choose data=text with data.path=.")
 
@@ -153,7 +157,8 @@ def _text(cfg, task: str, vocab: int) -> Data:
     if data.eval_path:
         held_out = read("eval_path")
     elif data.eval_fraction and len(texts) > 1:
-        split = texts.train_test_split(test_size=data.eval_fraction, seed=cfg.train.seed)
+        kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # one is left to train on
+        split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
         texts, held_out = split["train"], split["test"]
     return _from_texts(cfg, task, texts, held_out)
 

@@ -91,7 +91,7 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
     """The texts of files as a Dataset, without empty ones; a .txt file's lines are texts.
 
     columns: the files' names -> text, pair, label. source: the key and value that named the files.
-    advice(column): what to do about a column that is not there. Raises Refusal.
+    advice(column): what to do about a column that is not there or holds no text. Raises Refusal.
     """
     import datasets
     from datasets.exceptions import DatasetGenerationError
@@ -103,21 +103,23 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
     try:
         rows = datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=[str(f) for f in files], split="train",
                                      **settings)
-    except (DatasetGenerationError, ValueError, OSError) as error:
-        cause = error.__cause__ or error
-        raise Refusal(f"{source} cannot be read: {str(cause).strip().splitlines()[0]}") from error
+    except (DatasetGenerationError, ValueError, OSError, StopIteration) as error:
+        raise Refusal(f"{source} cannot be read: {_first_line(error.__cause__ or error)}") from error
     for column in columns:
         if column not in rows.column_names:
             raise Refusal(f"{source} has no column {column}: it has {', '.join(rows.column_names)}. {advice(column)}")
-    return _clean(rows, columns, source)
-
-
-def _clean(rows, columns: dict[str, str], source: str):
-    """The wanted columns under our names, and no row that lacks one of them."""
-    for column, ours in columns.items():
         kind = getattr(rows.features[column], "dtype", "lists")
-        if ours != "label" and "string" not in kind and len(rows):
-            raise Refusal(f"{source}: the column {column} holds {kind}, not text.")
+        if columns[column] != "label" and "string" not in kind and len(rows):
+            raise Refusal(f"{source}: the column {column} holds {kind}, not text. {advice(column)}")
+    return _clean(rows, columns)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "there is nothing in it").splitlines()[0]
+
+
+def _clean(rows, columns: dict[str, str]):
+    """The wanted columns under our names, and no row that lacks one of them."""
     rows = rows.select_columns(list(columns)).rename_columns(columns)
     return rows.filter(lambda row: all(value if key != "label" else value is not None for key, value in row.items()))
 
@@ -139,9 +141,9 @@ def published(name: str, path: str | None) -> list:
         parts = datasets.load_dataset(known.repository, known.config, split=list(SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:
         raise Refusal(f"data={name} comes from the hub ({known.repository}), which did not give it: "
-                      f"{str(error).strip().splitlines()[0]}. Without a network, give files with data.path=: "
+                      f"{_first_line(error)}. Without a network, give files with data.path=: "
                       f"{_form(name)}") from error
-    return [_clean(part, known.columns, known.repository) for part in parts]
+    return [_clean(part, known.columns) for part in parts]
 
 
 # --- tokens ------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class Tokens:
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name,
                                                            trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise Refusal(f"data.tokenizer={name} cannot be loaded: {str(error).strip().splitlines()[0]} Give a "
+            raise Refusal(f"data.tokenizer={name} cannot be loaded: {_first_line(error)} Give a "
                           "tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network.") from error
         ends = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.sep_token_id, 0)
         self.end = next(i for i in ends if i is not None)

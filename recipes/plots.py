@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import io
 
-from recipes.report import MEMORY_KINDS, Spread, Table, number
+from recipes.rows import MEMORY_KINDS, Spread, Table
 from recipes.screen import PARTS
+from recipes.tables import number, percent
 
 BLUE, ORANGE, GREEN, YELLOW, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#767676"
 PART_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#BBBBBB")
@@ -138,7 +139,7 @@ def _bars(made: Table) -> bytes:
             else:
                 text = number(spread.median / scale, 3) + ("*" if row.at_once > 1 else "")
                 if base and base.median and row is not made.baseline:
-                    text += f"  {spread.median / base.median - 1:+.0%}".replace("-", "−").replace("%", " %")
+                    text += f"  {percent(spread.median, base.median, 0)}".replace("-", "−")
                 text += f"  (◇ {number(published, 3)})" if published else ""
                 sheet.bar(axes, y, Spread(*(value / scale for value in spread)), text, colour, published)
             if published:

@@ -31,7 +31,6 @@ from recipes import launch
 from recipes.record import Record
 
 HELPER = "import sys; from recipes.trackers import tend; tend(int(sys.argv[1]))"
-STEPS_FILE = "steps.jsonl"
 MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # W&B's words; the first three are enough
 STOP_SECONDS = 0.3  # what W&B gets after Ctrl-C, which must be over within a second
 SPARE_BYTES = 2**20  # with less than this on the disk, W&B's files may have lost their end in silence
@@ -108,7 +107,7 @@ class Wandb(Tracker):
         self.place = self.url = None  # W&B's own folder and page of this run, once it is open
         self.troubles: list[str] = []
         self.helper: Helper | None = None
-        steps = Path(folder, STEPS_FILE).absolute()
+        steps = Path(folder, launch.STEPS_FILE).absolute()
         init |= {"dir": str(Path(folder).absolute()), "project": tracker.project, "entity": tracker.entity,
                  "mode": tracker.mode, "group": group[:128] if group else None}
         with self._troubled():
@@ -208,8 +207,9 @@ class Helper:
 
     def nudge(self) -> None:
         """There is something new in steps.jsonl. Lost without harm where the process is busy or gone."""
+        self.channel.settimeout(0)
         with contextlib.suppress(OSError):
-            self.channel.send(b"{}\n", socket.MSG_DONTWAIT)
+            self.channel.send(b"{}\n")
 
     def answers(self, deadline: float) -> Iterator[dict]:
         """Raises TimeoutError at the deadline (time.monotonic), ConnectionError when the process is gone."""
@@ -339,18 +339,19 @@ class Logged:
         self.run = self._start(init)
         url = None if self.run.offline else self.run.url
         self.tell(place=str(Path(self.run.dir).parent), url=url)
+        self.read_steps()  # what came meanwhile
 
     def _start(self, init: dict):
         import wandb
 
         self.said = sys.stderr = io.StringIO()
-        before = set(Path(init["dir"]).glob("wandb/*run-*"))
+        before = set(Path(init["dir"]).glob("wandb/run-*"))
         try:
             return wandb.init(**init)
         except Exception as error:  # no key, a wrong one, no network, a server that does not answer
             why = f"no log-in or no connection ({reason(error)}), so it logged offline"
         self._stop()
-        for folder in set(Path(init["dir"]).glob("wandb/*run-*")) - before:
+        for folder in set(Path(init["dir"]).glob("wandb/run-*")) - before:
             shutil.rmtree(folder, ignore_errors=True)  # the failed start's: it holds nothing
         self.said = sys.stderr = io.StringIO()
         os.environ["WANDB_MODE"] = "offline"  # also over a word there that wandb does not know

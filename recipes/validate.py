@@ -96,7 +96,7 @@ def value_problems(node, prefix: str = "") -> list[str]:
 
 def modules() -> list:
     """The module of each menu and section that has one: `recipes/<name>.py`."""
-    names = [f.name for f in dataclasses.fields(Config)]
+    names = [{"tracker": "trackers"}.get(f.name, f.name) for f in dataclasses.fields(Config)]
     return [importlib.import_module(f"recipes.{name}") for name in names
             if importlib.util.find_spec(f"recipes.{name}") is not None]
 

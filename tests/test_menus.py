@@ -25,20 +25,30 @@ def words(options) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """Data for data=text, which every model can train on."""
-    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": f"text number {n} " * (n + 1), "label": n % 2}) + "\n" for n in range(8)))
-    return path
+def told(tmp_path_factory):
+    """told(options) -> the words for a command line: the menus, and the keys without which an option cannot run."""
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [{"text": f"text number {n} " * (n + 1), "label": n % 2} for n in range(8)]
+    pairs = [{"sentence1": row["text"], "sentence2": "another", "label": row["label"]} for row in rows]
+    for name, lines in (("text", rows), ("wikitext", rows), ("mrpc", pairs)):  # data that no network is needed for
+        (folder / name).mkdir()
+        for split in ("train", "validation")[:1 if name == "text" else 2]:
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def told(options) -> list[str]:
+        needed = {option: [f"data.path={folder / option}"] for option in ("text", "wikitext", "mrpc")}
+        needed["wandb"] = ["tracker.mode=disabled"]
+        return words(options) + [word for _, option in sorted(options) for word in needed.get(option, [])]
+
+    return told
 
 
 @pytest.fixture(scope="module")
-def refused(texts):
+def refused(told):
     """Pair of options -> the problems that `validate` has with it, each menu else at its default or at a decoder."""
     values = {}  # the menus do not depend on each other: each is composed once, small
-    for group, option in OPTIONS:
-        told = [f"{group}={option}"] + ([f"data.path={texts}"] if option == "text" else [])
-        values[group, option] = dataclasses.asdict(compose(*small(*told)).cfg)
+    for chosen in OPTIONS:
+        values[chosen] = dataclasses.asdict(compose(*small(*told([chosen]))).cfg)
     base = values["model", "gpt2_tiny"]  # a decoder can train on any data
     found = {}
     for pair in PAIRS:
@@ -62,7 +72,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit")}
     encoders = {("model", name) for name in ("bert_tiny", "bert_base", "bert_large")}
     others = {pair for pair in refused if not pair & alone}
-    assert others == {frozenset([("data", "source"), encoder]) for encoder in encoders}
+    assert others == {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
 
 
 def covering(pairs, refused) -> list[dict[str, str]]:
@@ -80,14 +90,13 @@ def covering(pairs, refused) -> list[dict[str, str]]:
     return jobs
 
 
-def test_every_pair_that_is_not_refused_trains(refused, texts, train):
+def test_every_pair_that_is_not_refused_trains(refused, told, train):
     allowed = [pair for pair in PAIRS if pair not in refused]
     jobs = covering(allowed, refused)
     seen = set()
     for job in jobs:
         # A short last batch, and evaluation, come along; wide enough for the 8-bit states to be 8-bit (4096 weights).
-        run = train(*words(job.items()), *([f"data.path={texts}"] if job["data"] == "text" else []),
-                    "model.width=64", "data.samples=5", "model.dropout=0.1")
+        run = train(*told(job.items()), "model.width=64", "data.samples=5", "model.dropout=0.1")
         losses = run.record.training.losses
         assert len(losses) == 2 and None not in losses, (words(job.items()), losses)
         assert run.record.memory.peak_tensor_bytes, (words(job.items()), run.record.warnings)

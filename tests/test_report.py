@@ -178,6 +178,8 @@ def test_a_repeat_that_failed_does_not_count_and_is_told():
     row, = report.table([job(speed=8.0), job("measure.repeat=1", status="oom", error=OOM)]).rows
     assert row.status == "1 ok, 1 oom" and row.done and row.spread("speed", "samples_per_second") == (8, 8, 8)
     assert row.notes == ["in backward: CUDA out of memory. A | B. Try precision=bf16."]
+    row, = report.table([job(status="refused", error=Error("load", "Refusal", "No. Type this.\nAnd that."))]).rows
+    assert row.notes == ["No. Type this."]
 
 
 def test_the_order_is_that_of_the_jobs():

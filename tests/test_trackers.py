@@ -47,7 +47,10 @@ def mark(monkeypatch, tmp_path):
     monkeypatch.setenv("HEADROOM_TEST_MARK", mark)
     yield mark
     trackers.close()
-    assert not marked(mark)
+    deadline = time.monotonic() + 5  # for tests that end a process or a tracker without its consent
+    while marked(mark):
+        assert time.monotonic() < deadline, marked(mark)
+        time.sleep(0.1)
 
 
 def marked(mark: str) -> list[str]:
@@ -61,7 +64,10 @@ def marked(mark: str) -> list[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """W&B, as far as a run sees it. answers: ok, denied (the key is wrong), stall (uploads are never answered)."""
+    """W&B, as far as a run sees it.
+
+    answers: ok, denied (the key is wrong), stall (uploads are never answered), refuse (they are, with a no).
+    """
 
     daemon_threads = True
 
@@ -72,6 +78,9 @@ class Server(ThreadingHTTPServer):
         self.variables: dict = {}  # of all requests that make or change the run
         self.history: list[dict] = []
         self.texts: list[str] = []  # everything that was sent, but for headers
+
+    def handle_error(self, *_):
+        """A client that is ended in the middle of a request is no error here."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -101,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path.endswith("file_stream"):
             if server.answers == "stall":
                 server.over.wait(60)
+            elif server.answers == "refuse":
+                return self.reply(403, {"error": "not here"})
             rows = json.loads(text).get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
             server.history += map(json.loads, rows)
         self.reply(200, {"data": answer})
@@ -160,8 +171,8 @@ def cfg(**keys):
 
 def record(status: str = "ok") -> Record:
     return Record(
-        "trainer", ["precision=bf16", "tracker=wandb"], {"recipe": {"name": "trainer"}, "train": {"seed": 7, "epochs": None}},
-        "0123abcd", {"device_name": "a CPU"}, status=status,
+        "trainer", ["precision=bf16", "tracker=wandb"],
+        {"recipe": {"name": "trainer"}, "train": {"seed": 7, "epochs": None}}, "0123abcd", {"device_name": "a CPU"}, status=status,
         training=Training(len(LOSSES), 160, 1280, LOSSES, LOSSES[-1]), evaluation=Evaluation(8, 0.5),
         speed=Speed(samples_per_second=12.5), memory=Memory(peak_tensor_bytes=1000, largest_bytes={"optimizer": 300}))
 
@@ -177,7 +188,7 @@ class Job:
 
     def __init__(self, folder: Path, group: str | None = None, **keys):
         folder.mkdir(exist_ok=True)
-        self.folder = folder
+        self.folder, self.group = folder, group
         self.tracker = trackers.open_tracker(cfg(**keys), record(), folder, group)
         write_steps(folder)
         self.tracker.hear("progress", {"step": len(LOSSES)})
@@ -189,6 +200,7 @@ class Job:
         warnings = self.tracker.finish(outcome)
         self.seconds = time.monotonic() - start
         assert outcome == record(status)
+        assert self.group or marked(os.environ["HEADROOM_TEST_MARK"]) == []
         assert KEY not in "".join(warnings) + self.tracker.line
         return warnings
 
@@ -302,11 +314,14 @@ def test_an_online_run_arrives_and_says_where(tmp_path, server, capfd):
     assert KEY not in sent and str(ROOT) not in sent and sys.executable not in sent and "pytest" not in sent
 
 
-def test_an_upload_that_never_ends_is_given_up_and_can_be_sent_later(tmp_path, server):
-    server("stall")
-    job = Job(tmp_path / "job", finish_seconds=5)
+@pytest.mark.parametrize("answers, said", [("stall", "Timed out finishing run"), ("refuse", "Fatal error while")])
+def test_an_upload_that_fails_is_given_up_and_can_be_sent_later(answers, said, tmp_path, server):
+    wandb = server(answers)
+    job = Job(tmp_path / "job", finish_seconds=6)
+    while not wandb.variables:  # the run is made
+        time.sleep(0.05)
     (warning,) = job.finish()
-    assert job.seconds < 6
+    assert job.seconds < 7 and said in warning and job.tracker.line.startswith("W&B: http")
     assert Logged(job.folder).losses == COMPLETE
     assert "Would sync 1 run" in wandb_says(*shlex.split(SYNC.search(warning)[1]), "--dry-run")
 
@@ -318,23 +333,12 @@ def no_key(server, monkeypatch):
     return "No API key"
 
 
-def half_a_key(server, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", KEY[:20])
-    return "API key must have"
-
-
 def wrong_key(server, monkeypatch):
     server("denied")
     return "user is not logged in"
 
 
-def no_network(server, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
-    return "connection refused"
-
-
-@pytest.mark.parametrize("prepare", [no_key, half_a_key, wrong_key, no_network])
+@pytest.mark.parametrize("prepare", [no_key, wrong_key])
 def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_path, server, monkeypatch, capfd):
     said = prepare(server, monkeypatch)
     job = Job(tmp_path / "job", finish_seconds=8)
@@ -343,7 +347,7 @@ def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_pat
     assert said in warning and "logged offline" in warning and "\n" not in warning
     assert capfd.readouterr() == ("", "") and job.tracker.line == ""
     assert Logged(job.folder).losses == COMPLETE  # and no other .wandb file lies there
-    assert "Would sync 1 run" in wandb_says(*shlex.split(SYNC.search(warning)[1]), "--dry-run")
+    assert shlex.split(SYNC.search(warning)[1]) == ["sync", *map(str, job.folder.glob("wandb/offline-run-*"))]
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or KEY[:20].encode() not in file.read_bytes(), file
 
@@ -392,12 +396,14 @@ def test_hear_never_waits(tmp_path, fake_wandb):
     assert job.seconds < 6 and "has failed" in warning
 
 
-def test_a_process_that_dies_costs_a_warning(tmp_path):
+def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
     job = Job(tmp_path / "job", mode="offline")
     job.wait_until_open()
+    time.sleep(2.5)
     job.tracker.helper.process.kill()
-    (warning,) = job.finish()
-    assert "its process has failed" in warning
+    (warning,) = job.tracker.finish(record())
+    assert "its process has failed" in warning and SYNC.search(warning)
+    assert Logged(job.folder).losses == COMPLETE[:-1]  # W&B holds a step back until the next
 
 
 def test_ctrl_c_while_it_waits_leaves_nothing(tmp_path, fake_wandb, mark):
@@ -438,10 +444,13 @@ def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark):
 
 
 def test_a_sweep_imports_wandb_once_and_waits_for_the_network_once(tmp_path, monkeypatch, mark):
-    no_network(None, monkeypatch)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
     first = Job(tmp_path / "first", group="a sweep", finish_seconds=6)
     process = first.tracker.helper.process
-    assert len(first.finish()) == 1
+    (warning,) = first.finish()
+    assert first.seconds < 6 and "connection refused" in warning and "logged offline" in warning
+    assert Logged(first.folder).losses == COMPLETE
     assert not any("wandb-core" in command for command in marked(mark))
     second = Job(tmp_path / "second", group="a sweep", finish_seconds=6)
     assert second.tracker.helper.process is process
@@ -462,9 +471,9 @@ def test_a_sweeps_table_is_a_run_of_its_group(tmp_path):
     run = Logged(tmp_path)
     assert run.run["display_name"] == "sweep a sweep" and run.run["run_group"] == "a sweep"
     assert run.run["job_type"] == "sweep"
-    (entry,) = [row["results"] for row in run.history if "results" in row]
+    (row,) = run.history
     (folder,) = tmp_path.glob("wandb/*run-*/files")
-    assert json.loads((folder / entry["path"]).read_text()) == {
+    assert json.loads((folder / row["results.path"]).read_text()) == {
         "columns": ["name", "status", "peak"], "data": [["a,b", "ok", 12.0], ["c", "oom", None]]}
 
 

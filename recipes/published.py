@@ -1,0 +1,43 @@
+"""What others measured, in the form that `rows.table(published=...)` takes."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from recipes.record import Record
+
+MIB = 2**20
+GUIDE_FILE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "guide_v100.csv"
+GUIDE_SOURCE = "the guide, V100 16 GB, bert-large-uncased, January 2022"
+GUIDE_BASELINE = "vanilla"  # what the guide compares its other rows with
+# The file's columns that say what a row is, and the keys that say it here. A job whose experiment was then
+# told otherwise (`+experiment/guide=vanilla precision=bf16`) is not what the guide measured.
+GUIDE_SETTINGS = {"precision": "precision", "optim": "optim", "checkpointing": "checkpointing",
+                  "per_device_batch": "batch.per_device", "accumulation_steps": "accumulation.steps"}
+
+
+def guide() -> dict[str, dict]:
+    """The guide's table: "experiment=vanilla recipe=trainer" -> its figures; {} where its file is missing.
+
+    Bytes are of the whole device. What a row has no figure for is left out.
+    """
+    try:
+        lines = list(csv.DictReader(GUIDE_FILE.read_text().splitlines()))
+    except FileNotFoundError:
+        return {}
+    told = {}
+    for line in lines:
+        figures = {"source": GUIDE_SOURCE, "where": " ".join(f"{key}={line[name]}" for name, key in GUIDE_SETTINGS.items())}
+        if line["device_used_mb"]:
+            figures["device_used_bytes"] = int(line["device_used_mb"]) * MIB  # NVML's 'MB' are MiB
+        if line["samples_per_second"]:
+            figures["samples_per_second"] = float(line["samples_per_second"])
+        told[f"experiment={line['name'].replace('+', '_')} recipe={line['recipe']}"] = figures
+    return told
+
+
+def of_guide(found: Record) -> bool:
+    """Whether a record was made by `+experiment/guide=...`."""
+    return any(re.match(r"\+{0,2}experiment/guide=", word) for word in found.overrides)

@@ -1,0 +1,65 @@
+"""What is said of a failure: whether it is a lack of memory, and what to try next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compose
+
+from recipes import failure
+from recipes.refusal import Refusal
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    OSError(12, "Cannot allocate memory"),
+], ids=lambda error: type(error).__name__)
+def test_a_lack_of_memory_is_known_in_all_its_forms(error):
+    status, described = failure.describe(error, "eval", compose("device=cpu").cfg)
+    assert status == "oom" and described.phase == "eval" and described.hint
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of range"), KeyError("memory"),
+                                   OSError(28, "No space left on device")], ids=str)
+def test_other_errors_are_failures(error):
+    status, described = failure.describe(error, "load", compose("device=cpu").cfg)
+    assert status == "failed" and described.type == type(error).__name__
+
+
+def test_a_refusal_and_ctrl_c_are_no_failures():
+    cfg = compose("device=cpu").cfg
+    assert failure.describe(Refusal("type that instead"), "load", cfg)[0] == "refused"
+    assert failure.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
+
+
+@pytest.mark.parametrize("words,tried,untried", [
+    ([], ["precision=bf16", "batch.per_device=2 accumulation=x2", "checkpointing=full", "optim=adam8bit"], []),
+    (["precision=bf16", "checkpointing=full", "optim=adam8bit"], ["batch.per_device=2", "data.seq_len=256"],
+     ["precision", "checkpointing", "optim"]),
+    (["batch.per_device=1"], ["precision=bf16", "checkpointing=full"], ["batch.per_device", "accumulation"]),
+    (["accumulation=x16"], ["batch.per_device=2 accumulation.steps=32"], []),
+    (["batch.effective=16"], ["batch.per_device=2"], ["accumulation"]),
+], ids=lambda words: " ".join(words))
+def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
+    hint = failure.memory_hint(compose("device=cpu", *words).cfg)
+    assert all(lever in hint for lever in tried) and not any(lever in hint for lever in untried), hint
+
+
+@pytest.mark.parametrize("words", [[], ["precision=bf16", "optim=sgd"], ["batch.effective=16"], ["accumulation=x2"],
+                                   ["model=llama_tiny", "batch.per_device=6"]], ids=str)
+def test_each_lever_of_a_hint_can_be_typed(words):
+    hint = failure.memory_hint(compose("device=cpu", *words).cfg)
+    for lever in hint.removeprefix("Try, the cheapest first: ").rstrip(".").split(", "):
+        named = {word.split("=")[0].split(".")[0] for word in lever.split()}
+        kept = [word for word in words if word.split("=")[0].split(".")[0] not in named - {"batch"}]
+        assert compose("device=cpu", *kept, *lever.split()).problems == [], lever
+
+
+@pytest.mark.parametrize("message,word", [("No space left on device", "disk"), ("CUDA driver version is insufficient", "driver"),
+                                          ("DataLoader worker (pid 7) exited", "data.workers=0")])
+def test_failures_that_people_meet_often_have_a_hint(message, word):
+    assert word in failure.failure_hint(RuntimeError(message))
+    assert failure.failure_hint(RuntimeError("something else")) is None
