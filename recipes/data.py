@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
@@ -34,6 +34,7 @@ class Data:
     classes: int = 0
     pad_token_id: int = 0
     tokenizer: Any = None
+    names: list = field(default_factory=list)  # of the classes, where they have any
 
 
 # --- checks and arguments -----------------------------------------------------------------------
@@ -107,9 +108,8 @@ def _dummy(cfg, task: str, vocab: int) -> Data:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
         return _dataset(ids, random.integers(0, classes, count) if classes else ids)
 
-    train = rows(cfg.data.samples)
-    held_out = rows(cfg.data.eval_samples) if cfg.data.eval_samples else None
-    return Data(task, train, held_out, stack, high, classes)
+    held_out = cfg.data.eval_samples
+    return Data(task, rows(cfg.data.samples), rows(held_out) if held_out else None, stack, high, classes)
 
 
 def _source(cfg, task: str, vocab: int) -> Data:
@@ -192,9 +192,9 @@ def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data
     if not len(train):
         raise Refusal(f"data.path={data.path} holds no text of two tokens or more.")
     held_out = rows(held_out, data.eval_samples, *window_and_stride(cfg)) if held_out is not None else None
-    pad = Padding(data.pad_to_multiple_of, data.seq_len, tokens.end, with_mask=task == "classification")
+    pad = Padding(data.pad_to_multiple_of, data.seq_len, tokens.pad, with_mask=task == "classification")
     held_out = held_out if held_out is not None and len(held_out) else None
-    return Data(task, train, held_out, pad, tokens.vocab, len(names), tokens.end, tokens.tokenizer)
+    return Data(task, train, held_out, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
 
 
 def window_and_stride(cfg) -> tuple[int, int]:
@@ -228,7 +228,7 @@ def windows(tokens, window: int, stride: int, spans=None):
 
 
 def _dataset(ids, labels):
-    """Rows of ids (T,), of one length or not, and their labels () or (T,), as a datasets.Dataset in the torch format."""
+    """Rows of ids (T,), of any lengths, and labels () or (T,), as a datasets.Dataset in the torch format."""
     import datasets
 
     return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")

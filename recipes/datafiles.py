@@ -101,7 +101,7 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
         _labelled(files, columns, source.partition("=")[2])
         columns, settings = {"text": "text"}, {"keep_linebreaks": keep_linebreaks}
     try:
-        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=[str(f) for f in files], split="train",
+        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=[glob.escape(str(f)) for f in files], split="train",
                                      **settings)
     except (DatasetGenerationError, ValueError, OSError, StopIteration) as error:
         raise Refusal(f"{source} cannot be read: {_first_line(error.__cause__ or error)}") from error
@@ -152,11 +152,12 @@ def published(name: str, path: str | None) -> list:
 class Tokens:
     """Texts as token ids. name: bytes, a tokenizer's folder or a hub id; raises Refusal where it cannot be loaded.
 
-    end: the id that ends a text and pads a batch; vocab: one more than the largest id; tokenizer: None for bytes.
+    end: the id that ends a text; pad: the one that fills a batch; vocab: one more than the largest id;
+    tokenizer: None for bytes.
     """
 
     def __init__(self, name: str):
-        self.tokenizer, self.end, self.vocab = None, 0, BYTE_VOCAB
+        self.tokenizer, self.end, self.pad, self.vocab = None, 0, 0, BYTE_VOCAB
         if name == "bytes":
             return
         from transformers import AutoTokenizer
@@ -168,9 +169,13 @@ class Tokens:
         except (OSError, ValueError) as error:
             raise Refusal(f"data.tokenizer={name} cannot be loaded: {_first_line(error)} Give a "
                           "tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network.") from error
-        ends = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.sep_token_id, 0)
-        self.end = next(i for i in ends if i is not None)
+        self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep")
         self.vocab = len(self.tokenizer)
+
+    def _special(self, *kinds: str) -> int:
+        """The first of some special tokens that the tokenizer has, or 0."""
+        found = (getattr(self.tokenizer, f"{kind}_token_id") for kind in kinds)
+        return next((number for number in found if number is not None), 0)
 
     def ids(self, text: str, special: bool = True) -> list[int]:
         """One text. special: with what the tokenizer puts around a text."""
@@ -206,8 +211,11 @@ def classified(texts, tokens: Tokens, longest: int, names: list, with_types: boo
 
 
 def label_names(*parts) -> list:
-    """The distinct labels over all parts, in order: the class of a label is its place here."""
-    return sorted({label for part in parts if part is not None for label in part.unique("label")}, key=str)
+    """The labels in order: the class of a label is its place here. Numbers from 0 up stand for themselves."""
+    labels = {label for part in parts if part is not None for label in part.unique("label")}
+    if all(type(label) is int and label >= 0 for label in labels):
+        return list(range(max(labels, default=-1) + 1))
+    return sorted(labels, key=str)
 
 
 def stream(texts, tokens: Tokens, one_text: bool):

@@ -13,7 +13,8 @@ def problems(cfg) -> list[str]:
     """A sliding window where there is no text for it, or one that leaves tokens out."""
     from recipes import data, model
 
-    asked = " and ".join(f"eval.{key}={getattr(cfg.eval, key)}" for key in ("window", "stride") if getattr(cfg.eval, key))
+    asked = {f"eval.{key}": getattr(cfg.eval, key) for key in ("window", "stride")}
+    asked = " and ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
     if not asked:
         return []
     if not cfg.eval.enabled:

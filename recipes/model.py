@@ -180,17 +180,25 @@ def build(cfg, config, data):
 
     from recipes import experts, precision
 
+    if cfg.model.pretrained and data.task == "language_modelling" and config.model_type in (
+            transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
+        raise Refusal(f"model.pretrained={cfg.model.pretrained} is an encoder ({config.model_type}), which sees the "
+                      f"tokens that data={cfg.data.name} asks it to predict. Choose the weights of a decoder.")
     if data.vocab > config.vocab_size:
         raise Refusal(f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of "
                       f"{config.vocab_size}. "
                       + (f"Type data.tokenizer={cfg.model.pretrained}." if cfg.model.pretrained
                          else f"Type model.vocab={-(-data.vocab // 8) * 8}."))
     if data.task == "classification":
-        if cfg.model.pretrained:
+        has_head = any(a.endswith("ForSequenceClassification") for a in config.architectures or [])
+        if cfg.model.pretrained and not has_head:  # the head is new
             config.num_labels = max(data.classes, cfg.model.classes)
         elif data.classes > config.num_labels:
             raise Refusal(f"the data has {data.classes} labels, and the model {config.num_labels}. "
-                          f"Type model.classes={data.classes}.")
+                          + ("Choose other trained weights." if has_head else f"Type model.classes={data.classes}."))
+        if data.names and not has_head:  # so that a saved model says what its classes mean
+            names = [str(name) for name in data.names] + [f"LABEL_{i}" for i in range(data.classes, config.num_labels)]
+            config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
         if config.pad_token_id is None:  # a decoder's head looks for the last token before the padding
             config.pad_token_id = data.pad_token_id
     kind = (transformers.AutoModelForSequenceClassification if data.task == "classification"
@@ -207,10 +215,16 @@ def build(cfg, config, data):
 
 def _pretrained(load, name: str, **settings):
     """Call a from_pretrained, and put its ways to fail into one sentence."""
+    from safetensors import SafetensorError
+
+    from recipes.failure import is_out_of_memory
+
     folder = Path(name).expanduser()
     try:
         return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         first = str(error).strip().splitlines()[0]
         if folder.exists():
             raise Refusal(f"model.pretrained={name} cannot be loaded: {first}") from error

@@ -15,13 +15,14 @@ from recipes.tables import number, percent
 
 BLUE, ORANGE, GREEN, YELLOW, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#767676"
 PART_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#BBBBBB")
-ROW, PANEL, GAP, EDGE, HEAD, FOOT = 0.27, 3.3, 0.3, 0.15, 0.5, 0.45  # inches
+ROW, PANEL, GAP, EDGE, HEAD, FOOT = 0.27, 3.3, 0.3, 0.15, 0.5, 0.6  # inches
 TALLEST = 110  # inches; with more jobs than fit, rows and letters shrink
 FONT, SMALL = 9, 8  # points
 DPI = 130
 LONGEST, LONGEST_NAME = 44, 90  # characters of a word in a label, and of all its words in one
 STYLE = {"font.family": "DejaVu Sans", "text.parse_math": False, "hatch.color": "#BBBBBB", "hatch.linewidth": 0.8,
          "axes.linewidth": 0.6, "errorbar.capsize": 2}
+APART_AT_MOST = 10  # times; published figures further from the jobs' own would squash the bars
 NAMED_AT_MOST = 14  # jobs up to which the trade-off's picture names every one
 
 
@@ -102,11 +103,11 @@ class Sheet:
         if spread.low != spread.high:
             axes.errorbar(spread.median, y, xerr=[[spread.median - spread.low], [spread.high - spread.median]],
                           color="black", linewidth=0.9)
-        self.text(axes, y, max(spread.high, beside), text)
+        self.text(axes, y, max(spread.high, beside), text, 9 if beside else 5)
 
-    def text(self, axes, y: int, x: float, text: str) -> None:
-        """Words just right of x."""
-        axes.annotate(text, (x, y), (5, 0), textcoords="offset points", fontsize=SMALL * self.scale, va="center_baseline",
+    def text(self, axes, y: int, x: float, text: str, points: float = 5) -> None:
+        """Words so many points right of x."""
+        axes.annotate(text, (x, y), (points, 0), textcoords="offset points", fontsize=SMALL * self.scale, va="center_baseline",
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # the lines behind stop there
 
     def slot(self, axes, y: int, word: str) -> None:
@@ -116,22 +117,34 @@ class Sheet:
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
 
     def foot(self, words: list[str]) -> None:
-        """Small words below everything."""
-        if words:
-            self.figure.text(EDGE / self.width, 0.06 / self.height, "   ".join(words), fontsize=SMALL - 1, color=GREY)
+        """Small words below everything, in as many lines as they need."""
+        lines: list[str] = []
+        for word in words:
+            longer = f"{lines[-1]}   {word}" if lines else word
+            if lines and _inches(longer, SMALL - 1) < self.width - 2 * EDGE:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        for above, line in enumerate(reversed(lines)):
+            self.figure.text(EDGE / self.width, (0.06 + 0.14 * above) / self.height, line, fontsize=SMALL - 1, color=GREY)
 
 
 def _bars(made: Table) -> bytes:
     """Memory and throughput of every job side by side: the guide's closing plot."""
     unit, size = made.unit
     sheet = Sheet(made, 2)
+    marked: set[str] = set()  # the sources of the published figures that are drawn
     for title, figure, key, scale, colour in (
             (f"{made.memory_name.capitalize()}, {unit}", made.memory, made.memory_kind, size, BLUE),
             ("Throughput, samples/s", made.speed, "samples_per_second", 1, ORANGE)):
         spreads = [figure(row) for row in made.rows]
         theirs = [(row.published.get(key) or 0) / scale for row in made.rows]
         base = figure(made.baseline) if made.baseline else None
-        most = max([s.high / scale for s in spreads if s] + theirs, default=0)
+        most = max((s.high / scale for s in spreads if s), default=0)
+        if not most / APART_AT_MOST <= max(theirs) <= most * APART_AT_MOST:
+            theirs = [0] * len(theirs)
+        marked |= {row.published.get("source", "others") for row, value in zip(made.rows, theirs) if value}
+        most = max(most, *theirs)
         axes = sheet.add_panel(title, most, 1.8 if any(theirs) else 1.42)
         for y, (row, spread, published) in enumerate(zip(made.rows, spreads, theirs)):
             if spread is None or not row.done:
@@ -147,7 +160,7 @@ def _bars(made: Table) -> bytes:
                           linestyle="none")
         if base and len(made.rows) > 1:
             axes.axvline(base.median / scale, color="black", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0.5)
-    sheet.foot(_footnotes(made))
+    sheet.foot(_footnotes(made) + [f"◇: published by {', '.join(sorted(marked))}."] * bool(marked))
     return _png(sheet.figure)
 
 
@@ -162,8 +175,6 @@ def _footnotes(made: Table) -> list[str]:
         words.append("Pale bars: estimates.")
     if any(len(row.runs) > 1 for row in made.rows):
         words.append("Whiskers: least to most of the repeats.")
-    if any(row.published for row in made.rows):
-        words.append("◇: published by others.")
     if any(row.at_once > 1 for row in made.rows):
         words.append("* ran side by side with others, which disturb it.")
     return words

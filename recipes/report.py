@@ -25,9 +25,9 @@ from recipes.tables import columns, markdown, remarks, screen_text  # noqa: F401
 
 
 def compare(records: list[Record], baseline: str | None = None, published: dict[str, dict] | None = None) -> Table:
-    """The table of the records, as `table` makes it, where those of `+experiment/guide=...` have the guide's by default:
+    """The table of the records, as `table` makes it. Those of `+experiment/guide=...` are put beside the guide by default:
 
-    its published figures, and as the baseline the first job of its first row that ended ok.
+    its figures as the published ones, its first row (the first such job that ended ok) as the baseline.
     """
     of_guide = any(map(others.of_guide, records))
     if published is None and of_guide:

@@ -25,8 +25,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds runs, at any depth")
     parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go")
     parser.add_argument("--baseline", metavar="WORDS", help="what the others are compared with: words of its "
-                        "configuration, or the start of its config_key (default: the first job that ended ok; of the guide's experiments, "
-                        "vanilla)")
+                        "configuration, or the start of its config_key (default: the first job that ended ok; "
+                        "of the guide's experiments, vanilla)")
     told = parser.parse_args(words)
     target = told.into or (told.folders[0] if len(told.folders) == 1 else Path("outputs", "report"))
     try:

@@ -253,8 +253,9 @@ def tokenizer(tmp_path_factory):
 def test_any_tokenizer_folder_will_do(tmp_path, tokenizer):
     path = write(tmp_path / "texts", "txt", ["one two words", "two strangers here"])
     rows = built(*told(path), f"data.tokenizer={tokenizer}")
-    end = rows.pad_token_id
+    end = 2  # a text ends with the tokenizer's end, not with its padding
     assert ids_of(rows.train) == [[3, 4, 5, end, 4, 1, 6, end]]
+    assert rows.pad_token_id == 0
     assert rows.vocab == 7 and rows.tokenizer is not None
 
 

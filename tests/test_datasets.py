@@ -238,7 +238,8 @@ def test_wikitext_is_for_decoders(folder):
     assert "data=wikitext is causal language modelling" in problem and "model=bert_tiny" in problem
 
 
-@pytest.mark.parametrize("lacking,name", [("sentence1", "gpt2_tiny"), ("sentence2", "bert_tiny"), ("label", "bert_tiny")])
+@pytest.mark.parametrize("lacking,name", [("sentence1", "gpt2_tiny"), ("sentence2", "bert_tiny"),
+                                          ("label", "bert_tiny")])
 def test_a_column_of_mrpc_that_is_missing_is_one_line(tmp_path, lacking, name):
     rows = [{key: value for key, value in row.items() if key != lacking} for row in PAIRS]
     for split in ("train", "validation"):
@@ -370,7 +371,8 @@ def test_the_perplexity_is_that_of_one_token_at_a_time(train, article, name, win
 def test_a_stride_of_the_window_is_the_evaluation_without_overlap(train, article):
     path, tokens = article
     told = ["recipe=accelerate", "data=wikitext", "model=gpt2_tiny", f"data.path={path}", "data.eval_samples=null"]
-    plain, same, wider = (train(*told, *more, "save.final=true") for more in ([], ["eval.stride=32"], ["eval.window=64"]))
+    plain, same, wider = (train(*told, *more, "save.final=true")
+                          for more in ([], ["eval.stride=32"], ["eval.window=64"]))
     assert plain.record.evaluation.loss == same.record.evaluation.loss
     assert plain.record.evaluation.samples == same.record.evaluation.samples == math.ceil(len(tokens) / 32)
     assert plain.record.evaluation.loss == pytest.approx(by_hand(plain.folder / "model", tokens, 32, 32), rel=1e-5)
@@ -407,7 +409,8 @@ def test_a_window_that_cannot_be_is_refused(overrides, words):
 
 
 def test_a_window_over_an_evaluation_that_is_not_there_is_refused(train):
-    error = train("model=gpt2_tiny", "data=source", "data.eval_samples=null", "eval.stride=8", status="refused").record.error
+    told = ["model=gpt2_tiny", "data=source", "data.eval_samples=null", "eval.stride=8"]
+    error = train(*told, status="refused").record.error
     assert "eval.stride" in error.message and "\n" not in error.message
 
 
@@ -474,9 +477,8 @@ def test_the_experts_listen_to_autocast():
 @pytest.mark.parametrize("overrides,words", [
     (["model=mixtral_tiny", "model.experts_per_token=5"], "model.experts_per_token=5 is more than model.experts=4"),
     (["model=mixtral_tiny", "model.feed_forward=60"], "model.feed_forward=60: the grouped product"),
-    (["model=llama_tiny", "+model.experts=2"], "model.experts has no meaning for model=llama_tiny")])
+    (["model=llama_tiny", "model.experts=2"], "model.experts has no meaning for model=llama_tiny")])
 def test_experts_that_make_no_model_are_refused(overrides, words):
-    overrides = [word.lstrip("+") for word in overrides]
     assert any(words in problem for problem in compose(*small(*overrides)).problems)
 
 

@@ -387,13 +387,17 @@ def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, 
 def test_hear_never_waits(tmp_path, fake_wandb):
     fake_wandb("")
     job = Job(tmp_path / "job", finish_seconds=1)
-    job.tracker.helper.process.send_signal(signal.SIGSTOP)
-    start = time.monotonic()
-    for step in range(5000):  # far more than a socket holds
-        job.tracker.hear("progress", {"step": step})
-    assert time.monotonic() - start < 2
-    (warning,) = job.finish()
-    assert job.seconds < 6 and "has failed" in warning
+    process = job.tracker.helper.process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        for step in range(5000):  # far more than a socket holds
+            job.tracker.hear("progress", {"step": step})
+        assert time.monotonic() - start < 2
+        (warning,) = job.finish()
+        assert job.seconds < 6 and "has failed" in warning
+    finally:
+        process.kill()
 
 
 def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
