@@ -245,8 +245,8 @@ def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, 
         return None, None, shape
     cfg = config.from_dict(values)
     given = {word.lstrip("+~").split("=")[0] for word in overrides}
-    problems = validate.unused_keys(values, choices, folders) + validate.set_by_menu(given)
-    problems += validate.validate(cfg, given) if not problems else []
+    problems = validate.set_by_menu(given)  # these make an option another one, so no other check means anything
+    problems = problems or validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     resolved, environment = config.to_dict(cfg), record.environment(cfg)
     key = record.config_key(resolved, environment["versions"])
     return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems

@@ -112,7 +112,7 @@ class Tracker:
     project: str = UNSET
     entity: Optional[str] = UNSET
     mode: Optional[str] = UNSET
-    finish_seconds: float = at_least(0)
+    finish_seconds: float = at_least(1)
 
 
 # --- the sections: plain keys of conf/config.yaml ---------------------------------------------

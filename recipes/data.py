@@ -45,12 +45,12 @@ def problems(cfg) -> list[str]:
     from recipes import model
 
     data, found = cfg.data, []
-    if not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB and (data.name == "source" or data.tokenizer == "bytes"):
+    in_bytes = data.name == "source" or data.tokenizer == "bytes"
+    if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
         found.append(f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. "
                      "Type model.vocab=512.")
     if data.name == "text" and data.path is None:
-        return found + ["data=text needs data.path=: a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet "
-                        "files."]
+        return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
     for key in ("path", "eval_path"):
         value = getattr(data, key)
         if value is not None:
@@ -108,8 +108,8 @@ def _dummy(cfg, task: str, vocab: int) -> Data:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
         return _dataset(ids, random.integers(0, classes, count) if classes else ids)
 
-    held_out = cfg.data.eval_samples
-    return Data(task, rows(cfg.data.samples), rows(held_out) if held_out else None, stack, high, classes)
+    count = cfg.data.eval_samples
+    return Data(task, rows(cfg.data.samples), rows(count) if count else None, stack, high, classes)
 
 
 def _source(cfg, task: str, vocab: int) -> Data:
@@ -193,8 +193,7 @@ def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data
         raise Refusal(f"data.path={data.path} holds no text of two tokens or more.")
     held_out = rows(held_out, data.eval_samples, *window_and_stride(cfg)) if held_out is not None else None
     pad = Padding(data.pad_to_multiple_of, data.seq_len, tokens.pad, with_mask=task == "classification")
-    held_out = held_out if held_out is not None and len(held_out) else None
-    return Data(task, train, held_out, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
+    return Data(task, train, held_out or None, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
 
 
 def window_and_stride(cfg) -> tuple[int, int]:

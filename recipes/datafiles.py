@@ -101,8 +101,8 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
         _labelled(files, columns, source.partition("=")[2])
         columns, settings = {"text": "text"}, {"keep_linebreaks": keep_linebreaks}
     try:
-        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=[glob.escape(str(f)) for f in files], split="train",
-                                     **settings)
+        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], split="train",
+                                     data_files=[glob.escape(str(file)) for file in files], **settings)
     except (DatasetGenerationError, ValueError, OSError, StopIteration) as error:
         raise Refusal(f"{source} cannot be read: {_first_line(error.__cause__ or error)}") from error
     for column in columns:

@@ -41,7 +41,6 @@ VARIATIONS = {
     "plain": [],
     "dropout": ["model.dropout=0.1"],
     "checkpointing": ["model.dropout=0.1", "checkpointing=full"],
-    "x2": ["model.dropout=0.1", "accumulation=x2"],
     "x4, short last step": ["model.dropout=0.1", "accumulation=x4", "data.samples=11"],
     "x2, checkpointing": ["model.dropout=0.1", "accumulation=x2", "checkpointing=full"],
     "weight decay, cosine, warm-up": ["train.weight_decay=0.1", "train.schedule=cosine", "train.warmup_steps=2"],
@@ -127,16 +126,15 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(train, recipe
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("model,data", [("bert_tiny", "dummy"), ("bert_tiny", "text"), ("gpt2_tiny", "dummy"),
-                                        ("gpt2_tiny", "text"), ("llama_tiny", "text")])
+@pytest.mark.parametrize("model,data", [("bert_tiny", "dummy"), ("bert_tiny", "text"), ("gpt2_tiny", "text"),
+                                        ("llama_tiny", "text")])
 def test_four_times_one_is_one_times_four(run, texts, recipe, model, data):
     """Plain SGD without clipping: a loss that is summed, or averaged over unequal parts, takes other steps."""
     told = [f"recipe={recipe}", f"model={model}", *SGD, "train.max_steps=5", *(texts if data == "text" else [])]
     losses = [run(*told, f"batch.per_device={batch}", f"accumulation={option}").record.training.losses
-              for batch, option in ((4, "none"), (2, "x2"), (1, "x4"))]
+              for batch, option in ((4, "none"), (1, "x4"))]
     assert losses[0][0] != pytest.approx(losses[0][-1], rel=1e-3), "the steps change the loss"
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -204,11 +202,9 @@ def bare_losses(cfg, dropout: float, steps: int) -> list[float]:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("overrides", [
-    ["batch.per_device=5", "train.weight_decay=0.1"],
+    ["batch.per_device=5", "train.weight_decay=0.1", "checkpointing=full"],
     ["batch.per_device=2", "accumulation=x4"],  # 2 + 2 + 1
-    ["batch.per_device=5", "checkpointing=full"],
     ["batch.per_device=1", "accumulation=x8", *SGD],  # 5 x 1
-    ["batch.per_device=5", "data.workers=1"],
 ], ids=" ".join)
 def test_a_recipe_is_the_bare_loop(run, recipe, model, overrides):
     told = [f"recipe={recipe}", f"model={model}", *overrides, "data.samples=5", "train.max_steps=4"]

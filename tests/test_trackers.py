@@ -172,14 +172,15 @@ def cfg(**keys):
 def record(status: str = "ok") -> Record:
     return Record(
         "trainer", ["precision=bf16", "tracker=wandb"],
-        {"recipe": {"name": "trainer"}, "train": {"seed": 7, "epochs": None}}, "0123abcd", {"device_name": "a CPU"}, status=status,
+        {"recipe": {"name": "trainer"}, "train": {"seed": 7, "epochs": None}}, "0123abcd", {"device_name": "a CPU"},
+        status=status,
         training=Training(len(LOSSES), 160, 1280, LOSSES, LOSSES[-1]), evaluation=Evaluation(8, 0.5),
         speed=Speed(samples_per_second=12.5), memory=Memory(peak_tensor_bytes=1000, largest_bytes={"optimizer": 300}))
 
 
-def write_steps(folder: Path, losses=LOSSES, first: int = 1, mode: str = "w") -> None:
-    with open(folder / "steps.jsonl", mode) as file:
-        for step, loss in enumerate(losses, first):
+def write_steps(folder: Path, losses=LOSSES) -> None:
+    with open(folder / "steps.jsonl", "w") as file:
+        for step, loss in enumerate(losses, 1):
             file.write(json.dumps({"step": step, "loss": loss, "seconds": 0.5, "samples": 4, "tokens": 32}) + "\n")
 
 
