@@ -49,6 +49,12 @@ def run(conf: Path) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         screen.say_problems([in_words(error, conf)])
         return EXIT_CODES["refused"]  # nothing has started, also in a sweep
+    except ValueError as error:
+        if not raised_by_hydra(error):
+            raise
+        emptied = [g for g in config.GROUPS if any(w.lstrip("+") in (f"{g}=null", f"{g}=") for w in sys.argv[1:])]
+        screen.say_problems([needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
+        return EXIT_CODES["refused"]
     except OSError as error:
         screen.say_problems([_unwritable(error)])
         return EXIT_CODES["refused"]
@@ -268,13 +274,28 @@ def _unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
             f"Choose another folder with {key}=.")
 
 
+def raised_by_hydra(error: Exception) -> bool:
+    """Whether an exception comes from Hydra's own checks of the command line, and not from a job."""
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame.tb_frame.f_globals.get("__name__", "").startswith("hydra.")
+
+
+def needs_option(group: str, folders: list[Path]) -> str:
+    """The line for a menu without a choice."""
+    return f"{group} needs one of its options: {', '.join(validate.options(group, folders))}."
+
+
 def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
     """What `+key=`, `~menu` and `menu=null` can do to a configuration that the schema does not see."""
     problems = []
     for group in config.GROUPS:
-        if choices.get(group) is None:
-            problems.append(f"{group} needs one of its options: {', '.join(validate.options(group, folders))}.")
+        if choices.get(group) is None and group in values:
+            problems.append(needs_option(group, folders))
     for name, kind in config.node_types().items():
+        if name not in values:
+            problems.append(f"{name} cannot be taken out of the configuration. Leave ~{name} out.")
         if isinstance(values.get(name), dict):
             problems += [unknown_key(f"{name}.{key}") for key in values[name] if key not in config.node_types(kind)]
     return problems + [unknown_key(name) for name in values if name not in config.node_types()]

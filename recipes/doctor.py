@@ -78,12 +78,19 @@ class Findings:
         return self.probes.get("torch", {}).get("cuda")
 
 
+def _asked() -> tuple[machine.Gpu, ...]:
+    """What NVML tells of the GPUs that a job may see. Raises its error where it does not tell."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return () if hidden or not machine._torch_has_cuda() else machine.ask_nvml()
+
+
 def examine() -> Findings:
     """Look at everything; takes as long as importing the libraries twice, side by side."""
     nvml = Nvml()
     cards = nvml.cards()  # before the probes, whose memory is then nobody else's
     try:
-        gpus, error = machine.gpus(), None
+        # Jobs take a GPU that NVML does not describe for none at all; here the reason is wanted.
+        gpus, error = machine.gpus() or (_asked() if cards else ()), None
     except Exception as failure:  # NVML's own errors: a lost GPU, one without memory of its own
         gpus, error = (), f"{type(failure).__name__}: {failure}"
     bound, wanted = packages()
@@ -106,7 +113,8 @@ def packages(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, list[Packa
     found = {}
     for extra, line in lines:
         name, bound = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line).groups()
-        found.setdefault(name, Package(name, machine.version(name), bound, extra))
+        if name != project["name"]:  # an extra that is made of others
+            found.setdefault(name, Package(name, machine.version(name), bound, extra))
     for name in ALSO:
         found.setdefault(name, Package(name, machine.version(name), None, ""))
     return project["requires-python"].removeprefix(">="), list(found.values())

@@ -57,15 +57,16 @@ def gpus() -> tuple[Gpu, ...]:
 
     try:
         pynvml.nvmlInit()
-        return _visible(visible)
+        return ask_nvml()
     except pynvml.NVMLError:  # no driver, or a device that does not tell what we must know
         return ()
 
 
-def _visible(visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order. Raises NVMLError."""
+def ask_nvml() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order. Raises NVMLError where one does not tell."""
     import pynvml
 
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     everything = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     if visible is None:
         return tuple(everything)

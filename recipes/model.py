@@ -64,6 +64,9 @@ def problems(cfg) -> list[str]:
     if model.attention == "flash_attention_2":
         if machine.device(cfg) == "cpu":
             found.append("model.attention=flash_attention_2 needs a GPU. Choose model.attention=sdpa.")
+        elif machine.gpus() and machine.gpus()[0].capability < (8, 0):
+            found.append(f"model.attention=flash_attention_2 needs compute capability 8.0 (Ampere) or newer, which "
+                         f"{machine.gpus()[0].name} has not. Choose model.attention=sdpa.")
         elif not machine.has("flash_attn"):
             found.append("model.attention=flash_attention_2 needs the package flash-attn: "
                          "pip install flash-attn --no-build-isolation, or choose model.attention=sdpa.")

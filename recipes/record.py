@@ -214,7 +214,10 @@ def read(folder: Path) -> Record:
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
     parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error}
-    for key, kind in parts.items():
-        if values.get(key) is not None:
-            values[key] = kind(**values[key])
-    return Record(**values)
+    try:
+        for key, kind in parts.items():
+            if values.get(key) is not None:
+                values[key] = kind(**values[key])
+        return Record(**values)
+    except TypeError as error:  # a field too many or too few
+        raise ValueError(f"{path} is not a whole record: {error}") from error

@@ -101,7 +101,7 @@ def summary(outcome: Record, folder: Path) -> str:
         row("Loss", _number(training.final_loss), f"from {_number(training.losses[0])}")
     if outcome.evaluation is not None:
         e = outcome.evaluation
-        note = f"accuracy {e.accuracy:.1%}" if e.accuracy is not None else f"perplexity {e.perplexity:.2f}"
+        note = f"accuracy {e.accuracy:.1%}" if e.accuracy is not None else f"perplexity {_number(e.perplexity, 2)}"
         row("Evaluation loss", _number(e.loss), f"{note}, {e.samples} samples")
     if memory.device_used_bytes is not None:
         row("GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB",
@@ -136,8 +136,8 @@ def summary(outcome: Record, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _number(value: float | None) -> str:
-    return "not a number" if value is None or value != value else f"{value:.4f}"
+def _number(value: float | None, digits: int = 4) -> str:
+    return "not a number" if value is None or value != value else f"{value:.{digits}f}"
 
 
 def _short(path: Path) -> str:

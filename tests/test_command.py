@@ -233,6 +233,12 @@ def test_a_run_that_fails_exits_with_1_and_says_where_its_log_is(command, fault,
     assert "Traceback" in (tmp_path / "here" / "log.txt").read_text()
 
 
+def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
+    ended = command(*small("launch.timeout_seconds=1", "train.max_steps=1000000", "hydra.run.dir=here"))
+    assert ended.code == 1 and record.read(tmp_path / "here").status == "timeout"
+    assert "launch.timeout_seconds" in ended.out
+
+
 def interrupt_at_the_first_step(monkeypatch):
     """Ctrl-C as the parent sees it: an exception in the middle of its waiting."""
     hear = screen.Screen.hear

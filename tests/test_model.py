@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from conftest import compose, small
+from safetensors.torch import save_file
 
 from recipes import data, model
 
@@ -146,6 +147,16 @@ def test_pickled_weights_are_refused_before_the_job(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
     line = problems_of(tmp_path)
     assert str(tmp_path) in line and "safetensors" in line and "save_pretrained" in line
+
+
+def test_pickled_weights_beside_a_stranger_are_not_loaded_either(train, saved, tmp_path):
+    """A .safetensors file that is not the model's does not open the door to the .bin file that is."""
+    network = transformers.AutoModelForCausalLM.from_pretrained(saved["gpt2_tiny"][0])
+    network.config.save_pretrained(tmp_path)
+    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
+    save_file({"other": torch.ones(2)}, tmp_path / "adapter.safetensors")
+    record = train(f"model.pretrained={tmp_path}", status="refused").record
+    assert "safetensors" in record.error.message
 
 
 @pytest.mark.parametrize("files,word", [({}, "config.json"), ({"config.json": "{"}, "config.json"),

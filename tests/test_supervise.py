@@ -17,7 +17,7 @@ from conftest import small, start_headroom
 
 from recipes import launch, record, supervise
 
-LONG = ["train.max_steps=1000000", "train.log_seconds=0"]
+LONG = ["train.max_steps=1000000"]
 RECIPES = ["trainer", "accelerate"]
 
 # Code that runs in the worker before it begins.
@@ -138,7 +138,7 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
 
 def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
     start = time.monotonic()
-    run = train(*LONG, "launch.timeout_seconds=4", status="timeout")
+    run = train(*LONG, "train.log_seconds=0", "launch.timeout_seconds=4", status="timeout")
     assert time.monotonic() - start < 6
     assert run.record.training.steps > 0 and len(run.record.training.losses) == run.record.training.steps
     assert "4 seconds" in run.record.error.message and "launch.timeout_seconds" in run.record.error.hint
@@ -216,17 +216,16 @@ def gone(processes) -> bool:
 
 @pytest.fixture
 def long_run(tmp_path):
-    """long_run(*overrides) -> (its process, the processes below it): a command in the middle of its training."""
+    """long_run(*words, processes=n) -> (its process, the n below it): a command in the middle of its training."""
     started = []
 
-    def start(*overrides: str, below: str = "here"):
-        process = start_headroom(*overrides, *small(*LONG), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def start(*words: str, processes: int):
+        process = start_headroom(*words, *small(*LONG), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
-        wait_for(lambda: any(path.stat().st_size for path in (tmp_path / below).rglob("steps.jsonl")))
-        workers = psutil.Process(process.pid).children(recursive=True)
-        assert workers
-        started.extend(workers)
-        return process, workers
+        below = psutil.Process(process.pid)
+        wait_for(lambda: len(below.children(recursive=True)) == processes)  # the last is a loader's, for the training
+        started.extend(below.children(recursive=True))
+        return process, started[1:]
 
     yield start
     for process in started:  # nothing of a test that fails stays behind either
@@ -238,7 +237,9 @@ def long_run(tmp_path):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
-    process, workers = long_run(f"recipe={recipe}", "data.workers=1", "hydra.run.dir=here")
+    process, workers = long_run(f"recipe={recipe}", "data.workers=1", "train.log_seconds=0.1", "hydra.run.dir=here", processes=2)
+    steps = tmp_path / "here" / launch.STEPS_FILE
+    wait_for(lambda: steps.exists() and steps.stat().st_size)
     start = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
@@ -266,10 +267,12 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
         process.kill()
 
 
-@pytest.mark.parametrize("words", [["hydra.run.dir=here"], ["-m", "hydra.sweep.dir=here", "train.seed=0,1"]],
+@pytest.mark.parametrize("words,processes", [(["hydra.run.dir=here"], 2),  # a worker and its loader
+                                             (["-m", "hydra.sweep.dir=here", "train.seed=0,1"], 3)],  # and a nursery
                          ids=["run", "sweep"])
-def test_a_killed_command_leaves_no_process(long_run, words):
-    process, workers = long_run(*words, "data.workers=1")
+def test_a_killed_command_leaves_no_process(long_run, words, processes):
+    """A worker that has nothing to say for hours notices too that nobody listens."""
+    process, workers = long_run(*words, "data.workers=1", "train.log_seconds=10000", processes=processes)
     process.kill()
     process.wait()
     wait_for(lambda: gone(workers), 10)

@@ -29,6 +29,7 @@ class Storage:
     kind: str
     phase: str
     given: bool
+    alive: bool = True
 
 
 class Ledger(TorchDispatchMode):
@@ -45,6 +46,7 @@ class Ledger(TorchDispatchMode):
         self.flops = 0  # of the forward passes alone, without what checkpointing computes again
         self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
         self._phase = "forward"
+        self._recomputed: list[Storage] = []
 
     # --- what happens during the step ---
 
@@ -59,10 +61,15 @@ class Ledger(TorchDispatchMode):
         kind = OTHER
         if func is torch.ops.aten._to_copy.default and self._kind(args[0]) == PARAMETER:
             kind = COPY  # autocast's cast of a weight
-        elif phase == "backward" and torch.is_grad_enabled():
-            kind = ACTIVATION  # the backward pass runs without grad: this is checkpointing, computing again
+        again = phase == "backward" and torch.is_grad_enabled()  # the backward pass itself runs without grad
+        if not again and self._recomputed:  # what checkpointing has computed again and still holds
+            for entry in self._recomputed:
+                entry.kind = ACTIVATION if entry.alive and entry.kind == OTHER else entry.kind
+            self._recomputed.clear()
         for tensor in _tensors(result):
-            self._see(tensor, kind)
+            entry = self._see(tensor, kind)
+            if again and entry is not None:
+                self._recomputed.append(entry)
         return result
 
     def _add_flops(self, func, args, kwargs, result) -> None:
@@ -94,6 +101,7 @@ class Ledger(TorchDispatchMode):
 
         def died(_, key=key, entry=entry):
             self.log.append((entry, -1))
+            entry.alive = False
             if self._alive.get(key, (None, None))[1] is entry:
                 del self._alive[key]
 
@@ -111,7 +119,7 @@ class Ledger(TorchDispatchMode):
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Called for what autograd saves. Inputs and weights keep their own name."""
-        entry = self._see(tensor, ACTIVATION)
+        entry = self._see(tensor, OTHER, given=True)  # what is new even now was born before: the batch
         if entry is not None and entry.kind == OTHER and not entry.given:
             entry.kind = ACTIVATION
         return tensor
