@@ -113,7 +113,7 @@ def packages(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, list[Packa
     found = {}
     for extra, line in lines:
         name, bound = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line).groups()
-        if name != project["name"]:  # an extra that is made of others
+        if name != project.get("name"):  # an extra that is made of others
             found.setdefault(name, Package(name, machine.version(name), bound, extra))
     for name in ALSO:
         found.setdefault(name, Package(name, machine.version(name), None, ""))

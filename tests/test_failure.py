@@ -58,8 +58,10 @@ def test_each_lever_of_a_hint_can_be_typed(words):
         assert compose("device=cpu", *kept, *lever.split()).problems == [], lever
 
 
-@pytest.mark.parametrize("message,word", [("No space left on device", "disk"), ("CUDA driver version is insufficient", "driver"),
-                                          ("DataLoader worker (pid 7) exited", "data.workers=0")])
+@pytest.mark.parametrize("message,word", [
+    ("No space left on device", "disk"), ("CUDA driver version is insufficient", "driver"),
+    ("DataLoader worker (pid 7) exited", "data.workers=0"),
+])
 def test_failures_that_people_meet_often_have_a_hint(message, word):
     assert word in failure.failure_hint(RuntimeError(message))
     assert failure.failure_hint(RuntimeError("something else")) is None

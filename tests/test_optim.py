@@ -71,7 +71,8 @@ def test_frozen_weights_are_left_out(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[0].requires_grad_(False)
     optimizer = built(model, tmp_path)
-    assert {id(w) for group in optimizer.param_groups for w in group["params"]} == {id(w) for w in model[1].parameters()}
+    optimized = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    assert optimized == {id(weight) for weight in model[1].parameters()}
 
 
 # --- what the states take --------------------------------------------------------------------------

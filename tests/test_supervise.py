@@ -113,7 +113,8 @@ def test_a_killed_worker_leaves_its_steps(train, fault, number):
     """Two whole steps, and a third line that it could not finish."""
     dies = (f"open(job.folder / 'steps.jsonl', 'a').write('{{\"step\": 3, \"lo'); "
             f"import os; os.kill(os.getpid(), {int(number)})")
-    run = train("train.max_steps=4", "train.log_seconds=0", nursery=fault(THIRD_STEP.format(what=dies)), status="killed")
+    run = train("train.max_steps=4", "train.log_seconds=0", nursery=fault(THIRD_STEP.format(what=dies)),
+                status="killed")
     undisturbed = train("train.max_steps=4").record.training
     assert run.record.training.losses == undisturbed.losses[:2]
     assert (run.record.training.steps, run.record.training.samples) == (2, 4)
@@ -137,6 +138,7 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
 
 
 def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
+    train()  # so that the nursery has its libraries before the clock starts
     start = time.monotonic()
     run = train(*LONG, "train.log_seconds=0", "launch.timeout_seconds=4", status="timeout")
     assert time.monotonic() - start < 6
@@ -237,7 +239,8 @@ def long_run(tmp_path):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
-    process, workers = long_run(f"recipe={recipe}", "data.workers=1", "train.log_seconds=0.1", "hydra.run.dir=here", processes=2)
+    process, workers = long_run(f"recipe={recipe}", "data.workers=1", "train.log_seconds=0.1", "hydra.run.dir=here",
+                                processes=2)
     steps = tmp_path / "here" / launch.STEPS_FILE
     wait_for(lambda: steps.exists() and steps.stat().st_size)
     start = time.monotonic()

@@ -51,7 +51,7 @@ def has_line(problems, words):
     return any(all(word in line for word in words) for line in problems)
 
 
-@pytest.mark.parametrize("override,words", [(row[0], row[1:]) for row in WRONG_VALUES], ids=[row[0] for row in WRONG_VALUES])
+@pytest.mark.parametrize("override,words", [pytest.param(row[0], row[1:], id=row[0]) for row in WRONG_VALUES])
 def test_a_wrong_value_is_refused_with_what_to_type(override, words):
     base = [] if override.startswith("device") else ["device=cpu"]
     assert has_line(compose(*base, override).problems, words), compose(*base, override).problems

@@ -29,7 +29,7 @@ class Storage:
     kind: str
     phase: str
     given: bool
-    alive: bool = True
+    again: bool = False  # made by checkpointing, which computes it a second time
 
 
 class Ledger(TorchDispatchMode):
@@ -46,7 +46,6 @@ class Ledger(TorchDispatchMode):
         self.flops = 0  # of the forward passes alone, without what checkpointing computes again
         self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
         self._phase = "forward"
-        self._recomputed: list[Storage] = []
 
     # --- what happens during the step ---
 
@@ -62,14 +61,15 @@ class Ledger(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and self._kind(args[0]) == PARAMETER:
             kind = COPY  # autocast's cast of a weight
         again = phase == "backward" and torch.is_grad_enabled()  # the backward pass itself runs without grad
-        if not again and self._recomputed:  # what checkpointing has computed again and still holds
-            for entry in self._recomputed:
-                entry.kind = ACTIVATION if entry.alive and entry.kind == OTHER else entry.kind
-            self._recomputed.clear()
         for tensor in _tensors(result):
             entry = self._see(tensor, kind)
-            if again and entry is not None:
-                self._recomputed.append(entry)
+            if again and entry is not None and not entry.given:
+                entry.again = True
+        # Checkpointing's own hooks stand before ours when it computes again; but what it saves, it detaches.
+        if phase == "backward" and func is torch.ops.aten.detach.default:
+            entry = self._see(args[0], OTHER, given=True)
+            if entry is not None and entry.again and entry.kind == OTHER:
+                entry.kind = ACTIVATION
         return result
 
     def _add_flops(self, func, args, kwargs, result) -> None:
@@ -101,7 +101,6 @@ class Ledger(TorchDispatchMode):
 
         def died(_, key=key, entry=entry):
             self.log.append((entry, -1))
-            entry.alive = False
             if self._alive.get(key, (None, None))[1] is entry:
                 del self._alive[key]
 
