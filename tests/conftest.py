@@ -7,6 +7,7 @@ by their use of `headroom`, start the whole command in an interpreter of its own
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,8 @@ def small(*overrides: str) -> list[str]:
 
 
 def pytest_configure(config):
+    # A shell that starts the tests in the background has SIGINT ignored, and so would have all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     """No network, and no cache of the user's: before anything reads these variables."""
     config._cache_folder = tempfile.TemporaryDirectory(prefix="headroom-tests-")
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": config._cache_folder.name,
