@@ -6,6 +6,7 @@ libraries once and forks a child for each job, so that a short job does not pay 
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -137,6 +138,8 @@ def tend(descriptor: int, eight_bit: bool) -> None:
 
     control = socket.socket(fileno=descriptor)
     worker.import_libraries(eight_bit)
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every page that it shares with us
     woken, waker = socket.socketpair()
     woken.setblocking(False)
     waker.setblocking(False)
