@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes import checkpointing, data, optim
+from recipes import checkpointing, data, optim, parallelism, ranks
 from recipes.arguments import accelerator_arguments
-from recipes.step import forward_backward, shares
+from recipes.step import forward_backward, plan
 
 
 class Loop:
@@ -21,12 +21,14 @@ class Loop:
         from transformers import get_scheduler
 
         self.args, self.rows = args, rows
-        self.accelerator = Accelerator(**accelerator_arguments(args))
+        self.accelerator = Accelerator(**accelerator_arguments(cfg, args))
         checkpointing.apply(cfg, model)
-        loader = data.loader(rows.train, rows.collate, args, args.per_device_train_batch_size, shuffle=True)
+        self.loader = data.loader(rows, rows.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
-        self.model, self.optimizer, self.loader = self.accelerator.prepare(
-            model.to(self.accelerator.device), optim.build(args, model), loader)
+        self.model, self.optimizer = self.accelerator.prepare(
+            model.to(self.accelerator.device), optim.build(args, model))
+        if args.n_gpu > 1:
+            self.model = parallelism.replicated(self.model)
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
         self.total_steps = (args.max_steps if args.max_steps > 0
                             else math.ceil(args.num_train_epochs * self.steps_per_epoch))
@@ -42,17 +44,18 @@ class Loop:
             self.loader.set_epoch(epoch)
             for batches in chunks(self.loader, self.args.gradient_accumulation_steps):
                 # ----------------------------------------------------------------------------
-                loss = self.step(batches)
+                loss, samples, tokens = self.step(batches)
                 # ----------------------------------------------------------------------------
-                journal.step(loss, *size(batches))
+                journal.step(loss, samples, tokens)
                 done += 1
                 if done == self.total_steps:
                     return
 
     def step(self, batches):
-        """One optimizer step over its micro-batches. Returns the mean loss, () on the device."""
+        """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens) of all ranks."""
         losses = []
-        for index, (batch, share) in enumerate(zip(batches, shares(batches))):
+        shares, samples, tokens = plan(batches)
+        for index, (batch, share) in enumerate(zip(batches, shares)):
             last = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 losses.append(forward_backward(self.accelerator, self.model, batch, share))
@@ -62,16 +65,16 @@ class Loop:
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
-        return sum(losses[1:], losses[0])
+        return ranks.mean(sum(losses[1:], losses[0])), samples, tokens
 
     def one_more_step(self, ledger) -> int:
         """The same step once more, on the largest batches there are, under the ledger. Returns its tokens."""
-        loader = self.accelerator.prepare(data.largest(self.rows, self.args))
+        loader = data.largest(self.rows, self.args)
         batches = next(chunks(loader, self.args.gradient_accumulation_steps))
         self.model.train()
         with ledger:
-            self.step(batches)
-        return size(batches)[1]
+            _, _, tokens = self.step(batches)
+        return int(tokens)
 
 
 def chunks(loader, size: int):
@@ -85,7 +88,3 @@ def chunks(loader, size: int):
     if batches:
         yield batches
 
-
-def size(batches) -> tuple[int, int]:
-    """(samples, tokens) of an optimizer step, read from shapes alone."""
-    return sum(b["input_ids"].shape[0] for b in batches), sum(b["input_ids"].numel() for b in batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes import machine
+from recipes import machine, parallelism
 from recipes.validate import modules
 
 
@@ -33,17 +33,12 @@ def training_arguments(cfg, folder: str):
     return TrainingArguments(**entries)
 
 
-def accelerator_arguments(args) -> dict:
+def accelerator_arguments(cfg, args) -> dict:
     """What `Accelerator` takes, read from TrainingArguments the way the Trainer reads it."""
-    from accelerate.utils import DataLoaderConfiguration, TorchDynamoPlugin
+    from accelerate.utils import TorchDynamoPlugin
 
-    loader = args.accelerator_config
-    return {
+    return parallelism.accelerator_arguments(cfg) | {
         "mixed_precision": args.mixed_precision,
         "cpu": args.use_cpu,
-        "dataloader_config": DataLoaderConfiguration(
-            split_batches=loader.split_batches, dispatch_batches=loader.dispatch_batches,
-            even_batches=loader.even_batches, use_seedable_sampler=loader.use_seedable_sampler,
-            non_blocking=loader.non_blocking, data_seed=args.data_seed),
         "dynamo_plugin": TorchDynamoPlugin(backend=args.torch_compile_backend, mode=args.torch_compile_mode),
     }

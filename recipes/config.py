@@ -107,6 +107,22 @@ class Checkpointing:
 
 
 @dataclass
+class Parallelism:
+    name: str = UNSET
+    num_processes: Optional[int] = at_least(1)
+    gradient_as_bucket_view: bool = UNSET
+    bucket_cap_mb: int = at_least(1)
+    find_unused_parameters: bool = UNSET
+    static_graph: bool = UNSET
+    nccl_p2p: bool = UNSET
+    strategy: str = one_of("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+    shard_size: Optional[int] = at_least(1)
+    wrap: str = one_of("layer", "size", "none")
+    wrap_min_parameters: int = at_least(1)
+    cpu_offload: bool = UNSET
+
+
+@dataclass
 class Tracker:
     name: str = UNSET
     project: str = UNSET
@@ -176,6 +192,7 @@ class Config:
     optim: Optim = field(default_factory=Optim)
     accumulation: Accumulation = field(default_factory=Accumulation)
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
+    parallelism: Parallelism = field(default_factory=Parallelism)
     tracker: Tracker = field(default_factory=Tracker)
     batch: Batch = field(default_factory=Batch)
     train: Train = field(default_factory=Train)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from recipes import datafiles, machine
+from recipes import datafiles, machine, parallelism
 from recipes.datafiles import BYTE_VOCAB
 from recipes.refusal import Refusal
 
@@ -24,7 +24,10 @@ TASKS = {"source": "language_modelling", "wikitext": "language_modelling", "mrpc
 
 @dataclass
 class Data:
-    """What there is to train and evaluate on. `vocab`: one more than the largest id it can hold."""
+    """What there is to train and evaluate on. `vocab`: one more than the largest id it can hold.
+
+    rank, ranks: which part of every batch is this process's, and of how many.
+    """
 
     task: str
     train: Any
@@ -35,6 +38,8 @@ class Data:
     pad_token_id: int = 0
     tokenizer: Any = None
     names: list = field(default_factory=list)  # of the classes, where they have any
+    rank: int = 0
+    ranks: int = 1
 
 
 # --- checks and arguments -----------------------------------------------------------------------
@@ -90,6 +95,7 @@ def build(cfg, task: str, vocab: int) -> Data:
     """The rows of the chosen data set. vocab: the model's. Raises Refusal for data that cannot be used."""
     kind = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
     built = kind[cfg.data.name](cfg, task, vocab)
+    built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal("eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
                       "none here. Leave them out.")
@@ -268,32 +274,29 @@ class Padding:
         return batch
 
 
-def loader(rows, collate, args, batch: int, shuffle: bool):
-    """A DataLoader, the same for both recipes: same order, same seeds, same workers.
+def loader(data: Data, part, args, batch: int, shuffle: bool):
+    """This rank's batches of `part` (rows of the data), the same for both recipes.
 
-    args: TrainingArguments. The generator decides the order and the workers' seeds, so that
-    nothing draws from the random numbers that dropout uses.
+    args: TrainingArguments, whose seed decides the order. batch: rows in one forward pass of one process.
     """
-    import torch
+    from recipes.batches import Loader, Order
 
-    generator = torch.Generator().manual_seed(args.data_seed)
-    return torch.utils.data.DataLoader(
-        rows, batch_size=batch, shuffle=shuffle, generator=generator, collate_fn=collate,
-        num_workers=args.dataloader_num_workers, persistent_workers=args.dataloader_persistent_workers and shuffle,
-        pin_memory=args.dataloader_pin_memory)
+    order = Order(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
+    even = data.collate is stack  # rows of one length, and no label among them that the loss leaves out
+    return Loader(part, data.collate, args, order, even, keep_workers=shuffle)
 
 
-def largest(rows: Data, args):
-    """A DataLoader over the one optimizer step that takes the most memory: the longest rows there are.
+def largest(data: Data, args):
+    """Batches of the one optimizer step that takes the most memory: the longest rows there are.
 
     In the order of the data where all are equally long.
     """
-    count = min(args.per_device_train_batch_size * args.gradient_accumulation_steps, len(rows.train))
+    count = min(args.train_batch_size * data.ranks * args.gradient_accumulation_steps, len(data.train))
     chosen = range(count)
-    if rows.collate is not stack:
+    if data.collate is not stack:
         import numpy
         import pyarrow
 
-        lengths = pyarrow.compute.list_value_length(rows.train.with_format("arrow")["input_ids"]).to_numpy()
+        lengths = pyarrow.compute.list_value_length(data.train.with_format("arrow")["input_ids"]).to_numpy()
         chosen = numpy.argsort(-lengths, kind="stable")[:count].tolist()
-    return loader(rows.train.select(chosen), rows.collate, args, args.per_device_train_batch_size, shuffle=False)
+    return loader(data, data.train.select(chosen), args, args.train_batch_size, shuffle=False)

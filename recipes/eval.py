@@ -41,7 +41,7 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
     """
     import torch
 
-    from recipes import data
+    from recipes import data, ranks
 
     accelerator = loop.accelerator
     model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
@@ -50,27 +50,30 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
     if cfg.eval.precision:
         model.to({"fp16": torch.float16, "bf16": torch.bfloat16}[cfg.eval.precision])
         call = getattr(model, "_original_forward", model)  # without the autocast that training put around it
-    loader = data.loader(rows.eval, rows.collate, args, cfg.eval.batch, shuffle=False)
+    loader = data.loader(rows, rows.eval, args, cfg.eval.batch, shuffle=False)
     start = time.perf_counter()
-    loss_sum = torch.zeros((), dtype=torch.float64)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     count = correct = samples = 0
     model.eval()
     try:
         with torch.no_grad():
             for batch in loader:
-                batch = {key: value.to(accelerator.device, non_blocking=True) for key, value in batch.items()}
                 output = call(**batch)
-                labels = labels_in(batch)
-                loss_sum = loss_sum.to(accelerator.device) + output.loss.double() * labels
+                if batch.rows == 0:  # FSDP needs every rank in every forward pass, also where no rows are left
+                    continue
+                labels = labels_in(batch["labels"])
+                loss_sum = loss_sum + output.loss.double() * labels
                 count = count + labels
-                samples += batch["input_ids"].shape[0]
+                samples += batch.rows
                 if rows.task == "classification":
                     correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
     finally:
         model.train()
         if cfg.eval.precision:
             model.to(trained_dtype)
-    loss = (loss_sum / count).item()
+    if ranks.several():
+        loss_sum, count, correct, samples = ranks.total([loss_sum, count, correct, samples], accelerator.device)
+    loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     if rows.task == "classification":
         result.accuracy = int(correct) / samples

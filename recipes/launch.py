@@ -1,4 +1,4 @@
-"""Start a job: a process in a session of its own, with a pipe between it and its parent.
+"""Start a job: a process for each rank, in a session of its own, with a pipe between it and its parent.
 
 One run starts a new interpreter. Several runs share a nursery: a process that has imported the
 libraries once and forks a child for each job, so that a short job does not pay seconds of imports.
@@ -13,12 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes import machine, record
+from recipes import machine, ranks, record
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
 NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
@@ -28,10 +30,14 @@ STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 
 @dataclass
 class Job:
-    """One run: its record so far (nothing but configuration and environment), and its folder."""
+    """One run: its record so far (nothing but configuration and environment), its folder, and its place among ranks.
+
+    folder: None on a rank other than 0 that a launcher started; rank 0 tells it.
+    """
 
     record: record.Record
-    folder: Path
+    folder: Path | None
+    place: ranks.Place = ranks.Place()
 
 
 @dataclass
@@ -40,19 +46,52 @@ class Running:
 
     process: Any
     pipe: Connection
+    place: ranks.Place
 
 
-def start(job: Job, nursery: Nursery | None = None) -> Running:
-    """Start the worker. It gets the job through the pipe, and ends when the pipe's other end closes."""
+def start(job: Job, nursery: Nursery | None = None) -> list[Running]:
+    """Start the workers: all ranks of the job, or this process's own where a launcher started the ranks.
+
+    They get the job through a pipe, and end when the pipe's other end closes.
+    """
+    if job.place.launched:
+        return [_start(job, nursery)]
+    count = job.record.config["parallelism"]["num_processes"]
+    if count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp"):
+        return [_start(job, nursery)]
+    started = []
+    with socket.create_server((ranks.Place.address, 0)) as listener:
+        port = listener.getsockname()[1]
+        try:
+            for rank in range(count):
+                place = ranks.Place(rank, count, rank, count, port=port)
+                started.append(_start(Job(job.record, job.folder, place), nursery, listener))
+        except BaseException:
+            for running in started:
+                running.pipe.close()  # which ends it
+            raise
+    return started
+
+
+def _start(job: Job, nursery: Nursery | None, listener: socket.socket | None = None) -> Running:
     ours, theirs = socket.socketpair()
-    with theirs, open(job.folder / LOG_FILE, "wb") as log:
+    with theirs, log_of(job) as log:
         if nursery is not None:
             process = nursery.fork(theirs, log)
         else:
             process = _python(CHILD, theirs, stdout=log, stderr=log)
     pipe = Connection(ours.detach())
     pipe.send_bytes(pickle.dumps(job))
-    return Running(process, pipe)
+    if listener is not None and job.place.main:
+        reduction.send_handle(pipe, listener.fileno(), process.pid)
+    return Running(process, pipe, job.place)
+
+
+def log_of(job: Job):
+    """The open file to which a rank's libraries print."""
+    if job.folder is None:  # rank 0 has the folder; what is worth knowing of a failure goes into the record
+        return tempfile.TemporaryFile()
+    return open(job.folder / (LOG_FILE if job.place.main else f"log-rank{job.place.rank}.txt"), "wb")
 
 
 def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:

@@ -83,7 +83,8 @@ class Memory:
     context_bytes: int | None = None  # the CUDA context and its kernels
     weights_device_bytes: int | None = None  # what the device gave for the weights, by NVML
     host_peak_rss_bytes: int | None = None
-    per_rank: list[dict] = field(default_factory=list)
+    per_rank: list[dict] = field(default_factory=list)  # of several ranks, the figures above are the largest one's
+    all_ranks_bytes: dict[str, int] = field(default_factory=dict)  # and these the sums over all
 
 
 @dataclass

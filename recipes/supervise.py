@@ -1,4 +1,4 @@
-"""Watch a worker, stop it, and see to it that a record is left whatever becomes of it."""
+"""Watch a job's workers, stop them, and see to it that a record is left whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -8,57 +8,102 @@ import os
 import signal
 import threading
 import time
+from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable
 
-from recipes import failure, launch, record
+from recipes import failure, launch, ranks, record
 from recipes.config import from_dict
 from recipes.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
+LAST_WORDS_SECONDS = 3.0  # what the other ranks have left once one has failed
 
 
 def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) -> Record:
-    """Run a job to its end. hear(kind, values): called for each message of the worker.
+    """Run a job, all its ranks, to its end. hear(kind, values): called for each message of rank 0.
 
-    nursery: forks the worker, where many jobs are run; without one it gets a new interpreter.
+    nursery: forks the workers, where many jobs are run; without one each gets a new interpreter.
 
     Returns the record that lies in the folder. Ctrl-C (KeyboardInterrupt) is an end like any other.
-    Raises OSError when the folder cannot be written.
+    Raises OSError when the folder cannot be written. A rank other than 0 that a launcher started leaves no
+    record; what is returned says how it ended.
     """
     kernel_kills = _kernel_kills()
     told = {"phase": "load"}
+    failures: list[dict] = []  # what ranks said of their end, in the order in which it was heard
 
     def listen(kind, values):
+        if kind == "failed":
+            failures.append(values)
+            return
         if kind == "phase":
             told["phase"] = values["phase"]
         with contextlib.suppress(OSError):  # a screen that is gone (`2>&1 | head`) is no reason to stop
             hear(kind, values)
 
     limit = job.record.config["launch"]["timeout_seconds"]
-    running = None
+    workers: list[launch.Running] = []
     try:
-        running = launch.start(job, nursery)
-        ended = _watch(running, listen, time.monotonic() + limit if limit else None)
+        workers = launch.start(job, nursery)
+        ended = _watch(workers, listen, failures, time.monotonic() + limit if limit else None)
     except KeyboardInterrupt:
         ended = "interrupted"
     with _undisturbed():  # a second Ctrl-C must not cost the record
-        if ended == "interrupted" and running is not None:
-            _ask_to_stop(running, listen)
-        if running is not None:
-            _end(running)
-        code = running.process.returncode if running is not None else 0
-        outcome = _written(job.folder)
-        if outcome is None:
-            outcome = _post_mortem(job, ended, code, told["phase"], kernel_kills)
-            record.write(outcome, job.folder)
-        elif outcome.status == "ok" and code != 0:  # the result was safe before the ledger's step
-            outcome.warnings.append(f"the worker ended ({_how(code)}) while it counted memory; "
-                                    "the training itself was over.")
-            record.write(outcome, job.folder)
+        if ended == "interrupted":
+            _ask_to_stop(workers, listen, failures)
+        died = {w.place.rank: w.process.returncode for w in workers if w.process.poll() is not None}
+        for worker in workers:
+            _end(worker)
+        code = workers[0].process.returncode if workers else 0
+        cause = _cause(failures, died) if ended == "exited" or failures else None
+        if job.place.main:
+            return _leave_record(job, ended, code, told["phase"], kernel_kills, cause)
+        outcome = job.record
+        outcome.status = "interrupted" if ended == "interrupted" else "ok" if code == 0 else "failed"
+        if cause is not None:
+            outcome.status, outcome.error = cause
+            if not failures:  # it died without a word: rank 0 cannot know of whom
+                ranks.tell_all(job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False})
+        return outcome
+
+
+def _leave_record(job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int,
+                  cause: tuple[str, Error] | None) -> Record:
+    """The record in the folder, with what only the parent knows."""
+    outcome = _written(job.folder)
+    several = cause is not None and (cause[1].rank > 0 or job.place.launched)
+    if outcome is None:
+        outcome = _post_mortem(job, ended, code, phase, kernel_kills)
+        if several and outcome.status != "oom":
+            outcome.status, outcome.error = cause
+        record.write(outcome, job.folder)
+    elif outcome.status == "ok" and (code != 0 or several):  # the result was safe before the ledger's step
+        how = f"rank {cause[1].rank}: {cause[1].message}" if several else f"the worker ended ({_how(code)})"
+        outcome.warnings.append(f"{how} while memory was counted; the training itself was over.")
+        record.write(outcome, job.folder)
+    elif several:  # rank 0 only saw the others go
+        outcome.status, outcome.error = cause
+        record.write(outcome, job.folder)
     return outcome
+
+
+def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | None:
+    """(status, error) of the rank that took the others down: the first that did not merely lose contact.
+
+    failures: what ranks said. died: exit code of each rank that ended by itself.
+    """
+    first = next((f for f in failures if not f["lost"]), None)
+    silent = sorted(rank for rank, code in died.items()
+                    if code != 0 and rank not in {f["error"]["rank"] for f in failures})
+    if first is None and silent:
+        code = died[silent[0]]
+        return "killed" if code < 0 else "failed", Error("step", "Killed" if code < 0 else "WorkerDied", _how(code),
+                                                         rank=silent[0])
+    first = first or next(iter(failures), None)
+    return (first["status"], Error(**first["error"])) if first else None
 
 
 @contextlib.contextmanager
@@ -76,31 +121,43 @@ def _undisturbed():
             signal.signal(number, handler)
 
 
-def _watch(running: launch.Running, hear: Callable, deadline: float | None) -> str:
-    """Listen until the worker is gone: 'exited', or 'timeout' at the deadline."""
+def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None) -> str:
+    """Listen until the workers are gone: 'exited', or 'timeout' at the deadline.
+
+    Once one has failed, the others have a moment left: they may have something to say, or wait for ever.
+    """
+    last_words = None
     while True:
-        if deadline is not None and time.monotonic() > deadline:
+        now = time.monotonic()
+        if deadline is not None and now > deadline:
             return "timeout"
-        gone = running.process.poll() is not None  # asked first, so that its last words are still read
-        with contextlib.suppress(EOFError, ConnectionResetError):
-            while running.pipe.poll(0):
-                hear(*running.pipe.recv())
-        if gone:
+        codes = [worker.process.poll() for worker in workers]  # asked first, so that their last words are still read
+        for worker in workers:
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                while worker.pipe.poll(0):
+                    hear(*worker.pipe.recv())
+        if None not in codes:
             return "exited"
-        try:
-            wait([running.pipe], timeout=POLL_SECONDS)
-            if running.pipe.poll(0):
-                hear(*running.pipe.recv())
-        except (EOFError, ConnectionResetError):  # it closed its end: it is about to be gone
-            with contextlib.suppress(Exception):
-                running.process.wait(POLL_SECONDS)
+        if last_words is None and (failures or any(codes)):
+            last_words = now + LAST_WORDS_SECONDS
+        if last_words is not None and now > last_words and len(workers) > 1:
+            return "exited"
+        open_pipes = {worker.pipe: worker for worker, code in zip(workers, codes) if code is None}
+        for pipe in wait(list(open_pipes), timeout=POLL_SECONDS):
+            try:
+                hear(*pipe.recv())
+            except (EOFError, ConnectionResetError):  # it closed its end: it is about to be gone
+                with contextlib.suppress(Exception):
+                    open_pipes[pipe].process.wait(POLL_SECONDS)
 
 
-def _ask_to_stop(running: launch.Running, hear: Callable) -> None:
+def _ask_to_stop(workers: list[launch.Running], hear: Callable, failures: list) -> None:
     """SIGINT, and a moment to write the record."""
-    with contextlib.suppress(ProcessLookupError):
-        running.process.send_signal(signal.SIGINT)
-        _watch(running, hear, time.monotonic() + GRACE_SECONDS)
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            worker.process.send_signal(signal.SIGINT)
+    if workers:
+        _watch(workers, hear, failures, time.monotonic() + GRACE_SECONDS)
 
 
 def _end(running: launch.Running) -> None:

@@ -7,25 +7,25 @@ import math
 
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from recipes import data, optim
-from recipes.accelerate_loop import size
-from recipes.step import forward_backward, shares
+from recipes import data, optim, parallelism, ranks
+from recipes.step import forward_backward, plan
 
 
 class HeadroomTrainer(Trainer):
     """The Trainer with its documented hooks filled in: loader, optimizer, and the micro-batch's step."""
 
-    def __init__(self, args, model, rows):
-        super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
-        self.rows = rows
+    def __init__(self, cfg, args, model, rows):
+        self.cfg, self.rows = cfg, rows
         self.counting = False  # the ledger's step: on the largest batches there are
+        super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
+
+    def _build_accelerator_args(self, **given):
+        return super()._build_accelerator_args(**given) | parallelism.accelerator_arguments(self.cfg)
 
     def get_train_dataloader(self):
         if self.counting:
-            return self.accelerator.prepare(data.largest(self.rows, self.args))
-        loader = data.loader(self.rows.train, self.rows.collate, self.args, self.args.per_device_train_batch_size,
-                             shuffle=True)
-        return self.accelerator.prepare(loader)
+            return data.largest(self.rows, self.args)
+        return data.loader(self.rows, self.rows.train, self.args, self.args.train_batch_size, shuffle=True)
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
@@ -34,9 +34,9 @@ class HeadroomTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        self.step_size = size(batches)
+        shares, *self.step_size = plan(batches)
         self.step_loss = None
-        self._shares = iter(shares(batches))
+        self._shares = iter(shares)
         return batches, None  # the shares stand in for the Trainer's own count of items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -56,7 +56,7 @@ class Watch(TrainerCallback):
         self.journal.begin()
 
     def on_step_end(self, args, state, control, **_):
-        self.journal.step(self.trainer.step_loss, *self.trainer.step_size)
+        self.journal.step(ranks.mean(self.trainer.step_loss), *self.trainer.step_size)
 
 
 class Count(TrainerCallback):
@@ -77,10 +77,10 @@ class Loop:
 
     def __init__(self, cfg, args, model, rows):
         self.args, self.bare_model = args, model
-        self.trainer = HeadroomTrainer(args, model, rows)
+        self.trainer = HeadroomTrainer(cfg, args, model, rows)
         self.trainer.remove_callback(PrinterCallback)
         self.accelerator = self.trainer.accelerator
-        batches = math.ceil(len(rows.train) / args.per_device_train_batch_size)
+        batches = math.ceil(len(rows.train) / (args.train_batch_size * rows.ranks))
         self.total_steps = (args.max_steps if args.max_steps > 0 else
                             math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps)))
 
@@ -108,4 +108,4 @@ class Loop:
         self.trainer.counting = True
         self.trainer.add_callback(Count(ledger))
         self.trainer.train()
-        return self.trainer.step_size[1]
+        return int(self.trainer.step_size[1])

@@ -10,21 +10,18 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
-import statistics
 import sys
 import threading
-import time
 import traceback
 from dataclasses import asdict, dataclass
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
-from urllib.parse import urlsplit
 
-from recipes import config, failure, launch, machine, record  # all that the record of a failure needs
+from recipes import config, environment, failure, launch, machine, ranks, record  # all that the record of a failure needs
 
-SPENT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
+
 
 
 def entry(descriptor: int) -> None:
@@ -34,28 +31,57 @@ def entry(descriptor: int) -> None:
 
 
 def main(job: launch.Job, pipe: Connection) -> None:
-    """Run a job and leave its record. Does not return."""
+    """Run a job, or its part of it, and leave its record. Does not return."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    own_ranks = job.place.ranks > 1 and not job.place.launched or job.place.port and not job.place.launched
+    listener = reduction.recv_handle(pipe) if own_ranks and job.place.main else None
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
-    outcome, folder = job.record, job.folder
+    outcome, folder, place = job.record, job.folder, job.place
     cfg = config.from_dict(outcome.config)
-    progress = Progress(lambda kind, **values: pipe.send((kind, values)), outcome)
+    speaking = threading.Lock()
+
+    def tell(kind, **values):
+        with speaking:
+            pipe.send((kind, values))
+
+    progress = Progress(tell if place.main else lambda *_, **__: None, outcome)
     code = 0
     try:
-        run(cfg, outcome, folder, progress)
+        run(cfg, outcome, job, progress, listener)
     except BaseException as error:  # every end of a job is a record
         code = 1
-        outcome.status, outcome.error = failure.describe(error, progress.phase, cfg)
         with contextlib.suppress(OSError):  # the log's disk may be what is full
             traceback.print_exc()
-    try:
-        record.write(outcome, folder)
-    except OSError:  # the parent tries again, and says so if it cannot either
-        code = 1
+        if outcome.status != "ok":  # else the result is safe, and only the ledger's step is lost
+            outcome.status, outcome.error = failure.describe(error, progress.phase, cfg)
+            outcome.error.rank = place.rank
+        if place.ranks > 1:
+            _say_why(job, error, progress.phase, cfg, tell)
+    if place.main:
+        try:
+            record.write(outcome, folder)
+        except OSError:  # the parent tries again, and says so if it cannot either
+            code = 1
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # all is written: no reason to take the libraries down one by one
+
+
+def _say_why(job: launch.Job, error: BaseException, phase: str, cfg, tell: Callable) -> None:
+    """Say to the parent, and to ranks that have another one, why this rank ends."""
+    status, reason = failure.describe(error, phase, cfg)
+    reason.rank = job.place.rank
+    words = {"status": status, "error": asdict(reason), "lost": ranks.lost_contact(error)}
+    with contextlib.suppress(OSError):
+        tell("failed", **words)
+    if job.place.launched and status != "interrupted":
+        others = ranks.heard(job.place, ranks.PATIENCE_SECONDS) if words["lost"] else None
+        if others is None:
+            ranks.tell_all(job.place, words)
+        elif job.place.main:
+            with contextlib.suppress(OSError):
+                tell("failed", **others)
 
 
 @dataclass
@@ -98,27 +124,38 @@ def _end_with_parent(pipe: Connection) -> None:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def run(cfg, outcome: record.Record, folder: Path, progress: Progress) -> None:
-    """Load, train, save, evaluate, count. Fills the record in as it goes, so that a failure keeps what was."""
-    _settle_environment(cfg)
+def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listener: int | None = None) -> None:
+    """Load, train, save, evaluate, count. Fills the record in as it goes, so that a failure keeps what was.
+
+    listener: where rank 0 of our own ranks listens for the others.
+    """
+    place, folder = job.place, job.folder
+    environment.settle(cfg, place)
     progress.enter("load", "loading libraries")
     import torch
     import transformers
 
-    from recipes import arguments, data, model, precision
+    from recipes import arguments, data, model, parallelism, precision
+    from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
 
+    on_gpu = machine.device(cfg) == "cuda"
+    if place.ranks > 1 or place.launched or place.port:
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, machine.usable_cores() // place.local_ranks))
+        progress.enter("load", f"waiting for {place.ranks} ranks")
+        ranks.join(place, on_gpu, listener)
+        folder = _meet(job, progress)
     if cfg.recipe.name == "trainer":
         from recipes.trainer import Loop
     else:
         from recipes.accelerate_loop import Loop
     transformers.logging.disable_progress_bar()
-    on_gpu = machine.device(cfg) == "cuda"
     memory = outcome.memory
     if on_gpu:
         _open_gpu(memory, progress)
-    _limit_memory(cfg)
+    environment.limit_memory(cfg)
 
     progress.enter("load", f"building {cfg.model.pretrained or cfg.model.name}")
     transformers.set_seed(cfg.train.seed)
@@ -127,9 +164,12 @@ def run(cfg, outcome: record.Record, folder: Path, progress: Progress) -> None:
     rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
     network = model.build(cfg, architecture, rows)
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
+    before = devices.nvml_used_bytes()
+    if parallelism.sharded(cfg):
+        parallelism.shard(cfg, network, machine.device(cfg))
+    else:
+        network.to(machine.device(cfg))
     if on_gpu:
-        before = devices.nvml_used_bytes()
-        network.to("cuda")
         memory.weights_device_bytes = devices.nvml_used_bytes() - before
         torch.cuda.reset_peak_memory_stats()
     loop = Loop(cfg, args, network, rows)
@@ -137,7 +177,7 @@ def run(cfg, outcome: record.Record, folder: Path, progress: Progress) -> None:
         precision.settle(cfg)
 
     journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
-                      folder if cfg.tracker.name != "none" else None, compiled=cfg.compile)
+                      folder if cfg.tracker.name != "none" and place.main else None, compiled=cfg.compile)
     progress.enter("train", "training", total=loop.total_steps)
     transformers.set_seed(cfg.train.seed)  # the same random numbers from here in both recipes
     try:
@@ -168,72 +208,27 @@ def run(cfg, outcome: record.Record, folder: Path, progress: Progress) -> None:
         outcome.evaluation = evaluate(cfg, args, loop, rows)
     outcome.status = "ok"
     if cfg.measure.ledger:
-        memory.per_rank = [_rank(memory)]
-        record.write(outcome, folder)  # the result is safe first: the step that follows may fail without harm to it
+        memory.per_rank = count.per_rank(memory, place)
+        if place.main:
+            record.write(outcome, folder)  # the result is safe first: the step that follows may fail without harm to it
         progress.enter("count", "counting memory")
-        _count(cfg, outcome, loop, journal, progress)
-    memory.per_rank = [_rank(memory)]
+        count.count(cfg, outcome, loop, journal, progress)
+    memory.per_rank = count.per_rank(memory, place)
+    if place.ranks > 1:
+        count.take_largest(memory)
 
 
-def _rank(memory: record.Memory) -> dict:
-    return {"rank": 0} | {key: value for key, value in asdict(memory).items() if key != "per_rank"}
+def _meet(job: launch.Job, progress: Progress) -> Path | None:
+    """Learn rank 0's folder, where this machine has it, and listen for the last words of a launcher's ranks."""
+    folder = Path(ranks.gathered(str(job.folder))[0])
+    if job.place.launched and job.place.main:
+        def listen():
+            words = ranks.heard(job.place, seconds=10**8)
+            if words is not None:
+                progress.tell("failed", **words)
 
-
-def _settle_environment(cfg) -> None:
-    """What must stand before the libraries are imported."""
-    # A launcher's leftovers would change precision, accumulation and devices behind the configuration's back.
-    for name in list(os.environ):
-        if name.startswith("ACCELERATE_") or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            del os.environ[name]
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    if machine.device(cfg) == "cuda":
-        # One device, also where several are visible: the Trainer would take them all.
-        os.environ["CUDA_VISIBLE_DEVICES"] = machine.gpus()[0].uuid
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if _may_ask_hub(cfg) and not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached still loads, and what is not fails at once, not after retries
-        if "huggingface_hub" in sys.modules:  # a nursery's child: the variable has been read already
-            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-
-
-def _may_ask_hub(cfg) -> bool:
-    """Whether the job names a model, a tokenizer or a data set that is no folder here."""
-    names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
-    data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
-    return data_on_hub or any(name and not Path(name).expanduser().exists() for name in names)
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be reached. Behind a proxy nobody can tell so simply: yes, then."""
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    try:
-        socket.create_connection((hub.hostname, hub.port or 443), timeout=SPENT_SECONDS).close()
-    except (OSError, TypeError):
-        return False
-    return True
-
-
-def _limit_memory(cfg) -> None:
-    """Pretend that the device is smaller: CUDA's share for this process, or the process's data on a CPU."""
-    if cfg.launch.memory_limit_gib is None:
-        return
-    size = int(cfg.launch.memory_limit_gib * 2**30)
-    if machine.device(cfg) == "cuda":
-        import torch
-
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size / torch.cuda.get_device_properties(0).total_memory))
-    else:
-        import resource
-
-        import psutil
-
-        # On top of what the libraries hold: the limit stands for a device, and they live on the host.
-        held = getattr(psutil.Process().memory_info(), "data", 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (held + size, held + size))
+        threading.Thread(target=listen, daemon=True).start()
+    return folder if folder.is_dir() else None
 
 
 def _open_gpu(memory: record.Memory, progress: Progress) -> None:
@@ -264,36 +259,3 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     memory.context_bytes = devices.nvml_used_bytes() - memory.device_used_at_start_bytes
 
 
-def _count(cfg, outcome: record.Record, loop, journal, progress: Progress) -> None:
-    """The ledger's step: the five parts at the peak, and the model's FLOPs."""
-    from recipes.measure import device as devices
-    from recipes.measure.ledger import Ledger
-
-    start = time.perf_counter()
-    import torch
-
-    optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
-    ledger = Ledger(loop.bare_model, optimizer, loop.accelerator.device)
-    try:
-        if cfg.compile:  # compiled code allocates behind the ledger's back: count the step as written
-            torch.compiler.set_stance("force_eager")
-        if loop.accelerator.scaler is not None:
-            loop.accelerator.scaler.update(1.0)  # no overflow: this step must not be skipped
-        tokens = loop.one_more_step(ledger)
-    except Exception as error:
-        traceback.print_exc()
-        progress.warn(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
-        return
-    finally:
-        outcome.speed.ledger_seconds = time.perf_counter() - start
-    for key, value in ledger.parts().items():
-        setattr(outcome.memory, key, value)
-    if ledger.model_flops is None or cfg.model.attention == "flash_attention_2":  # a kernel without a formula
-        return
-    speed = outcome.speed
-    # The ledger's step is the largest; a usual one has as many FLOPs as it has tokens, to a good approximation.
-    usual = statistics.mean(journal.tokens)
-    speed.model_flops_per_step = round(ledger.model_flops * usual / tokens)
-    peak = devices.peak_flops(outcome.environment["device_name"], cfg.precision.name)
-    if peak and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
-        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / peak

@@ -46,7 +46,10 @@ class Journal:
         self._last_stamp = self._stamp()
 
     def step(self, loss: torch.Tensor, samples: int, tokens: int) -> None:
-        """One optimizer step is queued. loss: (), the mean over the effective batch, on the device."""
+        """One optimizer step is queued. loss: (), the mean over the effective batch, on the device.
+
+        samples, tokens: of all ranks; tokens may be () on the device.
+        """
         self._pending.append((loss, self._stamp()))
         self.samples.append(samples)
         self.tokens.append(tokens)
@@ -66,6 +69,7 @@ class Journal:
                 self.seconds.append(self._between(self._last_stamp, stamp))
                 self._last_stamp = stamp
             self._pending.clear()
+            self.tokens[first:] = map(int, self.tokens[first:])  # counted on the device, where ranks pad differently
             if self.file:
                 for index in range(first, len(self.losses)):
                     loss = self.losses[index]

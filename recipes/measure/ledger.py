@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
+RESIZE = torch.UntypedStorage.resize_
 BACKWARD_PER_FORWARD = 2  # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward costs twice the forward
 
 
@@ -92,14 +93,17 @@ class Ledger(TorchDispatchMode):
         if not here or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._alive.get(key)
+        known = self._alive.get(storage._cdata)
         if known is not None and known[0]() is not None:
             return known[1]
-        entry = Storage(storage.nbytes(), kind, self.phase(), given)
+        return self._enter(storage, kind, given)
+
+    def _enter(self, storage: torch.UntypedStorage, kind: str, given: bool) -> Storage:
+        """A storage is born; from now on its death is heard of."""
+        key, entry = storage._cdata, Storage(storage.nbytes(), kind, self.phase(), given)
         self.log.append((entry, +1))
 
-        def died(_, key=key, entry=entry):
+        def died(_):
             self.log.append((entry, -1))
             if self._alive.get(key, (None, None))[1] is entry:
                 del self._alive[key]
@@ -107,18 +111,32 @@ class Ledger(TorchDispatchMode):
         self._alive[key] = (weakref.ref(storage, died), entry)
         return entry
 
+    def _resize(self, storage: torch.UntypedStorage, size: int):
+        """FSDP gives gathered weights back by shrinking their storage to nothing, and lets it grow for the next time."""
+        known = self._alive.get(storage._cdata)
+        before = storage.nbytes()
+        result = RESIZE(storage, size)
+        if storage.device.type == self.device.type and size != before:
+            kind = COPY if before == 0 else OTHER
+            if known is not None and known[0]() is not None:
+                self.log.append((known[1], -1))
+                kind = known[1].kind
+            self._enter(storage, kind, given=False)
+        return result
+
     def _mark(self, tensor: torch.Tensor, kind: str) -> None:
-        entry = self._see(tensor, kind, given=True)
+        entry = self._see(_local(tensor), kind, given=True)
         if entry is not None:
             entry.kind = kind
 
     def _kind(self, tensor) -> str | None:
-        known = self._alive.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+        local = _local(tensor)
+        known = self._alive.get(local.untyped_storage()._cdata) if isinstance(local, torch.Tensor) else None
         return known[1].kind if known else None
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Called for what autograd saves. Inputs and weights keep their own name."""
-        entry = self._see(tensor, OTHER, given=True)  # what is new even now was born before: the batch
+        entry = self._see(_local(tensor), OTHER, given=True)  # what is new even now was born before: the batch
         if entry is not None and entry.kind == OTHER and not entry.given:
             entry.kind = ACTIVATION
         return tensor
@@ -129,14 +147,16 @@ class Ledger(TorchDispatchMode):
         for buffer in self.model.buffers():
             self._mark(buffer, OTHER)
         self._mark_states()
-        self._hooks = [weight.register_post_accumulate_grad_hook(lambda w: self._mark(w.grad, GRADIENT))
-                       for weight in self.model.parameters() if weight.requires_grad]
+        # What the optimizer finds are the gradients; what DDP and FSDP reduce them from has come and gone by then.
+        self._hooks = [self.optimizer.register_step_pre_hook(lambda *_: self._mark_states())]
+        torch.UntypedStorage.resize_ = lambda storage, size: self._resize(storage, size)
         self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward")))
         self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._saved.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error):
+        torch.UntypedStorage.resize_ = RESIZE
         super().__exit__(*error)
         self._saved.__exit__(*error)
         for hook in self._hooks:
@@ -170,7 +190,8 @@ class Ledger(TorchDispatchMode):
         for entry, sign in self.log:
             now[entry.kind] += sign * entry.bytes
             largest[entry.kind] = max(largest[entry.kind], now[entry.kind])
-        weights = {w.untyped_storage()._cdata: w.untyped_storage().nbytes() for w in self.model.parameters()}
+        stored = [_local(weight).untyped_storage() for weight in self.model.parameters()]
+        weights = {storage._cdata: storage.nbytes() for storage in stored}
         return {
             "parameters_bytes": kinds[PARAMETER] + kinds[COPY],
             "gradients_bytes": kinds[GRADIENT],
@@ -203,4 +224,10 @@ def _flops(func, args, kwargs, result) -> int:
 
 
 def _tensors(tree) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _local(tensor):
+    """This rank's part of a tensor that FSDP has sharded; any other as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
