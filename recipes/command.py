@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import config, launch, record, screen, supervise, sweep, trackers, validate
+from recipes import config, launch, ranks, record, screen, supervise, sweep, trackers, validate
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
@@ -27,7 +27,13 @@ def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
     ConfigStore.instance().store(name="schema", node=config.Config)
-    sys.argv[1:] = spelt_out(sys.argv[1:])
+    place = ranks.here()
+    if place.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
+        screen.say_problems([f"a sweep starts the ranks of each job itself, and a launcher has started {place.ranks} "
+                             "already. Type python train.py -m ... parallelism.num_processes="
+                             f"{place.ranks} instead, without the launcher."])
+        return EXIT_CODES["refused"]
+    sys.argv[1:] = spelt_out(sys.argv[1:], place)
     statuses: list[str] = []  # of the jobs in this process; a sweep's are in its file
     this = sweep.new(conf)
 
@@ -64,20 +70,25 @@ def run(conf: Path) -> int:
     return EXIT_CODES.get(statuses[-1], 1) if statuses else 0
 
 
-def spelt_out(words: list[str]) -> list[str]:
+def spelt_out(words: list[str], place: ranks.Place = ranks.Place()) -> list[str]:
     """A sweep's command line with its folder and its repeats said in Hydra's words; any other as it is.
+
+    Only rank 0 makes a folder: the other ranks of a launcher are told to make none.
 
     `measure.repeats=N` means all jobs once, then all again. Hydra's first swept word changes slowest, so
     the repeat goes in front.
     """
-    if not {"-m", "--multirun"} & set(words):
+    sweeping = bool({"-m", "--multirun"} & set(words))
+    if not sweeping and place.main:
         return words
     first = next((i for i, word in enumerate(words) if "=" in word and not word.startswith("-")), len(words))
     repeats = [word.split("=", 1)[1] for word in words if word.startswith("measure.repeats=")]
     added = []  # beside the first override: the command line's parser wants them all in one place
     if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
         added.append(f"measure.repeat=range({repeats[-1]})")
-    if sweep_folder(words) is None:
+    if not sweeping:
+        added = ["hydra.run.dir=."]
+    elif sweep_folder(words) is None:
         added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")
     return [*words[:first], *added, *words[first:]]
 
@@ -99,6 +110,9 @@ def run_alone(composed, told, conf: Path) -> str:
         return "refused"
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
+    if not ranks.here().main:
+        return "refused" if problems else supervise.run(
+            launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
     folder = Path(told.runtime.output_dir).absolute()
     if occupied(folder):
         screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
@@ -178,7 +192,7 @@ def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], displ
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder), hear, nursery)
+        outcome = supervise.run(launch.Job(outcome, folder, ranks.here()), hear, nursery)
         troubles = tracker.finish(outcome)
     if troubles:
         outcome.warnings += troubles

@@ -110,6 +110,7 @@ class Checkpointing:
 class Parallelism:
     name: str = UNSET
     num_processes: Optional[int] = at_least(1)
+    replicas: int = UNSET  # micro-batches trained on at a time; derived
     gradient_as_bucket_view: bool = UNSET
     bucket_cap_mb: int = at_least(1)
     find_unused_parameters: bool = UNSET

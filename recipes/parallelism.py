@@ -55,14 +55,14 @@ def group_size(cfg) -> int:
 
 
 def resolve(cfg) -> list[str]:
-    """Fill in the number of ranks."""
+    """Fill in the number of ranks, and how many micro-batches they come to."""
     mode, place, given = cfg.parallelism.name, ranks.here(), cfg.parallelism.num_processes
     if place.launched and mode in ONE_PROCESS and place.ranks > 1:
         return [f"parallelism={mode} is one process, and the launcher started {place.ranks}. Type parallelism=ddp or "
                 "parallelism=fsdp, or start it as python train.py."]
     if place.launched and mode not in ONE_PROCESS and given not in (None, place.ranks):
         return [f"parallelism.num_processes={given}, but the launcher started {place.ranks}. Leave the key out."]
-    cfg.parallelism.num_processes = processes(cfg)
+    cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
     return []
 
 

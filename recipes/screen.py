@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from recipes import ranks
 from recipes.record import Record
 
 MIB = 2**20
@@ -78,9 +79,11 @@ def summary(outcome: Record, folder: Path) -> str:
     """A job's end in the guide's terms: time, samples per second, memory, and where it went."""
     config, memory, speed, training = outcome.config, outcome.memory, outcome.speed, outcome.training
     batch, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
+    mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"]
+    devices = "" if mode == "single" else f" x {replicas} ({mode})"
     model = config["model"]["pretrained"] or config["model"]["name"]
     lines = [f"{outcome.status}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
-             f"{config['optim']['name']}, batch {batch} x {steps} = {batch * steps}, "
+             f"{config['optim']['name']}, batch {batch} x {steps}{devices} = {batch * steps * replicas}, "
              f"checkpointing {config['checkpointing']['name']}, {outcome.environment['device_name']}"]
 
     def row(name, value, note=""):
@@ -122,10 +125,14 @@ def summary(outcome: Record, folder: Path) -> str:
             f"{states / count:.2f} bytes a parameter: weights {weights / count:.2f} + "
             f"optimizer {most['optimizer'] / count:.2f} + gradients {most['gradients'] / count:.2f}")
         row("Inference alone", f"{weights / MIB:.1f} MiB", f"{weights / count:.2f} bytes a parameter, weights only")
+    if len(memory.per_rank) > 1 and "peak_tensor_bytes" in memory.all_ranks_bytes:
+        row("All ranks together", f"{memory.all_ranks_bytes['peak_tensor_bytes'] / MIB:.1f} MiB",
+            f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most")
     if memory.host_peak_rss_bytes is not None:
         row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process")
     if outcome.error is not None:
-        lines.append(f"  {outcome.error.type} in {outcome.error.phase}: {outcome.error.message.splitlines()[0]}")
+        where = f" on rank {outcome.error.rank}" if config["parallelism"]["num_processes"] > 1 else ""
+        lines.append(f"  {outcome.error.type} in {outcome.error.phase}{where}: {outcome.error.message.splitlines()[0]}")
         if outcome.error.hint:
             lines.append(f"  {outcome.error.hint}")
         if outcome.status == "failed":
@@ -157,6 +164,8 @@ def say_problems(problems: list[str]) -> None:
 
 
 def _print(text: str, stream) -> None:
+    if not ranks.here().main:  # a launcher's other ranks would say it all again
+        return
     try:
         print(text, file=stream, flush=True)
     except OSError:

@@ -7,7 +7,7 @@ import time
 import traceback
 from dataclasses import asdict
 
-from recipes import parallelism, ranks, record
+from recipes import ranks, record
 
 
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
@@ -40,7 +40,7 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
         return
     speed = outcome.speed
     # The ledger's step is the largest; a usual one has as many FLOPs as it has tokens, to a good approximation.
-    usual, at_once = statistics.mean(journal.tokens), parallelism.replicas(cfg)
+    usual, at_once = statistics.mean(journal.tokens), cfg.parallelism.replicas
     everywhere = ledger.model_flops * (1 if cfg.parallelism.name == "dp" else at_once)  # dp's threads are all ours
     speed.model_flops_per_step = round(everywhere * usual / tokens)
     peak = devices.peak_flops(outcome.environment["device_name"], cfg.precision.name)
