@@ -1,23 +1,14 @@
 """parallelism: how many processes train, and what each of them keeps.
 
-FSDP's five strategies are the guides' words. FSDP2 has `reshard_after_forward` and a mesh of ranks
-instead; the table says what each word becomes.
+What a rank keeps of a model that is sharded stands in `sharding`.
 """
 
 from __future__ import annotations
 
 import os
 
-from recipes import machine, ranks
+from recipes import machine, ranks, sharding
 
-# strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
-STRATEGIES = {
-    "full_shard": (True, False),
-    "shard_grad_op": (False, False),
-    "hybrid_shard": (True, True),
-    "hybrid_shard_zero2": (False, True),
-    "no_shard": None,  # nothing is sharded: what DDP does
-}
 # What a launcher says by variables, the option that means the same, and the word for it.
 LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp",), "ACCELERATE_USE_DEEPSPEED": ("zero",),
                   "ACCELERATE_USE_MEGATRON_LM": (), "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp",)}
@@ -25,15 +16,16 @@ ONE_PROCESS = ("single", "dp")
 
 
 def sharded(cfg) -> bool:
-    """Whether a rank keeps a part of the weights only (FSDP)."""
-    return cfg.parallelism.name == "fsdp" and cfg.parallelism.strategy != "no_shard"
+    """Whether a rank keeps a part of the weights only."""
+    return cfg.parallelism.name == "fsdp_tp" or (cfg.parallelism.name == "fsdp"
+                                                 and cfg.parallelism.strategy != "no_shard")
 
 
 def replicas(cfg) -> int:
     """How many micro-batches are trained on at a time. Asked before `resolve`, too."""
     if cfg.parallelism.name == "dp":
         return max(1, len(machine.gpus()))
-    return processes(cfg)
+    return max(1, processes(cfg) // (cfg.parallelism.tensor_size or 1))
 
 
 def processes(cfg) -> int:
@@ -43,12 +35,6 @@ def processes(cfg) -> int:
     place = ranks.here()
     on_gpu = machine.device(cfg) == "cuda"
     return place.ranks if place.launched else cfg.parallelism.num_processes or (len(machine.gpus()) if on_gpu else 1)
-
-
-def group_size(cfg) -> int:
-    """How many ranks share one copy of the model in FSDP's hybrid strategies: `shard_size`, or those of a machine."""
-    place = ranks.here()
-    return cfg.parallelism.shard_size or (place.local_ranks if place.launched else cfg.parallelism.num_processes)
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -78,22 +64,10 @@ def problems(cfg) -> list[str]:
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
                      f"here. Type parallelism.num_processes={here}, or device=cpu.")
     if sharded(cfg):
-        if "8bit" in cfg.optim.transformers_name:
-            found.append(f"optim={cfg.optim.name} cannot work on weights that FSDP has sharded: bitsandbytes reads "
-                         "whole tensors. Choose optim=adafactor, or parallelism=ddp.")
-        if cfg.eval.precision:
-            found.append("eval.precision casts the whole model, which parallelism=fsdp has sharded. Leave it out.")
-        if STRATEGIES[cfg.parallelism.strategy][1]:
-            size = group_size(cfg)
-            if count % size or count == size:
-                found.append(f"parallelism.strategy={cfg.parallelism.strategy} needs several groups of "
-                             f"parallelism.shard_size ranks: {count} ranks in groups of {size} are not. "
-                             "Type another shard_size, or parallelism.strategy=full_shard.")
-        elif cfg.parallelism.shard_size is not None:
-            found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to "
-                         f"{cfg.parallelism.strategy}. Leave it out.")
-        if cfg.parallelism.cpu_offload and not on_gpu:
-            found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
+        found += sharding.problems(cfg, on_gpu)
+    elif cfg.parallelism.shard_size or cfg.parallelism.cpu_offload:
+        found.append("parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.shard_size and "
+                     "parallelism.cpu_offload mean nothing. Leave them out.")
     return found
 
 
@@ -133,8 +107,8 @@ def warnings(cfg) -> list[str]:
 
 def data_share(cfg) -> tuple[int, int]:
     """(which part, of how many) of every batch this process trains on."""
-    place = ranks.here()
-    return place.rank, place.ranks
+    place, together = ranks.here(), cfg.parallelism.tensor_size or 1
+    return place.rank // together, place.ranks // together
 
 
 def replicated(model):
@@ -160,7 +134,7 @@ def accelerator_arguments(cfg) -> dict:
 
 
 def _fsdp() -> dict:
-    """Tell Accelerate that the model is sharded, which `shard` has done."""
+    """Tell Accelerate that the model is sharded, which `sharding.shard` has done."""
     from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils import DistributedType
 
@@ -169,58 +143,3 @@ def _fsdp() -> dict:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False,
                                                           activation_checkpointing=False)}
-
-
-def shard(cfg, model, device: str) -> None:
-    """Leave each rank its part of every weight, on its device ('cpu' or 'cuda'). In place; the ranks must have met.
-
-    A unit's weights are gathered when it runs: each transformer layer, untied embeddings, and what is left.
-    """
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
-    reshard, in_groups = STRATEGIES[cfg.parallelism.strategy]
-    count = ranks.here().ranks
-    shape = (count // group_size(cfg), group_size(cfg)) if in_groups else (count,)
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(cfg.precision.name)
-    settings = {
-        "mesh": init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape):]),
-        "reshard_after_forward": reshard,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
-        "offload_policy": CPUOffloadPolicy() if cfg.parallelism.cpu_offload else OffloadPolicy(),
-    }
-    for unit in units(model, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters):
-        fully_shard(unit, **settings)
-    fully_shard(model, **settings)
-
-
-def units(model, wrap: str, minimum: int | None = None) -> list:
-    """The modules whose weights are gathered at a time, inner ones first; the model itself takes what is left.
-
-    wrap: 'layer', 'size' (`minimum` parameters that no inner unit has), or 'none'. Weights that two modules share
-    stay with the model.
-    """
-    import torch
-
-    if wrap == "none":
-        return []
-    if wrap == "layer":
-        lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-        layers = list(max(lists, key=len))
-        ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-        tied = ends[1] is not None and ends[0].weight is ends[1].weight
-        return layers + ([] if tied else [end for end in ends if end is not None])
-    holders: dict = {}
-    for module in model.modules():
-        for weight in module.parameters(recurse=False):
-            holders.setdefault(weight, []).append(module)
-    taken = {weight for weight, modules in holders.items() if len(modules) > 1}
-    chosen = []
-    for module in reversed(list(model.modules())[1:]):
-        left = [weight for weight in module.parameters() if weight not in taken]
-        runs = not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
-        if runs and sum(weight.numel() for weight in left) >= minimum and len(left) == len(list(module.parameters())):
-            chosen.append(module)
-            taken.update(left)
-    return chosen

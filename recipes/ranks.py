@@ -75,11 +75,16 @@ def join(place: Place, on_gpu: bool, listener: int | None = None) -> None:
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=MEETING)
 
 
-def several() -> bool:
-    """Whether other ranks train with this one."""
+def count() -> int:
+    """How many ranks train together."""
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def several() -> bool:
+    """Whether other ranks train with this one."""
+    return count() > 1
 
 
 def total(numbers, device):

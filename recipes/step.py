@@ -37,7 +37,7 @@ def plan(batches) -> tuple[list, int, int]:
         everything = sum(counts)
         tokens = sum(batch["input_ids"].numel() * bool(batch.rows) for batch in batches)
         if first.ranks > 1:
-            everything, tokens = ranks.total([everything, tokens], labels.device)
+            everything, tokens = ranks.total([everything, tokens], labels.device) * first.ranks / ranks.count()
     if len(batches) == 1 and first.ranks == 1:
         return [None], samples, tokens
     shares = [count * first.ranks / everything for count in counts]

@@ -135,7 +135,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import arguments, data, model, parallelism, precision
+    from recipes import arguments, data, model, parallelism, precision, sharding
     from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
@@ -166,7 +166,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     before = devices.nvml_used_bytes()
     if parallelism.sharded(cfg):
-        parallelism.shard(cfg, network, machine.device(cfg))
+        sharding.shard(cfg, network, machine.device(cfg))
     else:
         network.to(machine.device(cfg))
     if on_gpu:

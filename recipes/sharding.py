@@ -1,0 +1,156 @@
+"""Sharding: what a rank keeps of a model under FSDP2, alone or with tensor parallelism.
+
+FSDP's five strategies are the guides' words. FSDP2 has `reshard_after_forward` and a mesh of ranks
+instead; the table says what each word becomes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+from recipes import ranks
+from recipes.refusal import Refusal
+
+# strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
+STRATEGIES = {
+    "full_shard": (True, False),
+    "shard_grad_op": (False, False),
+    "hybrid_shard": (True, True),
+    "hybrid_shard_zero2": (False, True),
+    "no_shard": (False, False),  # nothing is sharded: what DDP does, and it is DDP that does it
+}
+
+
+def group_size(cfg) -> int:
+    """How many ranks share one copy of the model in the hybrid strategies: `shard_size`, or those of a machine."""
+    place = ranks.here()
+    return cfg.parallelism.shard_size or (place.local_ranks if place.launched else cfg.parallelism.num_processes)
+
+
+def problems(cfg, on_gpu: bool) -> list[str]:
+    """What sharded weights rule out. Asked for configurations that shard."""
+    own, found = cfg.parallelism, []
+    if "8bit" in cfg.optim.transformers_name:
+        found.append(f"optim={cfg.optim.name} cannot work on weights that FSDP has sharded: bitsandbytes reads "
+                     "whole tensors. Choose optim=adafactor, or parallelism=ddp.")
+    if cfg.eval.precision:
+        found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
+    if STRATEGIES[own.strategy][1]:
+        size = group_size(cfg)
+        if own.num_processes % size or own.num_processes == size:
+            found.append(f"parallelism.strategy={own.strategy} needs several groups of parallelism.shard_size ranks: "
+                         f"{own.num_processes} ranks in groups of {size} are not. Type another shard_size, or "
+                         "parallelism.strategy=full_shard.")
+    elif own.shard_size is not None:
+        found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
+    if own.cpu_offload and not on_gpu:
+        found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
+    return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
+
+
+def _tensor_problems(cfg) -> list[str]:
+    own, found = cfg.parallelism, []
+    if own.strategy not in ("full_shard", "shard_grad_op"):
+        found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
+    if own.num_processes % own.tensor_size:
+        found.append(f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
+                     f"{own.tensor_size}. Change one of them.")
+    if cfg.optim.name == "adamw_fused":
+        found.append("optim=adamw_fused wants all weights sharded alike, and fsdp_tp shards some twice. "
+                     "Choose optim=adamw.")
+    if cfg.model.pretrained:
+        return found  # its plan is looked up once it is loaded
+    if cfg.model.family != "llama":
+        found.append(f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
+                     "them, or parallelism=fsdp.")
+    for key in ("heads", "kv_heads", "feed_forward"):
+        size = getattr(cfg.model, key)
+        if size is not None and size % own.tensor_size:
+            found.append(f"model.{key}={size} cannot be split over parallelism.tensor_size={own.tensor_size} ranks. "
+                         "Change one of them.")
+    return found
+
+
+# --- in the worker ---------------------------------------------------------------------------------
+
+
+def shard(cfg, model, device: str) -> None:
+    """Leave each rank its part of every weight, on its device ('cpu' or 'cuda'). In place; the ranks must have met.
+
+    A unit's weights are gathered when it runs: each transformer layer, untied embeddings, and what is left.
+    Raises Refusal for a model without a plan for tensor parallelism.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    own, count = cfg.parallelism, ranks.here().ranks
+    reshard, in_groups = STRATEGIES[own.strategy]
+    if own.name == "fsdp_tp":
+        whole = init_device_mesh(device, (count // own.tensor_size, own.tensor_size), mesh_dim_names=("shard", "tensor"))
+        split(model, whole["tensor"])
+        mesh = whole["shard"]
+    elif in_groups:
+        size = group_size(cfg)
+        mesh = init_device_mesh(device, (count // size, size), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(device, (count,), mesh_dim_names=("shard",))
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(cfg.precision.name)
+    settings = {
+        "mesh": mesh,
+        "reshard_after_forward": reshard,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
+        "offload_policy": CPUOffloadPolicy() if own.cpu_offload else OffloadPolicy(),
+    }
+    for unit in units(model, own.wrap, own.wrap_min_parameters):
+        fully_shard(unit, **settings)
+    fully_shard(model, **settings)
+
+
+def units(model, wrap: str, minimum: int | None = None) -> list:
+    """The modules whose weights are gathered at a time, inner ones first; the model itself takes what is left.
+
+    wrap: 'layer', 'size' (`minimum` parameters that no inner unit has), or 'none'. Weights that two modules share
+    stay with the model.
+    """
+    import torch
+
+    if wrap == "none":
+        return []
+    if wrap == "layer":
+        lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+        ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+        tied = ends[1] is not None and ends[0].weight is ends[1].weight
+        return list(max(lists, key=len)) + ([] if tied else [end for end in ends if end is not None])
+    holders: dict = {}
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            holders.setdefault(weight, []).append(module)
+    taken = {weight for weight, modules in holders.items() if len(modules) > 1}
+    chosen = []
+    for module in reversed(list(model.modules())[1:]):
+        weights = list(module.parameters())
+        left = [weight for weight in weights if weight not in taken]
+        runs = not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
+        shares = any(len(holders[weight]) > 1 for weight in weights)
+        if runs and not shares and sum(weight.numel() for weight in left) >= minimum:
+            chosen.append(module)
+            taken.update(left)
+    return chosen
+
+
+def split(model, mesh) -> None:
+    """Give each rank of the mesh its part of the layers' matrices, by the plan that the model brings along.
+
+    Raises Refusal where it brings none, or one with styles that torch does not have.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    plan = getattr(model.config, "base_model_tp_plan", None) or {}
+    if not plan or not set(plan.values()) <= styles.keys():
+        raise Refusal(f"{type(model).__name__} has no plan for tensor parallelism that this recipe can follow. "
+                      "Choose parallelism=fsdp.")
+    names = [name for name, _ in model.base_model.named_modules()]
+    parallelize_module(model.base_model, mesh, {
+        name: styles[style]() for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)})
