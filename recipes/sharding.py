@@ -30,9 +30,9 @@ def group_size(cfg) -> int:
 def problems(cfg, on_gpu: bool) -> list[str]:
     """What sharded weights rule out. Asked for configurations that shard."""
     own, found = cfg.parallelism, []
-    if "8bit" in cfg.optim.transformers_name:
-        found.append(f"optim={cfg.optim.name} cannot work on weights that FSDP has sharded: bitsandbytes reads "
-                     "whole tensors. Choose optim=adafactor, or parallelism=ddp.")
+    if "8bit" in cfg.optim.transformers_name or cfg.optim.name == "adafactor":
+        found.append(f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} leaves each rank a part. "
+                     "Choose optim=adamw or optim=sgd, or parallelism=ddp.")
     if cfg.eval.precision:
         found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
     if STRATEGIES[own.strategy][1]:
@@ -105,6 +105,8 @@ def shard(cfg, model, device: str) -> None:
     for unit in units(model, own.wrap, own.wrap_min_parameters):
         fully_shard(unit, **settings)
     fully_shard(model, **settings)
+    if dtype is not None:  # as Accelerate does for every model but these: norms and losses stay in 32 bits
+        model.forward = torch.autocast(device, dtype)(model.forward)
 
 
 def units(model, wrap: str, minimum: int | None = None) -> list:
