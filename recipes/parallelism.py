@@ -118,6 +118,21 @@ def replicated(model):
     return torch.nn.DataParallel(model)
 
 
+def waiting_seconds(model) -> float | None:
+    """How long a step's backward pass waits for gradients of other ranks: DDP's own sample of communication
+    that no computation hides. None for other modes, which do not tell."""
+    import torch
+
+    while model is not None and not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = getattr(model, "_orig_mod", None)  # torch.compile may stand around it
+    if model is None:
+        return None
+    told = model._get_ddp_logging_data()
+    if "avg_backward_comm_time" not in told:
+        return None
+    return (told["avg_backward_comm_time"] - told["avg_backward_compute_comm_overlap_time"]) / 1e9
+
+
 def accelerator_arguments(cfg) -> dict:
     """What `Accelerator` takes for the mode, in both recipes. Call it once the process group stands."""
     if sharded(cfg):

@@ -59,6 +59,7 @@ class Speed:
     model_flops_per_step: int | None = None
     mfu: float | None = None  # model FLOPs utilisation: of the device's dense peak in this precision
     train_seconds: float | None = None
+    waiting_seconds_per_rank: list[float] = field(default_factory=list)  # of a step, for other ranks; where DDP tells
     ledger_seconds: float | None = None  # the extra step that counts memory; part of no other figure
 
 

@@ -97,6 +97,9 @@ def summary(outcome: Record, folder: Path) -> str:
             f"{speed.warmup_steps} of warm-up left out")
         row("Step", f"{speed.step_seconds_median * 1000:.2f} ms",
             f"median; {speed.step_seconds_p10 * 1000:.2f} to {speed.step_seconds_p90 * 1000:.2f} for the middle 80 %")
+    if speed.waiting_seconds_per_rank:
+        row("Waiting for ranks", f"{max(speed.waiting_seconds_per_rank) * 1000:.2f} ms",
+            "of a step, on the rank that waits most; DDP's own sample")
     if speed.model_flops_per_step and speed.step_seconds_median:
         row("Model FLOP/s", f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T",
             f"MFU {speed.mfu:.1%}" if speed.mfu is not None else "")

@@ -193,6 +193,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             memory.peak_allocated_bytes = torch.cuda.max_memory_allocated()
             memory.peak_reserved_bytes = torch.cuda.max_memory_reserved()
             memory.device_used_bytes = devices.nvml_used_bytes()
+    waiting = parallelism.waiting_seconds(loop.model)
+    if waiting is not None:
+        outcome.speed.waiting_seconds_per_rank = ranks.gathered(waiting)
     if outcome.training.final_loss is not None and outcome.training.final_loss != outcome.training.final_loss:
         progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
 
