@@ -39,7 +39,7 @@ def small(*overrides: str) -> list[str]:
     if "model.pretrained" in chosen:
         sizes = [word for word in SMALL if not word.startswith("model.")]
     elif chosen.get("model", "").startswith("llama"):
-        sizes = [*SMALL, "model.kv_heads=1"]
+        sizes = [*SMALL, "model.heads=4", "model.kv_heads=2"]
     if chosen.get("data", "dummy") != "text":
         sizes = [*sizes, "data.eval_samples=4"]
     return [*sizes, *overrides]

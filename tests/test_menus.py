@@ -38,6 +38,7 @@ def told(tmp_path_factory):
     def told(options) -> list[str]:
         needed = {option: [f"data.path={folder / option}"] for option in ("text", "wikitext", "mrpc")}
         needed["wandb"] = ["tracker.mode=disabled"]
+        needed |= {mode: ["parallelism.num_processes=2"] for mode in ("ddp", "fsdp", "fsdp_tp")}
         return words(options) + [word for _, option in sorted(options) for word in needed.get(option, [])]
 
     return told
@@ -49,7 +50,7 @@ def refused(told):
     values = {}  # the menus do not depend on each other: each is composed once, small
     for chosen in OPTIONS:
         values[chosen] = dataclasses.asdict(compose(*small(*told([chosen]))).cfg)
-    base = values["model", "gpt2_tiny"]  # a decoder can train on any data
+    base = values["model", "llama_tiny"]  # a decoder can train on any data, and this one in any mode
     found = {}
     for pair in PAIRS:
         chosen = base | {group: values[group, option][group] for group, option in pair}
@@ -68,10 +69,15 @@ def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
 def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     """So that a check that is too eager does not pass for a menu that is covered."""
     alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
-    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit")}
-    encoders = {("model", name) for name in ("bert_tiny", "bert_base", "bert_large")}
+    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp")}
+    models = {("model", name) for name in validate.options("model", [CONF])}
+    encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}
-    assert others == {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
+    whole = {("optim", name) for name in ("adafactor", "adam8bit", "lion8bit")}  # those that need whole weights
+    unplanned = {model for model in models if not model[1].startswith("llama")} | {("optim", "adamw_fused")}
+    assert others == ({frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
+                      | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}
+                      | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned})
 
 
 def covering(pairs, refused) -> list[dict[str, str]]:
@@ -83,7 +89,7 @@ def covering(pairs, refused) -> list[dict[str, str]]:
             options = [o for o in validate.options(group, [CONF])
                        if not any(frozenset([(group, o), chosen]) in refused for chosen in job.items())]
             gain = {o: sum(frozenset([(group, o), chosen]) in left for chosen in job.items()) for o in options}
-            job[group] = max(options, key=gain.get)
+            job[group] = max(options, key=lambda o: (gain[o], o == "single"))  # one process, where more add nothing
         left -= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
         jobs.append(job)
     return jobs
@@ -116,13 +122,17 @@ EXPERIMENTS = sorted(CONF.glob("experiment/**/*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_trains_or_is_refused_for_want_of_a_gpu(train, path):
+def test_every_experiment_trains_or_is_refused_for_want_of_a_gpu(train, told, path):
     """At a small size: the menus it picks are what is tried here."""
     word = f"+{path.parent.relative_to(CONF)}={path.stem}"
     chosen = compose(word, "device=cpu").cfg
-    family = ["model.kv_heads=1"] if chosen.model.kv_heads is not None else []
-    problems = compose(*small(word, *family)).problems
-    if chosen.precision.name == "fp16":
-        assert len(problems) == 1 and "precision=fp16" in problems[0]
+    more = ["model.heads=4", "model.kv_heads=2"] if chosen.model.kv_heads is not None else []
+    if chosen.data.name != "dummy":
+        more += [*told([("data", chosen.data.name)])[1:], "data.tokenizer=bytes"]
+    problems = compose(*small(word, *more)).problems
+    wanting = [f"{group}={option}" for group, option in (("precision", "fp16"), ("parallelism", "dp"))
+               if getattr(chosen, group).name == option]
+    if wanting:
+        assert len(problems) == len(wanting) and all(word in line for word, line in zip(wanting, problems))
     else:
-        assert train(word, *family).record.training.steps == 2
+        assert train(word, *more).record.training.steps == 2
