@@ -35,20 +35,23 @@ class Loop:
         self.scheduler = get_scheduler(args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps),
                                        self.total_steps)
 
-    def train(self, journal) -> None:
-        """All optimizer steps; the journal hears of each."""
+    def train(self, journal, saver) -> None:
+        """All optimizer steps that are left; the journal hears of each, and the saver may save or stop after it."""
         self.model.train()
+        done = saver.begin(self)
         journal.begin()
-        done = 0
-        for epoch in range(math.ceil(self.total_steps / self.steps_per_epoch)):
+        if done >= self.total_steps:
+            return
+        for epoch in range(done // self.steps_per_epoch, math.ceil(self.total_steps / self.steps_per_epoch)):
             self.loader.set_epoch(epoch)
+            self.loader.skip(done % self.steps_per_epoch * self.args.gradient_accumulation_steps)
             for batches in chunks(self.loader, self.args.gradient_accumulation_steps):
                 # ----------------------------------------------------------------------------
                 loss, samples, tokens = self.step(batches)
                 # ----------------------------------------------------------------------------
                 journal.step(loss, samples, tokens)
                 done += 1
-                if done == self.total_steps:
+                if saver.after_step(done) or done == self.total_steps:
                     return
 
     def step(self, batches):

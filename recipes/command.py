@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
@@ -17,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import config, launch, ranks, record, screen, supervise, sweep, trackers, validate
+from recipes import checkpoint, config, launch, ranks, record, resume, screen, supervise, sweep, trackers, validate
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
@@ -41,7 +42,7 @@ def run(conf: Path) -> int:
     def job(composed) -> str:
         told = HydraConfig.get()
         if told.mode == RunMode.MULTIRUN:
-            if "interrupted" in statuses or sweep.MISSPELT in statuses:  # ends the sweep, not one of its jobs
+            if {"interrupted", "preempted", sweep.MISSPELT} & set(statuses):  # ends the sweep, not one of its jobs
                 return statuses[-1]
             statuses.append(run_in_sweep(composed, told, this, Path(told.sweep.dir).absolute()))
         else:
@@ -114,9 +115,20 @@ def run_alone(composed, told, conf: Path) -> str:
         return "refused" if problems else supervise.run(
             launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
     folder = Path(told.runtime.output_dir).absolute()
+    if not problems:
+        fresh, folder = folder, resume.place(cfg, folder, any("hydra.run.dir=" in word for word in told.overrides.hydra))
+        if folder != fresh:
+            with contextlib.suppress(OSError):
+                fresh.rmdir()  # Hydra has made it, for a run that begins
     if occupied(folder):
-        screen.say_problems([f"{folder} holds another run's record. Choose another folder with hydra.run.dir=."])
-        return "refused"
+        before = None if problems else resume.goes_on(cfg, folder)
+        if before is None:
+            screen.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
+                                             "hydra.run.dir=, or go on with that training: resume=latest."])
+            return "refused"
+        if before.status == "ok" and cfg.resume == resume.LATEST:
+            screen.say(screen.summary(before, folder))
+            return "ok"
     try:
         outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
     except OSError as error:
@@ -156,8 +168,10 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     words = [word for word in outcome.overrides if word.lstrip("+").split("=")[0] in swept or not swept]
     place = folder / outcome.config_key
     try:
-        before = sweep.settled(place)
+        before = sweep.settled(place, cfg.resume == resume.LATEST)
         if before is None:
+            if checkpoint.found(place):
+                cfg.resume = outcome.config["resume"] = resume.LATEST
             display = screen.Screen(" ".join(words), number + 1, jobs, quiet=not alone)
             outcome = run_in(place, cfg, outcome, problems, display, None if problems else sweep.nursery(),
                              folder.name)
@@ -182,6 +196,7 @@ def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], displ
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
         record.write(outcome, folder)
         return outcome
+    Path(folder, record.FILE_NAME).unlink(missing_ok=True)  # of the run that is resumed: it must not pass for the new
     outcome.warnings = validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group)
 
@@ -224,7 +239,7 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
     bad = [job for job in jobs if job["status"] not in sweep.SUCCESS]
     for job in bad:
         screen.say(f"{job['status']}: {folder / job['key']}")
-    if "interrupted" in statuses or any(job["status"] not in sweep.STANDS for job in bad):
+    if {"interrupted", "preempted"} & set(statuses) or any(job["status"] not in sweep.STANDS for job in bad):
         screen.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
     if "interrupted" in statuses:
         return EXIT_CODES["interrupted"]

@@ -167,6 +167,9 @@ class Eval:
 @dataclass
 class Save:
     final: bool = UNSET
+    every_steps: Optional[int] = at_least(1)
+    keep: int = at_least(1)
+    on_signal: bool = UNSET
 
 
 @dataclass
@@ -202,6 +205,7 @@ class Config:
     save: Save = field(default_factory=Save)
     measure: Measure = field(default_factory=Measure)
     launch: Launch = field(default_factory=Launch)
+    resume: Optional[str] = UNSET
     compile: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda")
 

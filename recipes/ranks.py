@@ -82,6 +82,36 @@ def count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def number() -> int:
+    """Which of them this one is."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Wait until all ranks have come here."""
+    import torch.distributed as dist
+
+    if several():
+        dist.barrier()
+
+
+def ask(yes: bool):
+    """Ask all ranks at once, without waiting. Returns a function that waits, and says whether any of them said yes."""
+    import torch
+    import torch.distributed as dist
+
+    answer = torch.tensor(int(yes))  # on the CPU, also beside GPUs: nothing waits for the device
+    work = dist.all_reduce(answer, dist.ReduceOp.MAX, async_op=True)
+
+    def heard() -> bool:
+        work.wait()
+        return bool(answer)
+
+    return heard
+
+
 def several() -> bool:
     """Whether other ranks train with this one."""
     return count() > 1

@@ -36,6 +36,7 @@ class Training:
     tokens: int = 0  # positions computed, padding included
     losses: list[float | None] = field(default_factory=list)  # one an optimizer step; None: not a finite number
     final_loss: float | None = None
+    resumed_from_step: int | None = None  # the checkpoint's; the steps before it are in the losses, not in the speed
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Speed:
     mfu: float | None = None  # model FLOPs utilisation: of the device's dense peak in this precision
     train_seconds: float | None = None
     waiting_seconds_per_rank: list[float] = field(default_factory=list)  # of a step, for other ranks; where DDP tells
+    save_seconds: float | None = None  # of train_seconds: spent on checkpoints, part of no step
     ledger_seconds: float | None = None  # the extra step that counts memory; part of no other figure
 
 
@@ -138,10 +140,11 @@ def environment(cfg) -> dict:
 def config_key(config: dict, versions: dict) -> str:
     """Twelve hex digits that name a job: same configuration and same libraries, same key.
 
-    How a job is started (`launch`), watched and repeated is left out, except what changes its result: a
+    How a job is started (`launch`), watched, repeated, saved and resumed is left out, except what changes its result: a
     pretended memory size, and which repeat it is.
     """
-    told = {key: value for key, value in config.items() if key not in ("launch", "tracker")}
+    told = {key: value for key, value in config.items() if key not in ("launch", "tracker", "resume")}
+    told["save"] = {"final": config["save"]["final"]}
     told["measure"] = {key: value for key, value in config["measure"].items() if key != "repeats"}
     told["launch"] = {"memory_limit_gib": config["launch"]["memory_limit_gib"]}
     text = json.dumps([told, versions], sort_keys=True)

@@ -1,10 +1,111 @@
-"""save: the trained model as files that `from_pretrained` opens."""
+"""save: checkpoints while a run trains, from which it can go on; the trained model when it is over."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+import time
 from pathlib import Path
 
+from recipes import checkpoint, ranks
+from recipes.checkpoint import Checkpoint
+from recipes.refusal import Refusal
+
 FOLDER = "model"
+# What a cluster sends before it takes a machine: SLURM's --signal=USR1, and SIGTERM, which comes before SIGKILL.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Asked:
+    """Whether a signal has asked for an end. The step that runs is finished first."""
+
+    def __init__(self):
+        self.to_stop = False
+
+    def listen(self) -> None:
+        """From here on the signals only set the flag."""
+        for number in SIGNALS:
+            signal.signal(number, self)
+
+    @contextlib.contextmanager
+    def listening(self, on: bool):
+        """Listen for a while, in the main thread, where that is wanted and nobody has asked to be left alone."""
+        numbers = SIGNALS if on and threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self) for number in numbers
+                  if signal.getsignal(number) is not signal.SIG_IGN}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __call__(self, *_) -> None:
+        self.to_stop = True
+
+
+class Saver:
+    """Stands between a training's steps: puts back what it resumes from, saves, and says when to stop.
+
+    start: the checkpoint that the training resumes from, or None. progress: hears of the phase.
+    """
+
+    def __init__(self, cfg, journal, folder: Path, progress, asked: Asked, start: Checkpoint | None):
+        self.cfg, self.journal, self.folder, self.progress, self.asked = cfg, journal, folder, progress, asked
+        self.start = start
+        self.seconds = 0.0  # spent on saving
+        self.stopped = False  # by a signal, before the last step
+        self._question = None
+        self.possible = all(ranks.gathered(folder is not None))
+        if not self.possible and (cfg.save.every_steps or cfg.resume):
+            raise Refusal("the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
+                          "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out.")
+
+    def begin(self, loop) -> int:
+        """The loop is ready to train: put the checkpoint's state into it. Returns the steps that are done."""
+        from recipes import state
+
+        self.loop = loop
+        if self.start is None:
+            return 0
+        state.restore(loop, self.start)
+        return self.start.step
+
+    def after_step(self, step: int) -> bool:
+        """Called between two steps. Saves where it is due; returns whether the training stops here."""
+        self.stopped = self.shall_stop()
+        every = self.cfg.save.every_steps
+        if (self.stopped and self.possible) or (every and step % every == 0):
+            self.save(step)
+        return self.stopped
+
+    def shall_stop(self) -> bool:
+        """Whether a signal has come, to whichever rank.
+
+        Ranks hear of one another a step later: the question travels while the step is computed, and nobody waits.
+        """
+        if not self.cfg.save.on_signal or not ranks.several():
+            return self.asked.to_stop
+        stop = self._question is not None and self._question()
+        self._question = None if stop else ranks.ask(self.asked.to_stop)
+        return stop
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint. Raises OSError or SafetensorError; earlier checkpoints then stand."""
+        from recipes import config, state
+
+        begin = time.perf_counter()
+        self.journal.flush()
+        before = self.progress.phase
+        self.progress.enter("save", "saving", step=step, total=self.loop.total_steps)
+        rank = ranks.number()
+        values, tensors = state.collect(self.loop)
+        if rank == 0:
+            values |= {"config": config.to_dict(self.cfg), "journal": self.journal.state()}
+        checkpoint.write(self.folder, step, values, tensors, self.cfg.save.keep, rank, ranks.count(), ranks.barrier)
+        self.progress.enter(before, "training", step=step, total=self.loop.total_steps)
+        self.seconds += time.perf_counter() - begin
+        self.journal.leave_out()
 
 
 def save_final(loop, rows, folder: Path) -> Path:

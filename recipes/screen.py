@@ -47,7 +47,8 @@ class Screen:
         """A message of the worker: phase, progress or warning."""
         if kind == "phase":
             self.total = values.get("total", 0)
-            self.progress.reset(self.task, description=self.head + values["name"], total=self.total or None, text="")
+            self.progress.reset(self.task, description=self.head + values["name"], total=self.total or None,
+                                completed=values.get("step", 0), text="")
         elif kind == "progress":
             text = (f"{values['step']}/{self.total}  loss {values['loss']:.4f}  "
                     f"{values['samples_per_second']:.1f} samples/s")

@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable
 
-from recipes import failure, launch, ranks, record
+from recipes import failure, launch, ranks, record, save
 from recipes.config import from_dict
 from recipes.record import Error, Record
 
@@ -46,9 +46,11 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
 
     limit = job.record.config["launch"]["timeout_seconds"]
     workers: list[launch.Running] = []
+    asked = save.Asked()
     try:
-        workers = launch.start(job, nursery)
-        ended = _watch(workers, listen, failures, time.monotonic() + limit if limit else None)
+        with asked.listening(job.record.config["save"]["on_signal"]):
+            workers = launch.start(job, nursery)
+            ended = _watch(workers, listen, failures, time.monotonic() + limit if limit else None, asked)
     except KeyboardInterrupt:
         ended = "interrupted"
     with _undisturbed():  # a second Ctrl-C must not cost the record
@@ -58,6 +60,8 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
         for worker in workers:
             _end(worker)
         code = workers[0].process.returncode if workers else 0
+        if asked.to_stop and ended == "exited" and -signal.SIGTERM in died.values():
+            ended, failures = "preempted", []  # before it had learnt to listen: nothing was trained
         cause = _cause(failures, died) if ended == "exited" or failures else None
         if job.place.main:
             return _leave_record(job, ended, code, told["phase"], kernel_kills, cause)
@@ -121,13 +125,19 @@ def _undisturbed():
             signal.signal(number, handler)
 
 
-def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None) -> str:
+def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None,
+           asked: save.Asked | None = None) -> str:
     """Listen until the workers are gone: 'exited', or 'timeout' at the deadline.
 
-    Once one has failed, the others have a moment left: they may have something to say, or wait for ever.
+    What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say, or wait for ever.
     """
-    last_words = None
+    last_words, passed_on = None, False
     while True:
+        if asked is not None and asked.to_stop and not passed_on:
+            passed_on = True
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.process.send_signal(signal.SIGTERM)
         now = time.monotonic()
         if deadline is not None and now > deadline:
             return "timeout"
@@ -182,6 +192,8 @@ def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kill
     where = {"train": "forward", "count": "step"}.get(phase, phase)  # a dead process does not say more
     if ended == "interrupted":
         outcome.status, outcome.error = "interrupted", Error(where, "KeyboardInterrupt", "stopped by the user")
+    elif ended == "preempted":
+        outcome.status = "preempted"
     elif ended == "timeout":
         limit = outcome.config["launch"]["timeout_seconds"]
         outcome.status = "timeout"

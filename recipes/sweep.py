@@ -16,9 +16,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes import launch, record
+from recipes import checkpoint, launch, record
 
-STANDS = {"ok", "oom", "refused", "preempted"}  # results: not run again
+STANDS = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
 JOBS_FILE = ".jobs.jsonl"
 MISSPELT = "misspelt"  # in the jobs' file only: a key that no job knows, so none is run
@@ -50,13 +50,17 @@ def new(conf: Path) -> Sweep:
     return Sweep(f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", conf)
 
 
-def settled(folder: Path) -> record.Record | None:
-    """The record of a job that needs no run again; otherwise None, and what an unfinished run left is cleared."""
+def settled(folder: Path, resume: bool = False) -> record.Record | None:
+    """The record of a job that needs no run again; otherwise None, and what an unfinished run left is cleared.
+
+    The checkpoints of a job that was preempted stay, and with `resume` those of any: it goes on from them.
+    """
     with contextlib.suppress(OSError, ValueError):
         outcome = record.read(folder)
         if outcome.status in STANDS:
             return outcome
-    if folder.exists():
+        resume = resume or outcome.status == "preempted"
+    if folder.exists() and not (resume and checkpoint.found(folder)):
         shutil.rmtree(folder)
     return None
 

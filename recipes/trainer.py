@@ -17,6 +17,7 @@ class HeadroomTrainer(Trainer):
     def __init__(self, cfg, args, model, rows):
         self.cfg, self.rows = cfg, rows
         self.counting = False  # the ledger's step: on the largest batches there are
+        self.first_step = 0  # steps that the training which is resumed had done
         super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
 
     def _build_accelerator_args(self, **given):
@@ -26,6 +27,19 @@ class HeadroomTrainer(Trainer):
         if self.counting:
             return data.largest(self.rows, self.args)
         return data.loader(self.rows, self.rows.train, self.args, self.args.train_batch_size, shuffle=True)
+
+    def _run_epoch(self, *, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, **others):
+        """An epoch, or what a resumed training has left of it: a shorter one that begins with a later batch.
+
+        (`resume_from_checkpoint` would do the same for the Trainer's own files, which are pickled.)
+        """
+        done = min(max(self.first_step - epoch * num_update_steps_per_epoch, 0), num_update_steps_per_epoch)
+        if done == num_update_steps_per_epoch or self.control.should_training_stop:
+            return
+        skipped = done * self.args.gradient_accumulation_steps
+        train_dataloader.skip(skipped)
+        super()._run_epoch(epoch=epoch, train_dataloader=train_dataloader, steps_in_epoch=steps_in_epoch - skipped,
+                           num_update_steps_per_epoch=num_update_steps_per_epoch - done, **others)
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
@@ -46,17 +60,22 @@ class HeadroomTrainer(Trainer):
 
 
 class Watch(TrainerCallback):
-    """Tells the journal of every optimizer step."""
+    """Tells the journal and the saver of every optimizer step."""
 
-    def __init__(self, journal, trainer):
-        self.journal, self.trainer = journal, trainer
+    def __init__(self, journal, saver, loop):
+        self.journal, self.saver, self.loop = journal, saver, loop
 
     def on_train_begin(self, args, state, control, **_):
-        self.trainer.model.train()
+        trainer = self.loop.trainer
+        trainer.model.train()
+        state.global_step = trainer.first_step = self.saver.begin(self.loop)
+        control.should_training_stop = state.global_step >= state.max_steps
         self.journal.begin()
 
     def on_step_end(self, args, state, control, **_):
-        self.journal.step(ranks.mean(self.trainer.step_loss), *self.trainer.step_size)
+        self.journal.step(ranks.mean(self.loop.trainer.step_loss), *self.loop.trainer.step_size)
+        if self.saver.after_step(state.global_step):
+            control.should_training_stop = True
 
 
 class Count(TrainerCallback):
@@ -93,9 +112,13 @@ class Loop:
     def optimizer(self):
         return self.trainer.optimizer
 
-    def train(self, journal) -> None:
-        """All optimizer steps; the journal hears of each."""
-        watch = Watch(journal, self.trainer)
+    @property
+    def scheduler(self):
+        return self.trainer.lr_scheduler
+
+    def train(self, journal, saver) -> None:
+        """All optimizer steps that are left; the journal hears of each, and the saver may save or stop after it."""
+        watch = Watch(journal, saver, self)
         self.trainer.add_callback(watch)
         self.trainer.train()
         self.trainer.remove_callback(watch)
@@ -105,7 +128,7 @@ class Loop:
         under the ledger. Returns its tokens."""
         self.args.max_steps = 1
         self.bare_model.train()
-        self.trainer.counting = True
+        self.trainer.counting, self.trainer.first_step = True, 0
         self.trainer.add_callback(Count(ledger))
         self.trainer.train()
         return int(self.trainer.step_size[1])

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, environment, failure, launch, machine, ranks, record  # all that the record of a failure needs
+from recipes import config, environment, failure, launch, machine, ranks, record, save  # all that a failure's record needs
 
 
 
@@ -129,13 +129,15 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
 
     listener: where rank 0 of our own ranks listens for the others.
     """
-    place, folder = job.place, job.folder
+    place, folder, asked = job.place, job.folder, save.Asked()
+    if cfg.save.on_signal:
+        asked.listen()
     environment.settle(cfg, place)
     progress.enter("load", "loading libraries")
     import torch
     import transformers
 
-    from recipes import arguments, data, model, parallelism, precision, sharding
+    from recipes import arguments, data, model, parallelism, precision, resume, sharding
     from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
@@ -176,18 +178,22 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     if on_gpu:
         precision.settle(cfg)
 
+    start = resume.checkpoint_for(cfg, folder, progress.warn)
     journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
-                      folder if cfg.tracker.name != "none" and place.main else None, compiled=cfg.compile)
-    progress.enter("train", "training", total=loop.total_steps)
+                      folder if cfg.tracker.name != "none" and place.main else None, compiled=cfg.compile,
+                      before=start.values["journal"] if start else None)
+    saver = save.Saver(cfg, journal, folder, progress, asked, start)
+    progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
     transformers.set_seed(cfg.train.seed)  # the same random numbers from here in both recipes
     try:
-        loop.train(journal)
+        loop.train(journal, saver)
         journal.end()
     except BaseException:
         journal.break_off()
         raise
     finally:
         outcome.training, outcome.speed = journal.training(), journal.speed()
+        outcome.speed.save_seconds = saver.seconds or None
         memory.host_peak_rss_bytes = devices.host_peak_rss_bytes()
         if on_gpu:
             memory.peak_allocated_bytes = torch.cuda.max_memory_allocated()
@@ -198,12 +204,13 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         outcome.speed.waiting_seconds_per_rank = ranks.gathered(waiting)
     if outcome.training.final_loss is not None and outcome.training.final_loss != outcome.training.final_loss:
         progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
+    if saver.stopped:
+        outcome.status = "preempted"
+        return
 
     if cfg.save.final:
-        from recipes.save import save_final
-
         progress.enter("save", "saving")
-        save_final(loop, rows, folder)
+        save.save_final(loop, rows, folder)
     if cfg.eval.enabled and rows.eval is not None:
         from recipes.eval import evaluate
 

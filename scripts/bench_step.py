@@ -93,6 +93,7 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """A training with the recipe as the worker runs it: journal, steps.jsonl and all."""
     from recipes.measure.journal import Journal
+    from recipes.save import Asked, Saver
 
     cfg, args, rows, network = pieces(recipe, steps, sizes, folder)
     if recipe == "trainer":
@@ -107,7 +108,8 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
 
     loop = Loop(cfg, args, network, rows)
     journal = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
-    return lambda: loop.train(journal)
+    saver = Saver(cfg, journal, Path(folder), None, Asked(), None)
+    return lambda: loop.train(journal, saver)
 
 
 def bare_loop(steps: int, sizes: dict, folder: str, turns: Turns, side: int):

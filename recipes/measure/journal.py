@@ -25,19 +25,23 @@ class Journal:
 
     tell(kind, **values): called at each flush with steps, loss and samples a second.
     compiled: steps in which torch.compile was at work are left out of the speed.
+    before: what `state` gave when the training that is resumed was saved; those steps are in no figure of speed.
     """
 
     def __init__(self, device: torch.device, warmup_steps: int, flush_seconds: float, tell: Callable,
-                 folder: Path | None, compiled: bool = False):
+                 folder: Path | None, compiled: bool = False, before: dict | None = None):
         self.on_gpu = torch.device(device).type == "cuda"
         self.warmup_steps, self.flush_seconds, self.tell, self.compiled = warmup_steps, flush_seconds, tell, compiled
         self.file = open(Path(folder, STEPS_FILE), "w") if folder else None  # noqa: SIM115 (lives as long as the job)
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
-        self.samples: list[int] = []
-        self.tokens: list[int] = []
-        self.compiling: list[bool] = []
+        before = before or {"losses": [], "seconds": [], "samples": [], "tokens": []}
+        self.losses: list[float] = before["losses"]
+        self.seconds: list[float] = before["seconds"]
+        self.samples: list[int] = before["samples"]
+        self.tokens: list[int] = before["tokens"]
+        self.resumed_from = len(self.losses)
+        self.compiling: list[bool] = [False] * self.resumed_from
         self._pending: list[tuple] = []  # (loss on the device, stamp), not yet read back
+        self._write(0)
 
     def begin(self) -> None:
         """The training starts now."""
@@ -70,18 +74,30 @@ class Journal:
                 self._last_stamp = stamp
             self._pending.clear()
             self.tokens[first:] = map(int, self.tokens[first:])  # counted on the device, where ranks pad differently
-            if self.file:
-                for index in range(first, len(self.losses)):
-                    loss = self.losses[index]
-                    self.file.write(json.dumps({
-                        "step": index + 1, "loss": loss if math.isfinite(loss) else None,
-                        "seconds": round(self.seconds[index], 9), "samples": self.samples[index],
-                        "tokens": self.tokens[index]}) + "\n")
-                self.file.flush()
+            self._write(first)
             recent = slice(first, len(self.losses))
             self.tell("progress", step=len(self.losses), loss=self.losses[-1],
                       samples_per_second=sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9))
         self._flushed = time.perf_counter()
+
+    def _write(self, first: int) -> None:
+        """The steps from `first` on, into steps.jsonl."""
+        if self.file:
+            for index in range(first, len(self.losses)):
+                loss = self.losses[index]
+                self.file.write(json.dumps({
+                    "step": index + 1, "loss": loss if math.isfinite(loss) else None,
+                    "seconds": round(self.seconds[index], 9), "samples": self.samples[index],
+                    "tokens": self.tokens[index]}) + "\n")
+            self.file.flush()
+
+    def leave_out(self) -> None:
+        """What was done since the last flush (a checkpoint) is part of no step."""
+        self._last_stamp = self._stamp()
+
+    def state(self) -> dict:
+        """Every step since the first, for a checkpoint. Call it after a flush."""
+        return {"losses": self.losses, "seconds": self.seconds, "samples": self.samples, "tokens": self.tokens}
 
     def end(self) -> None:
         """The training is over: read back what is left."""
@@ -101,12 +117,13 @@ class Journal:
         """Everything trained so far, also when the training broke off."""
         steps = len(self.losses)
         return Training(steps, sum(self.samples[:steps]), sum(self.tokens[:steps]), self.losses,
-                        self.losses[-1] if steps else None)
+                        self.losses[-1] if steps else None, self.resumed_from or None)
 
     def speed(self) -> Speed:
         """Step times and throughput without warm-up and compilation; of all steps where none is left."""
-        rows = list(zip(self.seconds, self.samples, self.tokens))
-        busy = self.compiling or [False] * len(rows)
+        new = slice(self.resumed_from, None)
+        rows = list(zip(self.seconds[new], self.samples[new], self.tokens[new]))
+        busy = self.compiling[new] or [False] * len(rows)
         warmup = self.warmup_steps
         measured = [row for row, compiling in zip(rows[warmup:], busy[warmup:]) if not compiling]
         if not measured:

@@ -1,0 +1,215 @@
+"""Checkpoints on disk: whole or not at all, and checked before they are opened.
+
+<run>/checkpoints/step-00000010/
+    manifest.json            step, ranks, and the size and CRC-32 of every other file; written last
+    rank-0.json              what is no tensor; rank 0 has what all ranks share
+    rank-0.weights.safetensors, rank-0.optimizer.safetensors    that rank's pieces of the tensors
+
+A checkpoint is written under another name, flushed to the disk and then renamed, so a folder with the
+right name is whole; what happens to it later (a disk that loses a file) shows in sizes and checksums.
+Nothing in it is code, and nothing of it is executed. Imports nothing heavy: the parent looks here too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+FORMAT = 1
+NAME = re.compile(r"step-(\d{8,})")
+BLOCK_BYTES = 2**22  # read at once for a checksum
+
+
+class Broken(Exception):
+    """A checkpoint that is not whole. The message names the file."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found whole. ranks: what each rank's JSON holds."""
+
+    folder: Path
+    step: int
+    ranks: list[dict]
+
+    @property
+    def values(self) -> dict:
+        """What all ranks share."""
+        return self.ranks[0]
+
+
+def name(step: int) -> str:
+    """The folder's name of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def found(run: Path) -> list[Path]:
+    """The checkpoints in a run's folder, the newest first."""
+    folders = [path for path in Path(run, FOLDER).glob("step-*") if NAME.fullmatch(path.name)]
+    return sorted(folders, key=lambda path: step_of(path), reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    return int(NAME.fullmatch(folder.name)[1])
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def config_of(folder: Path) -> dict:
+    """The configuration of the run that wrote a checkpoint. Raises Broken."""
+    config = _json(Path(folder, "rank-0.json")).get("config")
+    if not isinstance(config, dict):
+        raise Broken(f"{Path(folder, 'rank-0.json')} names no configuration")
+    return config
+
+
+def verify(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, every byte of it checked. Raises Broken."""
+    manifest = _json(Path(folder, MANIFEST))
+    if manifest.pop("crc32", None) != _crc32_of(manifest):
+        raise Broken(f"{Path(folder, MANIFEST)} is damaged")
+    if manifest.get("format") != FORMAT:
+        raise Broken(f"{Path(folder, MANIFEST)} is of another format ({manifest.get('format')}, not {FORMAT})")
+    try:
+        step, ranks = int(manifest["step"]), int(manifest["ranks"])
+        if step != step_of(folder) or ranks < 1 or not {f"rank-{rank}.json" for rank in range(ranks)} <= set(
+                manifest["files"]):
+            raise Broken(f"{Path(folder, MANIFEST)} does not fit its folder")
+        for file, (size, checksum) in manifest["files"].items():
+            path = Path(folder, file)
+            if path.stat().st_size != size:
+                raise Broken(f"{path} has {path.stat().st_size} bytes instead of {size}")
+            if crc32(path) != checksum:
+                raise Broken(f"{path} has changed since it was written")
+        return Checkpoint(Path(folder), step, [_json(Path(folder, f"rank-{rank}.json")) for rank in range(ranks)])
+    except OSError as error:
+        raise Broken(f"{error.filename} cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise Broken(f"{Path(folder, MANIFEST)} is not a manifest") from error
+
+
+def _json(path: Path) -> dict:
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise Broken(f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise Broken(f"{path} is cut or damaged") from error
+    if not isinstance(values, dict):
+        raise Broken(f"{path} is damaged")
+    return values
+
+
+def crc32(path: Path) -> int:
+    """The checksum of a file: finds what a disk or a copy does to it, not what a person means to."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _crc32_of(values: dict) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write(run: Path, step: int, values: dict, tensors: dict[str, dict], keep: int, rank: int = 0, ranks: int = 1,
+          barrier: Callable = lambda: None) -> Path:
+    """Write a checkpoint; every rank calls this. Returns its folder.
+
+    values: what is no tensor, for JSON. tensors: {kind: {name: this rank's piece, on the CPU}}.
+    keep: how many of the newest stay. barrier: returns when all ranks have come to it.
+    Raises OSError or SafetensorError (a full disk); earlier checkpoints then stand.
+    """
+    target = Path(run, FOLDER, name(step))
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        if rank == 0:
+            unfinished.parent.mkdir(exist_ok=True)
+            _tidy(unfinished.parent)
+            unfinished.mkdir()
+        barrier()
+        _write_rank(unfinished, rank, values, tensors)
+        barrier()
+        if rank == 0:
+            _finish(unfinished, target, step, ranks)
+            prune(run, step, keep)
+        barrier()
+    except BaseException:
+        if rank == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return target
+
+
+def _write_rank(folder: Path, rank: int, values: dict, tensors: dict[str, dict]) -> None:
+    from safetensors.torch import save_file
+
+    files = {}
+    for kind, pieces in tensors.items():
+        path = folder / f"rank-{rank}.{kind}.safetensors"
+        save_file(pieces, path)
+        _flush(path)
+        files[path.name] = [path.stat().st_size, crc32(path)]
+    path = folder / f"rank-{rank}.json"
+    path.write_text(json.dumps(values | {"files": files}))
+    _flush(path)
+
+
+def _finish(unfinished: Path, target: Path, step: int, ranks: int) -> None:
+    """The manifest, the disk's own cache, and the name that makes it count."""
+    files = {}
+    for rank in range(ranks):
+        path = unfinished / f"rank-{rank}.json"
+        files |= json.loads(path.read_text())["files"] | {path.name: [path.stat().st_size, crc32(path)]}
+    manifest, values = unfinished / MANIFEST, {"format": FORMAT, "step": step, "ranks": ranks, "files": files}
+    manifest.write_text(json.dumps(values | {"crc32": _crc32_of(values)}, indent=1))
+    _flush(manifest)
+    _flush(unfinished)
+    _discard(target)  # a broken one of this step, or one of a training that has gone another way since
+    os.rename(unfinished, target)
+    _flush(target.parent)
+
+
+def prune(run: Path, step: int, keep: int) -> None:
+    """Leave the newest checkpoints up to a step; later ones are broken, or of a training that went another way."""
+    kept = [folder for folder in found(run) if step_of(folder) <= step][:keep]
+    for folder in found(run):
+        if folder not in kept:
+            _discard(folder)
+
+
+def _discard(folder: Path) -> None:
+    """Take a checkpoint its name first, so that nothing that is half removed is ever taken for one."""
+    if folder.exists():
+        gone = folder.with_name(f".{folder.name}.gone")
+        os.rename(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a save or a removal that was killed has left."""
+    for path in [*folder.glob(".step-*.unfinished"), *folder.glob(".step-*.gone")]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has a file, or a folder's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

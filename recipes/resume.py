@@ -1,0 +1,140 @@
+"""resume: which checkpoint a training goes on from, and whether it is one of this training."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Callable
+
+from recipes import checkpoint, ranks, record
+from recipes.checkpoint import Broken, Checkpoint
+from recipes.config import to_dict
+from recipes.refusal import Refusal
+
+LATEST = "latest"
+# How a training is started, watched, saved, measured and spread over devices: not what is trained.
+NOT_TRAINING = {"launch", "tracker", "resume", "save", "measure", "eval", "parallelism", "batch", "accumulation",
+                "device"}
+NOT_TRAINING_KEYS = {"train": {"log_seconds"}, "data": {"workers", "pin_memory"}}
+LENGTH = {"train.max_steps", "train.epochs"}  # a folder that is named may be trained longer
+
+
+def signature(config: dict) -> dict:
+    """What makes a training this one and no other: flat, 'menu.key' -> value. config: resolved, as in a record."""
+    told = {}
+    for name, value in config.items():
+        if name in NOT_TRAINING:
+            continue
+        if not isinstance(value, dict):
+            told[name] = value
+            continue
+        told |= {f"{name}.{key}": each for key, each in value.items() if key not in NOT_TRAINING_KEYS.get(name, ())}
+    told["batch.effective"] = (config["batch"]["per_device"] * config["accumulation"]["steps"]
+                               * (config["parallelism"]["replicas"] or 1))
+    return told
+
+
+def differences(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> list[str]:
+    """Where two configurations are not the same training, as 'key=ours (there theirs)'."""
+    mine, other = signature(ours), signature(theirs)
+    return [f"{key}={mine.get(key)} (there {other.get(key)})" for key in sorted(mine.keys() | other.keys())
+            if mine.get(key) != other.get(key) and key not in besides]
+
+
+def same(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> bool:
+    """Whether two configurations are the same training; what an older schema wrote is not."""
+    try:
+        return not differences(ours, theirs, besides)
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+# --- before a job: in the parent -----------------------------------------------------------------
+
+
+def resolve(cfg) -> list[str]:
+    """A folder's whole name: a worker may stand elsewhere."""
+    if cfg.resume not in (None, LATEST):
+        cfg.resume = str(Path(cfg.resume).expanduser().absolute())
+    return []
+
+
+def problems(cfg) -> list[str]:
+    """A folder that is named but cannot be resumed."""
+    if cfg.resume in (None, LATEST):
+        return []
+    folders = candidates(cfg.resume)
+    if not folders:
+        return [f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
+                f"{checkpoint.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."]
+    for folder in folders:
+        with contextlib.suppress(Broken):
+            others = differences(to_dict(cfg), checkpoint.config_of(folder), LENGTH)
+            if others:
+                return [f"resume={cfg.resume} is another training: {', '.join(others)}. Give the same values, or leave "
+                        "resume out."]
+            if cfg.train.max_steps is not None and cfg.train.max_steps < checkpoint.step_of(folder):
+                return [f"resume={cfg.resume} stands at step {checkpoint.step_of(folder)}, past train.max_steps="
+                        f"{cfg.train.max_steps}. Give more steps."]
+            return []
+    return [f"resume={cfg.resume}: no checkpoint there is whole."]
+
+
+def candidates(named: str) -> list[Path]:
+    """The checkpoints that a folder means, the newest first: a run's, or the folder itself."""
+    folder = Path(named)
+    if checkpoint.NAME.fullmatch(folder.name):
+        return [folder] if folder.is_dir() else []
+    return checkpoint.found(folder)
+
+
+def place(cfg, folder: Path, chosen: bool) -> Path:
+    """The folder in which a run goes on with resume=latest. folder: Hydra's; chosen: a person named it.
+
+    A folder that was chosen is the run's own. Otherwise it is the run, beside the new one, that has the newest
+    checkpoint of the same training; and the new one where there is none.
+    """
+    if cfg.resume != LATEST or chosen:
+        return folder
+    ours, newest = to_dict(cfg), {}
+    for manifest in folder.parents[1].glob(f"*/*/{checkpoint.FOLDER}/step-*/{checkpoint.MANIFEST}"):
+        with contextlib.suppress(Broken, OSError):
+            if same(ours, checkpoint.config_of(manifest.parent)):
+                newest[manifest.stat().st_mtime_ns] = manifest.parents[2]
+    return newest[max(newest)] if newest else folder
+
+
+def goes_on(cfg, folder: Path) -> record.Record | None:
+    """The record in a folder, where resuming may take its place: it is of the same training. Else None."""
+    if cfg.resume is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        before = record.read(folder)
+        if same(to_dict(cfg), before.config, LENGTH if cfg.resume != LATEST else frozenset()):
+            return before
+    return None
+
+
+# --- in the worker -------------------------------------------------------------------------------
+
+
+def checkpoint_for(cfg, folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint of the run's own folder, or of the one that is named; None: from the start.
+
+    A broken one is skipped with a warning. Rank 0 looks, and tells the others. Raises Refusal where a folder is
+    named and none in it is whole.
+    """
+    if cfg.resume is None:
+        return None
+    found = None
+    if ranks.number() == 0:
+        for path in checkpoint.found(folder) if cfg.resume == LATEST else candidates(cfg.resume):
+            try:
+                found = checkpoint.verify(path)
+                break
+            except Broken as broken:
+                warn(f"checkpoint {path.name} is skipped: {broken}.")
+    found = ranks.gathered(found)[0]
+    if found is None and cfg.resume != LATEST:
+        raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole.")
+    return found
