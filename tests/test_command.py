@@ -14,6 +14,8 @@ from recipes.config import GROUPS
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
+# Nothing was resumed or saved, and a classification has no perplexity.
+UNUSED = {"error", "perplexity", "resumed_from_step", "save_seconds"}
 GPU_FIELDS = {"mfu", "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "device_used_at_start_bytes",
               "context_bytes", "weights_device_bytes"}
 
@@ -205,7 +207,7 @@ def test_a_whole_run_from_the_shell(headroom, tmp_path, recipe):
     for part in (left, left.training, left.speed, left.memory, left.evaluation):
         for field in dataclasses.fields(part):
             empty = getattr(part, field.name) is None
-            known = field.name in GPU_FIELDS | {"error", "perplexity"}  # a classification has no perplexity
+            known = field.name in GPU_FIELDS | UNUSED
             assert not empty or known, f"{type(part).__name__}.{field.name}"
     assert not imported(ended.err) & set(HEAVY), "the parent imports nothing heavy"
     assert "samples/s" in ended.err and "loss" in ended.err  # progress, also where stderr is no terminal

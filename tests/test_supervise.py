@@ -108,7 +108,7 @@ def test_a_loss_that_is_no_number_is_null_and_a_warning(train):
 # --- ends that leave no time to write --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_killed_worker_leaves_its_steps(train, fault, number):
     """Two whole steps, and a third line that it could not finish."""
     dies = (f"open(job.folder / 'steps.jsonl', 'a').write('{{\"step\": 3, \"lo'); "
