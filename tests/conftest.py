@@ -185,6 +185,27 @@ def train(make_job, nursery):
     return train
 
 
+@pytest.fixture
+def again(make_job, nursery):
+    """again(folder, *words, status="ok", hear=) -> (record, warnings): a job in a folder that has been used."""
+
+    def again(folder, *words: str, status: str | None = "ok", hear=lambda *_: None):
+        job, warned = make_job(*small(*words)), []
+        job.folder = folder
+        (folder / record.FILE_NAME).unlink(missing_ok=True)
+
+        def listen(kind, values):
+            hear(kind, values)
+            if kind == "warning":
+                warned.append(values["text"])
+
+        outcome = supervise.run(job, listen, nursery)
+        assert status in (None, outcome.status), (outcome.error, (folder / launch.LOG_FILE).read_text()[-2000:])
+        return outcome, warned
+
+    return again
+
+
 def _tail(path: Path) -> str:
     return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 

@@ -1,0 +1,91 @@
+"""Checkpoints of several ranks: exact in the mode that wrote them, and opened by another number of ranks."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+
+import pytest
+
+from recipes import checkpoint
+
+TOLD = ["model.dropout=0.1", "data.samples=19", "train.warmup_steps=2", "train.max_steps=5", "measure.ledger=false",
+        "eval.enabled=false", "batch.effective=8"]  # epochs of 3 steps, the last with 3 of 8 samples
+TWO = ["parallelism.num_processes=2"]
+
+
+@pytest.fixture(scope="module")
+def whole(train):
+    """whole(*options) -> a run that nothing stopped, with checkpoints after steps 2 and 4."""
+    return functools.cache(lambda *options: train(*TOLD, *options, "save.every_steps=2"))
+
+
+def copied(run, step: int, folder):
+    shutil.copytree(run.folder / "checkpoints" / checkpoint.name(step), folder / "checkpoints" / checkpoint.name(step))
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
+    options = [f"recipe={recipe}", f"parallelism={mode}", *TWO]
+    left_alone = whole(*options)
+    copied(left_alone, 2, tmp_path)
+    resumed, warned = again(tmp_path, *TOLD, *options, "save.every_steps=2", "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == left_alone.record.training.losses
+    ours, theirs = (checkpoint.found(folder)[0] for folder in (tmp_path, left_alone.folder))
+    names = sorted(path.name for path in ours.glob("*.safetensors"))
+    assert len(names) == 4
+    for name in names:
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+
+
+MODES = {"single": ["parallelism=single"], "ddp 2": ["parallelism=ddp", *TWO], "fsdp 2": ["parallelism=fsdp", *TWO],
+         "fsdp 4": ["parallelism=fsdp", "parallelism.num_processes=4"],
+         "hybrid 4": ["parallelism=fsdp", "parallelism.num_processes=4", "parallelism.strategy=hybrid_shard",
+                      "parallelism.shard_size=2"]}
+
+
+@pytest.mark.parametrize("before,after", [("fsdp 2", "single"), ("fsdp 2", "fsdp 4"), ("single", "fsdp 2"),
+                                          ("fsdp 2", "ddp 2"), ("hybrid 4", "fsdp 2")])
+def test_another_number_of_ranks_and_another_mode_open_it(whole, again, tmp_path, before, after):
+    """Without dropout, whose random numbers are each rank's own."""
+    told = ["recipe=accelerate", "model.dropout=0", "batch.per_device=2"]
+    left_alone = whole(*told, *MODES[before])
+    copied(left_alone, 2, tmp_path)
+    resumed, warned = again(tmp_path, *TOLD, *told, *MODES[after], "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == pytest.approx(left_alone.record.training.losses, rel=1e-4)
+
+
+def test_a_piece_that_is_missing_or_damaged_is_named(whole, again, tmp_path):
+    options = ["recipe=accelerate", "parallelism=fsdp", *TWO]
+    left_alone = whole(*options)
+    copied(left_alone, 2, tmp_path)
+    copied(left_alone, 4, tmp_path)
+    (tmp_path / "checkpoints/step-00000004/rank-1.weights.safetensors").unlink()
+    resumed, [warning] = again(tmp_path, *TOLD, *options, "resume=latest")
+    assert "rank-1.weights.safetensors" in warning and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == left_alone.record.training.losses
+
+
+ASK_RANK_1 = """
+import os, signal
+if job.place.rank == 1:
+    import recipes.save
+    def ask(self, step, after=recipes.save.Saver.after_step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return after(self, step)
+    recipes.save.Saver.after_step = ask
+"""
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, whole, mode):
+    options = ["recipe=accelerate", f"parallelism={mode}", *TWO]
+    stopped = train(*TOLD, *options, nursery=fault(ASK_RANK_1), status="preempted")
+    [folder] = checkpoint.found(stopped.folder)
+    assert checkpoint.verify(folder).step == stopped.record.training.steps == 3
+    resumed, _ = again(stopped.folder, *TOLD, *options, "resume=latest")
+    assert resumed.training.losses == whole(*options).record.training.losses
