@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import checkpoint, config, launch, ranks, record, resume, screen, supervise, sweep, trackers, validate
+from recipes import checkpoint, complaints, config, launch, ranks, record, resume, screen, supervise, sweep, trackers, validate
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
@@ -54,13 +53,13 @@ def run(conf: Path) -> int:
     except KeyboardInterrupt:  # before a job had begun, or between two of them
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
-        screen.say_problems([in_words(error, conf)])
+        screen.say_problems([complaints.in_words(error, conf)])
         return EXIT_CODES["refused"]  # nothing has started, also in a sweep
     except ValueError as error:
-        if not raised_by_hydra(error):
+        if not complaints.raised_by_hydra(error):
             raise
         emptied = [g for g in config.GROUPS if any(w.lstrip("+") in (f"{g}=null", f"{g}=") for w in sys.argv[1:])]
-        screen.say_problems([needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
+        screen.say_problems([complaints.needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
         return EXIT_CODES["refused"]
     except OSError as error:
         screen.say_problems([_unwritable(error)])
@@ -88,7 +87,7 @@ def spelt_out(words: list[str], place: ranks.Place = ranks.Place()) -> list[str]
     if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
         added.append(f"measure.repeat=range({repeats[-1]})")
     if not sweeping:
-        added = ["hydra.run.dir=."]
+        added = [resume.NO_FOLDER]
     elif sweep_folder(words) is None:
         added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")
     return [*words[:first], *added, *words[first:]]
@@ -105,30 +104,36 @@ def run_alone(composed, told, conf: Path) -> str:
     try:
         cfg, outcome, problems = prepare(composed, told, _folders(told))
     except OmegaConfBaseException as error:
-        cfg, problems = None, [in_words(error, conf)]
+        cfg, problems = None, [complaints.in_words(error, conf)]
     if cfg is None:
         screen.say_problems(problems)
         return "refused"
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
-    if not ranks.here().main:
-        return "refused" if problems else supervise.run(
-            launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
-    folder = Path(told.runtime.output_dir).absolute()
+    fresh = folder = Path(told.runtime.output_dir).absolute()
     if not problems:
-        fresh, folder = folder, resume.place(cfg, folder, any("hydra.run.dir=" in word for word in told.overrides.hydra))
-        if folder != fresh:
-            with contextlib.suppress(OSError):
-                fresh.rmdir()  # Hydra has made it, for a run that begins
-    if occupied(folder):
-        before = None if problems else resume.goes_on(cfg, folder)
-        if before is None:
-            screen.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
-                                             "hydra.run.dir=, or go on with that training: resume=latest."])
+        folder = resume.place(cfg, folder, told.overrides.hydra)
+    before = resume.goes_on(cfg, folder) if not problems else None
+    done = before is not None and before.status == "ok" and cfg.resume == resume.LATEST
+    if not ranks.here().main:
+        if problems or done:
+            return "refused" if problems else "ok"
+        return supervise.run(launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
+    if folder != fresh:
+        with contextlib.suppress(OSError):
+            fresh.rmdir()  # Hydra has made it, for a run that begins
+    if done:
+        screen.say(screen.summary(before, folder))
+        return "ok"
+    if cfg.resume == resume.LATEST and not problems:
+        problems = resume.strangers(cfg, checkpoint.found(folder))
+        if problems:
+            screen.say_problems(problems)
             return "refused"
-        if before.status == "ok" and cfg.resume == resume.LATEST:
-            screen.say(screen.summary(before, folder))
-            return "ok"
+    if before is None and occupied(folder):
+        screen.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
+                                         "hydra.run.dir=, or go on with that training: resume=latest."])
+        return "refused"
     try:
         outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
     except OSError as error:
@@ -157,7 +162,7 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     try:
         cfg, outcome, problems = prepare(composed, told, _folders(told))
     except OmegaConfBaseException as error:
-        cfg, outcome, problems = None, None, [in_words(error, this.conf)]
+        cfg, outcome, problems = None, None, [complaints.in_words(error, this.conf)]
     if cfg is None:
         screen.say_problems(problems)
         this.note(folder, number, "", sweep.MISSPELT)
@@ -275,7 +280,7 @@ def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, 
     """
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     choices, overrides = dict(told.runtime.choices), list(told.overrides.task)
-    shape = shape_problems(values, choices, folders)
+    shape = complaints.shape_problems(values, choices, folders)
     if shape:
         return None, None, shape
     cfg = config.from_dict(values)
@@ -301,83 +306,3 @@ def compose(conf: Path, *overrides: str) -> tuple[config.Config | None, record.R
 def _unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
     return (f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
             f"Choose another folder with {key}=.")
-
-
-def raised_by_hydra(error: Exception) -> bool:
-    """Whether an exception comes from Hydra's own checks of the command line, and not from a job."""
-    frame = error.__traceback__
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame.tb_frame.f_globals.get("__name__", "").startswith("hydra.")
-
-
-def needs_option(group: str, folders: list[Path]) -> str:
-    """The line for a menu without a choice."""
-    return f"{group} needs one of its options: {', '.join(validate.options(group, folders))}."
-
-
-def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
-    """What `+key=`, `~menu` and `menu=null` can do to a configuration that the schema does not see."""
-    problems = []
-    for group in config.GROUPS:
-        if choices.get(group) is None and group in values:
-            problems.append(needs_option(group, folders))
-    for name, kind in config.node_types().items():
-        if name not in values:
-            problems.append(f"{name} cannot be taken out of the configuration. Leave ~{name} out.")
-        if isinstance(values.get(name), dict):
-            problems += [unknown_key(f"{name}.{key}") for key in values[name] if key not in config.node_types(kind)]
-    return problems + [unknown_key(name) for name in values if name not in config.node_types()]
-
-
-# --- Hydra's complaints in our words ---------------------------------------------------------------
-
-
-def in_words(error: Exception, conf: Path) -> str:
-    """One line for what Hydra or OmegaConf refused: what is wrong, and what to type instead."""
-    text = str(error)
-    cause = str(error.__cause__ or "")
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        missing = str(error.missing_cfg_file)
-        group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
-        option, known = missing.removeprefix(group + "/"), sorted(p.stem for p in (conf / group).glob("*.yaml"))
-        return (f"{group}={option}: there is no such option; {group} has {', '.join(known)}."
-                + validate.nearest(option, known))
-    several = re.match(r"Ambiguous value for argument '([^']+)'", text)
-    if several:
-        return f"{several[1]} names several values: add -m to run them all, one after another."
-    if isinstance(error, OverrideParseException):
-        return f"'{error.override}' cannot be read as menu=option or key=value: {text.splitlines()[0]}."
-    key = re.search(r"Could not override '([^'@]+)", text) or re.search(r"full_key: (\S+)", text + "\n" + cause)
-    if isinstance(error, ConfigCompositionException) and key and "Could not override" in text:
-        return unknown_key(key[1])
-    nowhere = re.search(r"Interpolation key '([^']+)' not found", text)
-    if nowhere and key:
-        return f"{key[1]}: ${{{nowhere[1]}}} leads to no key."
-    wrong = re.search(r"(Value '.*?' .*?)(?:\n|$)", text + "\n" + cause)
-    if key and wrong:
-        return f"{key[1]}: {wrong[1].strip()}."
-    missing = re.search(r"Key '([^']+)' (?:not in|is not in)", text + "\n" + cause)
-    if missing and key:
-        return unknown_key(key[1])
-    first = [line.strip() for line in (text + "\n" + cause).splitlines() if line.strip()]
-    return " ".join(first[:3])
-
-
-def unknown_key(key: str) -> str:
-    """The line for a key that does not exist."""
-    kinds = config.node_types()
-    key = key.lstrip("+~")
-    names = list(kinds)
-    for name, kind in kinds.items():
-        if hasattr(kind, "__dataclass_fields__"):
-            names += [f"{name}.{k}" for k in config.node_types(kind) if k != "name"]
-    head, _, tail = key.partition(".")
-    if tail and head in kinds:  # a misspelt key of a real menu: its own keys are the candidates
-        names = [n for n in names if n.startswith(head + ".")] or names
-    what = "menu or key" if not tail else "key"
-    suggestion = validate.nearest(key, names)
-    if not suggestion:
-        suggestion = f" {head} has {', '.join(names)}." if tail and head in kinds else " python train.py --help lists all."
-    return f"{key}: there is no such {what}.{suggestion}"
-

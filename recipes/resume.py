@@ -12,6 +12,7 @@ from recipes.config import to_dict
 from recipes.refusal import Refusal
 
 LATEST = "latest"
+NO_FOLDER = "hydra.run.dir=."  # what a launcher's ranks are told, other than rank 0: make no folder
 # How a training is started, watched, saved, measured and spread over devices: not what is trained.
 NOT_TRAINING = {"launch", "tracker", "resume", "save", "measure", "eval", "parallelism", "batch", "accumulation",
                 "device"}
@@ -67,17 +68,21 @@ def problems(cfg) -> list[str]:
     if not folders:
         return [f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
                 f"{checkpoint.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."]
+    step = checkpoint.step_of(folders[0])
+    if cfg.train.max_steps is not None and cfg.train.max_steps < step:
+        return [f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. "
+                "Give more steps."]
+    return strangers(cfg, folders, LENGTH)
+
+
+def strangers(cfg, folders: list[Path], besides: set[str] = frozenset()) -> list[str]:
+    """A problem where checkpoints are of another training, told by the first of them that can be read."""
     for folder in folders:
         with contextlib.suppress(Broken):
-            others = differences(to_dict(cfg), checkpoint.config_of(folder), LENGTH)
-            if others:
-                return [f"resume={cfg.resume} is another training: {', '.join(others)}. Give the same values, or leave "
-                        "resume out."]
-            if cfg.train.max_steps is not None and cfg.train.max_steps < checkpoint.step_of(folder):
-                return [f"resume={cfg.resume} stands at step {checkpoint.step_of(folder)}, past train.max_steps="
-                        f"{cfg.train.max_steps}. Give more steps."]
-            return []
-    return [f"resume={cfg.resume}: no checkpoint there is whole."]
+            others = differences(to_dict(cfg), checkpoint.config_of(folder), besides)
+            return [f"{folder} is of another training: {', '.join(others)}. Give the same values, or another "
+                    "folder."] if others else []
+    return []
 
 
 def candidates(named: str) -> list[Path]:
@@ -88,16 +93,17 @@ def candidates(named: str) -> list[Path]:
     return checkpoint.found(folder)
 
 
-def place(cfg, folder: Path, chosen: bool) -> Path:
-    """The folder in which a run goes on with resume=latest. folder: Hydra's; chosen: a person named it.
+def place(cfg, folder: Path, words: list[str]) -> Path:
+    """The folder in which a run goes on with resume=latest. folder: Hydra's; words: the overrides of Hydra's own keys.
 
-    A folder that was chosen is the run's own. Otherwise it is the run, beside the new one, that has the newest
-    checkpoint of the same training; and the new one where there is none.
+    A folder that was chosen is the run's own. Otherwise it is the run below outputs/ that has the newest
+    checkpoint of the same training; and Hydra's new one where there is none.
     """
+    chosen = [word for word in words if word.startswith("hydra.run.dir=") and word != NO_FOLDER]
     if cfg.resume != LATEST or chosen:
         return folder
     ours, newest = to_dict(cfg), {}
-    for manifest in folder.parents[1].glob(f"*/*/{checkpoint.FOLDER}/step-*/{checkpoint.MANIFEST}"):
+    for manifest in Path("outputs").absolute().glob(f"*/*/{checkpoint.FOLDER}/step-*/{checkpoint.MANIFEST}"):
         with contextlib.suppress(Broken, OSError):
             if same(ours, checkpoint.config_of(manifest.parent)):
                 newest[manifest.stat().st_mtime_ns] = manifest.parents[2]

@@ -195,7 +195,9 @@ class Pieces:
             for file in values["files"]:
                 opened = safe_open(checkpoint.folder / file, framework="pt")
                 for name in opened.keys():  # noqa: SIM118 (a file, not a dictionary)
-                    self._places.setdefault(name, []).append((opened, values["boxes"][name]))
+                    places, box = self._places.setdefault(name, []), values["boxes"][name]
+                    if all(box["offset"] != other["offset"] for _, other in places):  # ranks on one layer have copies
+                        places.append((opened, box))
         for name in self._places:
             weight, _, key = name.rpartition("/")
             self._keys.setdefault(weight, []).append(key)

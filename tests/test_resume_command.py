@@ -52,7 +52,11 @@ def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     occupied = command(*SAVED, "hydra.run.dir=a", nursery=None)
     assert occupied.code == 2 and "resume=latest" in occupied.err
     other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", nursery=None)
-    assert other.code == 2 and "another run" in other.err
+    assert other.code == 2 and "train.seed=7 (there 0)" in other.err
+    (tmp_path / "a/result.json").rename(tmp_path / "kept.json")  # as a command that was killed leaves it
+    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", nursery=None)
+    assert other.code == 2 and "train.seed=7 (there 0)" in other.err
+    (tmp_path / "kept.json").rename(tmp_path / "a/result.json")
     assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
     assert record.read(tmp_path / "a").training.losses == record.read(tmp_path / "b").training.losses
 

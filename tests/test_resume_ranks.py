@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import shutil
+import subprocess
+import time
 
+import psutil
 import pytest
+from conftest import small, start_headroom
 
-from recipes import checkpoint
+from recipes import checkpoint, launch, record
 
 TOLD = ["model.dropout=0.1", "data.samples=19", "train.warmup_steps=2", "train.max_steps=5", "measure.ledger=false",
         "eval.enabled=false", "batch.effective=8"]  # epochs of 3 steps, the last with 3 of 8 samples
@@ -24,8 +28,11 @@ def copied(run, step: int, folder):
     shutil.copytree(run.folder / "checkpoints" / checkpoint.name(step), folder / "checkpoints" / checkpoint.name(step))
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+SPLIT = ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.tensor_size=2"]
+
+
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
     options = [f"recipe={recipe}", f"parallelism={mode}", *TWO]
     left_alone = whole(*options)
@@ -42,15 +49,19 @@ def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
 
 MODES = {"single": ["parallelism=single"], "ddp 2": ["parallelism=ddp", *TWO], "fsdp 2": ["parallelism=fsdp", *TWO],
          "fsdp 4": ["parallelism=fsdp", "parallelism.num_processes=4"],
+         "split 4": [*SPLIT, "parallelism.num_processes=4"], "split 2": [*SPLIT, *TWO],
          "hybrid 4": ["parallelism=fsdp", "parallelism.num_processes=4", "parallelism.strategy=hybrid_shard",
                       "parallelism.shard_size=2"]}
 
 
 @pytest.mark.parametrize("before,after", [("fsdp 2", "single"), ("fsdp 2", "fsdp 4"), ("single", "fsdp 2"),
-                                          ("fsdp 2", "ddp 2"), ("hybrid 4", "fsdp 2")])
+                                          ("fsdp 2", "ddp 2"), ("hybrid 4", "fsdp 2"),
+                                          ("split 4", "split 2"), ("split 2", "single")])
 def test_another_number_of_ranks_and_another_mode_open_it(whole, again, tmp_path, before, after):
     """Without dropout, whose random numbers are each rank's own."""
     told = ["recipe=accelerate", "model.dropout=0", "batch.per_device=2"]
+    if "split" in before:
+        told += ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
     left_alone = whole(*told, *MODES[before])
     copied(left_alone, 2, tmp_path)
     resumed, warned = again(tmp_path, *TOLD, *told, *MODES[after], "resume=latest")
@@ -89,3 +100,26 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, wh
     assert checkpoint.verify(folder).step == stopped.record.training.steps == 3
     resumed, _ = again(stopped.folder, *TOLD, *options, "resume=latest")
     assert resumed.training.losses == whole(*options).record.training.losses
+
+
+def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(tmp_path):
+    words = small("recipe=accelerate", "parallelism=ddp", *TWO, "train.max_steps=100000", "train.log_seconds=0",
+                  "hydra.run.dir=here")
+    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    steps = tmp_path / "here" / launch.STEPS_FILE
+    try:
+        deadline = time.monotonic() + 120
+        while not (steps.exists() and steps.stat().st_size):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "preempted" in out, err
+    assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=5)[1]
+    left = record.read(tmp_path / "here")
+    assert left.status == "preempted"
+    [folder] = checkpoint.found(tmp_path / "here")
+    assert checkpoint.verify(folder).step == left.training.steps
