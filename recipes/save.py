@@ -108,13 +108,22 @@ class Saver:
         self.journal.leave_out()
 
 
-def save_final(loop, rows, folder: Path) -> Path:
-    """Write the weights (safetensors), the configuration and the tokenizer to <folder>/model."""
+def save_final(loop, rows, folder: Path) -> None:
+    """Write the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
+
+    Weights that ranks share are gathered whole, on the CPU of rank 0, which writes.
+    """
     model = loop.accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
-    target = Path(folder, FOLDER)
-    model.config.use_cache = True  # training switched it off; who generates with the model wants it
-    model.save_pretrained(target)
-    model.config.use_cache = False
-    if rows.tokenizer is not None:
-        rows.tokenizer.save_pretrained(target)
-    return target
+    weights = None
+    if hasattr(model, "unshard"):  # FSDP's
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if ranks.number() == 0:
+        target = Path(folder, FOLDER)
+        model.config.use_cache = True  # training switched it off; who generates with the model wants it
+        model.save_pretrained(target, state_dict=weights)
+        model.config.use_cache = False
+        if rows.tokenizer is not None:
+            rows.tokenizer.save_pretrained(target)
+    ranks.barrier()
