@@ -31,7 +31,7 @@ def signature(config: dict) -> dict:
             continue
         told |= {f"{name}.{key}": each for key, each in value.items() if key not in NOT_TRAINING_KEYS.get(name, ())}
     told["batch.effective"] = (config["batch"]["per_device"] * config["accumulation"]["steps"]
-                               * (config["parallelism"]["replicas"] or 1))
+                               * (config.get("parallelism", {}).get("replicas") or 1))
     return told
 
 

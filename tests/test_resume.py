@@ -232,6 +232,24 @@ def test_without_on_signal_a_signal_ends_the_worker(train, fault):
     assert not steps(run.folder)
 
 
+def test_a_signal_before_the_training_is_no_failure_either(tmp_path):
+    """While the worker imports its libraries: it may not listen yet."""
+    process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "here" / launch.LOG_FILE).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "Traceback" not in out + err
+    left = record.read(tmp_path / "here")
+    assert left.status == "preempted" and left.error is None
+    assert steps(tmp_path / "here") == [left.training.steps] * (left.training.steps > 0)
+
+
 AGAIN = ["recipe=accelerate", *TOLD, "train.max_steps=300", "train.log_seconds=0", "hydra.run.dir=here", "resume=latest"]
 
 
