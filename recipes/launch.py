@@ -89,9 +89,14 @@ def _start(job: Job, nursery: Nursery | None, listener: socket.socket | None = N
 
 def log_of(job: Job):
     """The open file to which a rank's libraries print."""
-    if job.folder is None:  # rank 0 has the folder; what is worth knowing of a failure goes into the record
+    if job.folder is None:  # until rank 0 has told its folder
         return tempfile.TemporaryFile()
-    return open(job.folder / (LOG_FILE if job.place.main else f"log-rank{job.place.rank}.txt"), "wb")
+    return open(job.folder / log_name(job.place.rank), "wb")
+
+
+def log_name(rank: int) -> str:
+    """The file in a run's folder to which a rank's libraries print."""
+    return LOG_FILE if rank == 0 else f"log-rank{rank}.txt"
 
 
 def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:

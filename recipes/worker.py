@@ -238,7 +238,13 @@ def _meet(job: launch.Job, progress: Progress) -> Path | None:
                 progress.tell("failed", **words)
 
         threading.Thread(target=listen, daemon=True).start()
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    if job.folder is None:
+        with open(folder / launch.log_name(job.place.rank), "wb") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+    return folder
 
 
 def _open_gpu(memory: record.Memory, progress: Progress) -> None:
