@@ -193,16 +193,25 @@ def write(record: Record, folder: Path) -> None:
 
     Raises OSError when the folder cannot be written or the disk is full; the old record then stands.
     """
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".result-", suffix=".json")
+    write_whole(Path(folder, FILE_NAME), to_json(record).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; an old one stands until then. Raises OSError, named after the file."""
+    name = None
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(to_json(record))
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, Path(folder, FILE_NAME))
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+        os.replace(name, path)
+    except BaseException as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
 
 
