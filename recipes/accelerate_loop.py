@@ -59,7 +59,7 @@ class Loop:
         losses = []
         shares, samples, tokens = plan(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
-            last = index == len(batches) - 1
+            last = self.accelerator.sync_gradients = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 losses.append(forward_backward(self.accelerator, self.model, batch, share))
         if self.args.max_grad_norm > 0:

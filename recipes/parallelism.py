@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from recipes import machine, ranks, sharding
+from recipes import machine, ranks, sharding, zero
 
 # What a launcher says by variables, the option that means the same, and the word for it.
 LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp",), "ACCELERATE_USE_DEEPSPEED": ("zero",),
@@ -63,7 +63,9 @@ def problems(cfg) -> list[str]:
     if on_gpu and mode not in ONE_PROCESS and local > here:
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
                      f"here. Type parallelism.num_processes={here}, or device=cpu.")
-    if sharded(cfg):
+    if mode == "zero":
+        found += zero.problems(cfg, on_gpu)
+    elif sharded(cfg):
         found += sharding.problems(cfg, on_gpu)
     elif cfg.parallelism.shard_size or cfg.parallelism.cpu_offload:
         found.append("parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.shard_size and "
@@ -135,6 +137,8 @@ def waiting_seconds(model) -> float | None:
 
 def accelerator_arguments(cfg) -> dict:
     """What `Accelerator` takes for the mode, in both recipes. Call it once the process group stands."""
+    if cfg.parallelism.name == "zero":
+        return zero.accelerator_arguments(cfg)
     if sharded(cfg):
         return _fsdp()
     if cfg.parallelism.name not in ("ddp", "fsdp"):

@@ -22,7 +22,8 @@ from recipes import machine
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "hydra-core", "omegaconf", "wandb")
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "deepspeed", "hydra-core", "omegaconf",
+            "wandb")
 # What of the environment may stand in a record: settings that change speed or memory, and no secret.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS",
              "MKL_NUM_THREADS", "NCCL_P2P_DISABLE", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")

@@ -56,7 +56,7 @@ class Saver:
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
         self._question = None
-        self.possible = all(ranks.gathered(folder is not None))
+        self.possible = all(ranks.gathered(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
             raise Refusal("the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
                           "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out.")
@@ -119,6 +119,9 @@ def save_final(loop, rows, folder: Path) -> None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    deepspeed = loop.accelerator.deepspeed_plugin
+    if deepspeed is not None and deepspeed.zero_stage == 3:
+        weights = loop.accelerator.get_state_dict(loop.model)
     if ranks.number() == 0:
         target = Path(folder, FOLDER)
         model.config.use_cache = True  # training switched it off; who generates with the model wants it

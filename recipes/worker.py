@@ -137,7 +137,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import arguments, data, model, parallelism, precision, resume, sharding
+    from recipes import arguments, data, model, parallelism, precision, resume, sharding, zero
     from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
@@ -167,7 +167,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     network = model.build(cfg, architecture, rows)
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     before = devices.nvml_used_bytes()
-    if parallelism.sharded(cfg):
+    if cfg.parallelism.name == "zero":
+        zero.place(cfg, network, machine.device(cfg))
+    elif parallelism.sharded(cfg):
         sharding.shard(cfg, network, machine.device(cfg))
     else:
         network.to(machine.device(cfg))

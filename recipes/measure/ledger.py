@@ -31,6 +31,7 @@ class Storage:
     phase: str
     given: bool
     again: bool = False  # made by checkpointing, which computes it a second time
+    gathered: torch.Tensor | None = None  # the weight whose numbers ZeRO's stage 3 has put here for now
 
 
 class Ledger(TorchDispatchMode):
@@ -94,9 +95,10 @@ class Ledger(TorchDispatchMode):
             return None
         storage = tensor.untyped_storage()
         known = self._alive.get(storage._cdata)
-        if known is not None and known[0]() is not None:
-            return known[1]
-        return self._enter(storage, kind, given)
+        entry = known[1] if known is not None and known[0]() is not None else self._enter(storage, kind, given)
+        if hasattr(tensor, "ds_tensor"):
+            entry.gathered, entry.kind = tensor, COPY if entry.kind == OTHER else entry.kind
+        return entry
 
     def _enter(self, storage: torch.UntypedStorage, kind: str, given: bool) -> Storage:
         """A storage is born; from now on its death is heard of."""
@@ -139,6 +141,9 @@ class Ledger(TorchDispatchMode):
         entry = self._see(_local(tensor), OTHER, given=True)  # what is new even now was born before: the batch
         if entry is not None and entry.kind == OTHER and not entry.given:
             entry.kind = ACTIVATION
+        weight = entry.gathered if entry is not None else None
+        if weight is not None and _place(tensor) == _place(weight):
+            return weight  # as autograd does without hooks: it keeps the weight, not the numbers that come and go
         return tensor
 
     # --- around the step ---
@@ -164,8 +169,14 @@ class Ledger(TorchDispatchMode):
         self._mark_states()
 
     def _mark_states(self) -> None:
+        owners = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        for weight in [*owners, *self.optimizer.state]:  # ZeRO's optimizer has copies of its own: flat pieces in fp32
+            self._mark(weight, COPY)
+            if weight.grad is not None:
+                self._mark(weight.grad, GRADIENT)
         for weight in self.model.parameters():
-            self._mark(weight, PARAMETER)
+            for kept in _kept(weight):
+                self._mark(kept, PARAMETER)
             if weight.grad is not None:
                 self._mark(weight.grad, GRADIENT)
         for state in self.optimizer.state.values():
@@ -190,7 +201,7 @@ class Ledger(TorchDispatchMode):
         for entry, sign in self.log:
             now[entry.kind] += sign * entry.bytes
             largest[entry.kind] = max(largest[entry.kind], now[entry.kind])
-        stored = [_local(weight).untyped_storage() for weight in self.model.parameters()]
+        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in _kept(weight)]
         weights = {storage._cdata: storage.nbytes() for storage in stored}
         return {
             "parameters_bytes": kinds[PARAMETER] + kinds[COPY],
@@ -231,3 +242,14 @@ def _local(tensor):
     """This rank's part of a tensor that FSDP has sharded; any other as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
+
+def _place(tensor) -> tuple:
+    """Which part of its storage a tensor is."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _kept(weight) -> list[torch.Tensor]:
+    """What a rank keeps of a weight between steps: its part under FSDP; under ZeRO's stage 3, too, and small ones whole."""
+    if not hasattr(weight, "ds_tensor"):
+        return [_local(weight)]
+    return [weight.ds_tensor, weight] if weight.ds_persist else [weight.ds_tensor]
