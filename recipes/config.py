@@ -124,6 +124,7 @@ class Parallelism:
     cpu_offload: bool = UNSET
     stage: int = one_of(1, 2, 3)
     offload: str = one_of("none", "optimizer", "all")
+    live_parameters: int = at_least(1)
 
 
 @dataclass

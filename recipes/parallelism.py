@@ -73,6 +73,14 @@ def problems(cfg) -> list[str]:
     return found
 
 
+def given_problems(cfg, given: set[str]) -> list[str]:
+    """A key of ZeRO's stage 3 for another stage."""
+    if "parallelism.live_parameters" in given and cfg.parallelism.stage in (1, 2):
+        return [f"parallelism.live_parameters has no meaning for parallelism.stage={cfg.parallelism.stage}, which keeps "
+                "all weights. Type parallelism.stage=3, or leave it out."]
+    return []
+
+
 def _launcher_problems(cfg) -> list[str]:
     """What an `accelerate config` file or a launch flag says differently from the recipe's options."""
     found, given = [], os.environ
@@ -97,11 +105,12 @@ def _launcher_problems(cfg) -> list[str]:
 
 
 def warnings(cfg) -> list[str]:
-    """More ranks than cores."""
+    """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, machine.usable_cores()
+    found = zero.warnings(cfg) if cfg.parallelism.name == "zero" else []
     if machine.device(cfg) == "cpu" and count > cores and not ranks.here().launched:
-        return [f"{count} ranks share {cores} cores: good for a test, not for speed."]
-    return []
+        found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
+    return found
 
 
 # --- what it means in the worker ------------------------------------------------------------------

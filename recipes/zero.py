@@ -37,6 +37,17 @@ def problems(cfg, on_gpu: bool) -> list[str]:
     return found
 
 
+def warnings(cfg) -> list[str]:
+    """What is not done, and what the ledger cannot tell. Asked for parallelism=zero."""
+    found = []
+    if cfg.save.on_signal:
+        found.append("parallelism=zero saves no checkpoint when a signal ends it: the run cannot be resumed.")
+    if cfg.measure.ledger:
+        found.append("parallelism=zero: of the gradients the ledger sees the pieces that the optimizer finds; what "
+                     "they are reduced from, and DeepSpeed's buffers, are in 'other'.")
+    return found
+
+
 def configuration(cfg) -> dict:
     """DeepSpeed's configuration. What Accelerate and the Trainer fill in from the model is 'auto'.
 
@@ -53,7 +64,8 @@ def configuration(cfg) -> dict:
             "offload_param": {"device": "cpu" if own.offload == "all" else "none"},
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto",
-            "stage3_max_reuse_distance": 0,  # give weights back after each pass, also those that are needed soon
+            "stage3_max_live_parameters": own.live_parameters,
+            "stage3_max_reuse_distance": 0,  # give weights back after use, also those that are needed again soon
             "stage3_gather_16bit_weights_on_model_save": True,  # in the type that they have: fp32 here
         }
     return {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 from conftest import compose, small
+from safetensors.torch import load_file
 
 from recipes import machine, zero
 
@@ -46,6 +48,9 @@ def test_nothing_else_is_refused():
     (["precision=bf16_pure"], "precision=bf16"),
     (["eval.precision=bf16"], "Leave it out"),
     (["parallelism.offload=optimizer"], "Leave it out"),
+    (["save.every_steps=2"], "parallelism=fsdp"),
+    (["resume=latest"], "parallelism=fsdp"),
+    (["parallelism.live_parameters=5"], "parallelism.stage=3"),
     (["parallelism.stage=4"], "1, 2, 3"),
     (["parallelism.strategy=full_shard"], "parallelism=fsdp"),
 ], ids=lambda value: value[0] if isinstance(value, list) else "")
@@ -107,15 +112,31 @@ def test_offload_takes_what_it_says():
                          ids=lambda words: words[0])
 def test_two_ranks_train_as_one(run, recipe, stage, words):
     """With a last step that is short, and clipping; learning rates that move the loss."""
-    job = [f"recipe={recipe}", *words, "model.layers=2", "train.max_steps=5", "eval.batch=3"]
+    job = [f"recipe={recipe}", *words, "model.layers=2", "train.max_steps=5", "eval.batch=3", "save.final=true"]
     if not INSTALLED:
         assert compose(*small(*job, *TWO, f"parallelism.stage={stage}")).problems == [MISSING]
         return
-    one = run(*job, "batch.per_device=4").record
-    two = run(*job, *TWO, f"parallelism.stage={stage}", "batch.per_device=2").record
-    relative = 1e-4 if two.config["precision"]["name"] == "fp32" else 5e-3
+    alone, together = run(*job, "batch.per_device=4"), run(*job, *TWO, f"parallelism.stage={stage}", "batch.per_device=2")
+    one, two = alone.record, together.record
+    relative = 1e-4 if two.config["precision"]["name"] == "fp32" else 1e-3
     assert len(one.training.losses) == 5
     assert two.training.losses == pytest.approx(one.training.losses, rel=relative)
     assert (two.training.samples, two.training.tokens) == (one.training.samples, one.training.tokens)
     assert two.evaluation.loss == pytest.approx(one.evaluation.loss, rel=relative)
-    assert [rank["rank"] for rank in two.memory.per_rank] == [0, 1]
+    assert two.memory.optimizer_bytes == pytest.approx(one.memory.optimizer_bytes / 2, rel=0.01)
+    assert (two.memory.weights_bytes < 0.6 * one.memory.weights_bytes) == (stage == 3)
+    weights, same = (load_file(run.folder / "model" / "model.safetensors") for run in (alone, together))
+    assert weights.keys() == same.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(same[name], weight, rtol=relative, atol=relative)
+
+
+def test_stage_3_gathers_as_little_as_it_is_told(run):
+    job = [*TWO, "parallelism.stage=3", "model=llama_tiny", "model.layers=6", "model.width=64", "model.vocab=4096"]
+    if not INSTALLED:
+        assert compose(*small(*job)).problems == [MISSING]
+        return
+    much, little = (run(*job, *words).record for words in ([], ["parallelism.live_parameters=1"]))
+    assert little.training.losses == pytest.approx(much.training.losses, rel=1e-6)
+    copies = [record.memory.largest_bytes["weight_copies"] for record in (much, little)]
+    assert copies[1] < 0.9 * copies[0], copies

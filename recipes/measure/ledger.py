@@ -31,7 +31,6 @@ class Storage:
     phase: str
     given: bool
     again: bool = False  # made by checkpointing, which computes it a second time
-    gathered: torch.Tensor | None = None  # the weight whose numbers ZeRO's stage 3 has put here for now
 
 
 class Ledger(TorchDispatchMode):
@@ -96,8 +95,8 @@ class Ledger(TorchDispatchMode):
         storage = tensor.untyped_storage()
         known = self._alive.get(storage._cdata)
         entry = known[1] if known is not None and known[0]() is not None else self._enter(storage, kind, given)
-        if hasattr(tensor, "ds_tensor"):
-            entry.gathered, entry.kind = tensor, COPY if entry.kind == OTHER else entry.kind
+        if entry.kind == OTHER and hasattr(tensor, "ds_tensor"):
+            entry.kind = COPY  # a weight that ZeRO's stage 3 has gathered for now
         return entry
 
     def _enter(self, storage: torch.UntypedStorage, kind: str, given: bool) -> Storage:
@@ -141,9 +140,6 @@ class Ledger(TorchDispatchMode):
         entry = self._see(_local(tensor), OTHER, given=True)  # what is new even now was born before: the batch
         if entry is not None and entry.kind == OTHER and not entry.given:
             entry.kind = ACTIVATION
-        weight = entry.gathered if entry is not None else None
-        if weight is not None and _place(tensor) == _place(weight):
-            return weight  # as autograd does without hooks: it keeps the weight, not the numbers that come and go
         return tensor
 
     # --- around the step ---
@@ -241,11 +237,6 @@ def _tensors(tree) -> list[torch.Tensor]:
 def _local(tensor):
     """This rank's part of a tensor that FSDP has sharded; any other as it is."""
     return getattr(tensor, "_local_tensor", tensor)
-
-
-def _place(tensor) -> tuple:
-    """Which part of its storage a tensor is."""
-    return tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _kept(weight) -> list[torch.Tensor]:
