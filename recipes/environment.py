@@ -28,8 +28,8 @@ def settle(cfg, place: ranks.Place) -> None:
         # One device, also where several are visible: the Trainer would take them all.
         os.environ["CUDA_VISIBLE_DEVICES"] = machine.gpus()[place.local_rank].uuid
         machine.gpus.cache_clear()
-        if cfg.parallelism.name == "zero" and place.ranks > 1:
-            os.environ["LOCAL_RANK"] = "0"  # DeepSpeed takes the device of this number, and only one is visible
+        if "LOCAL_RANK" in os.environ:  # the device's number for DDP and DeepSpeed, and of one there is only 0
+            os.environ["LOCAL_RANK"] = "0"
     elif machine.device(cfg) == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks at what torch is built for otherwise

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import os
 
 import pytest
 import torch
 from conftest import compose, small
 
-from recipes import batches, ranks, sharding
+from recipes import batches, environment, machine, ranks, sharding
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = ["batch.effective=8", "data.samples=16", "optim=sgd", "train.max_grad_norm=0", "train.learning_rate=0.1",
@@ -202,6 +204,19 @@ def test_the_effective_batch_is_kept_by_deriving_the_accumulation(words, per_dev
     made = compose(*small(*words, "batch.effective=16", f"batch.per_device={per_device}"))
     assert made.problems == [] and made.cfg.accumulation.steps == steps
     assert steps * per_device * made.cfg.parallelism.replicas == 16
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
+    """Accelerate calls DistributedDataParallel(device_ids=[LOCAL_RANK]), and a rank sees no other device than its own."""
+    monkeypatch.setattr(os, "environ", {})
+    gpus = functools.cache(lambda: tuple(machine.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(4)))
+    monkeypatch.setattr(machine, "gpus", gpus)
+    cfg = compose(*small("parallelism=ddp", "parallelism.num_processes=4")).cfg
+    cfg.device = "cuda"
+    environment.settle(cfg, ranks.Place(3, 4, 3, 4, launched, port=29500))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-3"
+    assert (os.environ["LOCAL_RANK"], os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "3", "4")
 
 
 # --- under a launcher ------------------------------------------------------------------------------
