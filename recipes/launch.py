@@ -101,12 +101,15 @@ def log_name(rank: int) -> str:
 
 def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
     """A new interpreter that knows `recipes` and holds a socket. Its own session: Ctrl-C goes to us alone."""
-    root = str(record.PACKAGE_FOLDER.parent)
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     # -P: no module of the folder that a person stands in may take the place of ours.
     return subprocess.Popen([sys.executable, "-P", "-c", code, str(channel.fileno())], pass_fds=[channel.fileno()],
-                            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, start_new_session=True,
+                            env=os.environ | {"PYTHONPATH": python_path()}, stdin=subprocess.DEVNULL, start_new_session=True,
                             **streams)
+
+
+def python_path() -> str:
+    """PYTHONPATH with which another interpreter finds `recipes`."""
+    return os.pathsep.join([str(record.PACKAGE_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 # --- the nursery: the parent's side ----------------------------------------------------------------

@@ -225,7 +225,11 @@ def _umask() -> int:
 def read(folder: Path) -> Record:
     """The record of a run's folder. Raises FileNotFoundError, or ValueError for what is no record."""
     path = Path(folder, FILE_NAME)
-    values = json.loads(path.read_text())
+    return from_values(json.loads(path.read_text()), str(path))
+
+
+def from_values(values, path: str = "this") -> Record:
+    """The record that was written as these values. path: for the message of the ValueError."""
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
     parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error}

@@ -99,7 +99,7 @@ def place(cfg, folder: Path, words: list[str]) -> Path:
     A folder that was chosen is the run's own. Otherwise it is the run below outputs/ that has the newest
     checkpoint of the same training; and Hydra's new one where there is none.
     """
-    chosen = [word for word in words if word.startswith("hydra.run.dir=") and word != NO_FOLDER]
+    chosen = [word for word in words if word.startswith(("hydra.run.dir=", "hydra.sweep.dir=")) and word != NO_FOLDER]
     if cfg.resume != LATEST or chosen:
         return folder
     ours, newest = to_dict(cfg), {}

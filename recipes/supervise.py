@@ -212,6 +212,21 @@ def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kill
     return outcome
 
 
+def bury(job: launch.Job, status: str, why: str, hint: str | None) -> Record:
+    """The record of a job whose parent is gone too: what its worker wrote, or what its steps tell.
+
+    status, why, hint: for the latter, from whoever saw it end. Raises OSError when the folder cannot be written.
+    """
+    outcome = _written(job.folder)
+    if outcome is None:
+        outcome = job.record
+        outcome.training = _steps_written(job.folder)
+        where = "forward" if outcome.training.steps else "load"
+        outcome.status, outcome.error = status, Error(where, status.capitalize(), why, hint)
+        record.write(outcome, job.folder)
+    return outcome
+
+
 def _how(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"

@@ -148,7 +148,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             torch.set_num_threads(max(1, machine.usable_cores() // place.local_ranks))
         progress.enter("load", f"waiting for {place.ranks} ranks")
         ranks.join(place, on_gpu, listener)
-        folder = _meet(job, progress)
+        folder = _meet(cfg, job, progress)
     if cfg.recipe.name == "trainer":
         from recipes.trainer import Loop
     else:
@@ -230,9 +230,13 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         count.take_largest(memory)
 
 
-def _meet(job: launch.Job, progress: Progress) -> Path | None:
-    """Learn rank 0's folder, where this machine has it, and listen for the last words of a launcher's ranks."""
-    folder = Path(ranks.gathered(str(job.folder))[0])
+def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
+    """Learn rank 0's folder, where this machine has it, and listen for the last words of a launcher's ranks.
+
+    Whether the run resumes is rank 0's to say, too: it alone may have seen the folder before it was cleared.
+    """
+    folder, cfg.resume = ranks.gathered((str(job.folder), cfg.resume))[0]
+    folder = Path(folder)
     if job.place.launched and job.place.main:
         def listen():
             words = ranks.heard(job.place, seconds=10**8)
