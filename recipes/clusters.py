@@ -20,7 +20,8 @@ from hydra.errors import HydraException
 
 from recipes import config, failure, launch, machine, record, screen, supervise, sweep
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # how often the jobs' notes are read, on this machine
+SHARED_POLL_SECONDS = 2.0  # and on a file system that many share
 LAG_SECONDS = 15.0  # what a file takes to be seen on another machine; submitit waits as long for its own
 GRACE_SECONDS = 3.0  # for the jobs of a command that was stopped
 # sacct's words for how a job ended, and ours; all others are `killed`.
@@ -47,7 +48,7 @@ def followed(this: sweep.Sweep, folder: Path | None):
     def map_array(executor, function, *rows):
         with _as_jobs_need_it():
             jobs = theirs(executor, function, *rows)
-        return [follower.follow(job, overrides, number) for job, overrides, number in zip(jobs, rows[0], rows[2])]
+            return [follower.follow(job, overrides, number) for job, overrides, number in zip(jobs, rows[0], rows[2])]
 
     # The launcher gives up at the first job that died, and has no place to say so: this is the only door.
     Executor.map_array = map_array
@@ -134,16 +135,17 @@ class Followed:
 
     def results(self) -> list[JobReturn]:
         """Wait until it is over, and see to it that it is noted. What came of it stands in its note, not here."""
+        pause_seconds = POLL_SECONDS if self.local else SHARED_POLL_SECONDS
         while not self.job.done():
             self.follower.say()
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause_seconds)
         patience = time.monotonic() + (0 if self.local else LAG_SECONDS)
         while not self._is_over(note := self.follower.say().get(self.number)):
             if time.monotonic() >= patience:
                 self.bury(note)
                 self.follower.say()
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause_seconds)
         return [JobReturn(status=JobStatus.COMPLETED)]
 
     @staticmethod

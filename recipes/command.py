@@ -117,9 +117,7 @@ def run_alone(composed, told, conf: Path) -> str:
         folder = resume.place(cfg, folder, told.overrides.hydra)
     before = resume.goes_on(cfg, folder) if not problems else None
     done = before is not None and before.status == "ok" and cfg.resume == resume.LATEST
-    if not ranks.here().main:
-        return "ok" if done else run_beside(outcome, problems)
-    if folder != fresh:
+    if folder != fresh and ranks.here().main:
         with contextlib.suppress(OSError):
             fresh.rmdir()  # Hydra has made it, for a run that begins
     if done:
@@ -134,6 +132,8 @@ def run_alone(composed, told, conf: Path) -> str:
         screen.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
                                          "hydra.run.dir=, or go on with that training: resume=latest."])
         return "refused"
+    if not ranks.here().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
+        return run_beside(outcome, problems)
     try:
         outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
     except OSError as error:
