@@ -93,7 +93,8 @@ class Follower:
     def __init__(self, this: sweep.Sweep, folder: Path):
         self.this, self.folder = this, folder
         self.jobs: list[Followed] = []
-        self.said: dict[int, list[str]] = {}
+        self.said: dict[int, int] = {}  # number of a job -> how many of its lines are on the screen
+        self.problems: list[str] = []
 
     def follow(self, job, overrides: list[str], number: int) -> Followed:
         """A job that submitit has started."""
@@ -104,12 +105,14 @@ class Follower:
         """Put on the screen what the jobs have noted since the last time. Returns number -> note."""
         notes = {note["job"]: note for note in self.this.jobs(self.folder)}
         for number, note in notes.items():
-            if note["said"] and note["said"] != self.said.get(number):
-                if note["status"] != sweep.MISSPELT:
-                    screen.say("\n".join(note["said"]))
-                elif note["said"] not in self.said.values():  # all jobs say the same
-                    screen.say_problems(note["said"])
-                self.said[number] = note["said"]
+            lines = note["said"][self.said.get(number, 0):]
+            self.said[number] = len(note["said"])
+            if note["status"] == sweep.MISSPELT:  # all jobs say the same
+                lines = [line for line in lines if line not in self.problems]
+                self.problems += lines
+                screen.say_problems(lines)
+            elif lines:
+                screen.say("\n".join(lines))
         return notes
 
     def stop(self) -> None:

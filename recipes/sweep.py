@@ -44,7 +44,7 @@ class Sweep:
     started_at: float = 0.0
 
     def note(self, folder: Path, number: int, key: str, status: str, said: Sequence[str] = (), begun=None) -> None:
-        """What has become of a job so far. said: its lines on the screen. begun: its record, before it runs.
+        """What has become of a job so far. said: more lines for the screen. begun: its record, before it runs.
 
         A file for each job, replaced as a whole: where jobs run on several machines, a shared file system
         may lose lines that are appended at once. Of several ranks only the first has something to note.
@@ -53,11 +53,12 @@ class Sweep:
             return
         place = Path(folder, JOBS_FOLDER, self.name)
         place.mkdir(parents=True, exist_ok=True)
-        note = {"job": number, "key": key, "status": status, "said": list(said),
+        path, part = place / f"{number}.json", place / f".{number}-{os.getpid()}"
+        before = json.loads(path.read_text())["said"] if path.exists() else []  # of a job that was requeued
+        note = {"job": number, "key": key, "status": status, "said": [*before, *said],
                 "record": begun and json.loads(record.to_json(begun))}
-        part = place / f".{number}-{os.getpid()}"
         part.write_text(json.dumps(note))
-        part.replace(place / f"{number}.json")
+        part.replace(path)
 
     def jobs(self, folder: Path) -> list[dict]:
         """This command's jobs so far, in the order of their numbers."""
