@@ -270,7 +270,7 @@ def statuses(folder) -> list[str]:
 def test_a_sweep_runs_each_job_in_a_folder_named_after_its_key(command, tmp_path):
     ended = command("-m", "recipe=trainer,accelerate", "train.seed=0,1", "hydra.sweep.dir=sweep", *small())
     assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok"] * 4
-    for folder in (path for path in (tmp_path / "sweep").iterdir() if path.is_dir()):
+    for folder in (path.parent for path in (tmp_path / "sweep").glob("*/result.json")):
         assert record.read(folder).config_key == folder.name
 
 
