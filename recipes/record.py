@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes import machine
+from recipes.config import ESTIMATE_ONLY
 
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"
@@ -141,9 +142,10 @@ def config_key(config: dict, versions: dict) -> str:
     """Twelve hex digits that name a job: same configuration and same libraries, same key.
 
     How a job is started (`launch`), watched, repeated, saved and resumed is left out, except what changes its result: a
-    pretended memory size, and which repeat it is.
+    pretended memory size, and which repeat it is. So is a menu that this recipe does not read.
     """
-    told = {key: value for key, value in config.items() if key not in ("launch", "tracker", "resume")}
+    unread = [] if config["recipe"]["name"] == "estimate" else ESTIMATE_ONLY
+    told = {key: value for key, value in config.items() if key not in ("launch", "tracker", "resume", *unread)}
     told["save"] = {"final": config["save"]["final"]}
     told["measure"] = {key: value for key, value in config["measure"].items() if key != "repeats"}
     told["launch"] = {"memory_limit_gib": config["launch"]["memory_limit_gib"]}
