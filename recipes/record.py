@@ -92,6 +92,17 @@ class Memory:
 
 
 @dataclass
+class Estimate:
+    """Of recipe=estimate, whose figures are predictions: whether it fits, and what they rest on."""
+
+    fits: bool
+    margin_bytes: int  # of the device that stay free; negative: how much is missing
+    capacity_bytes: int
+    efficiencies_from: str | None = None  # published | measured | assumed
+    seconds: float | None = None  # that the estimate itself took, without imports
+
+
+@dataclass
 class Error:
     phase: str  # load | forward | backward | step | eval | save
     type: str
@@ -114,6 +125,7 @@ class Record:
     speed: Speed = field(default_factory=Speed)
     memory: Memory = field(default_factory=Memory)
     error: Error | None = None
+    estimate: Estimate | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -122,14 +134,13 @@ class Record:
 
 def environment(cfg) -> dict:
     """Versions, hardware and the allow-listed variables; found without importing torch."""
-    visible = machine.gpus()
-    on_gpu = machine.device(cfg) == "cuda" and visible
+    gpu = machine.gpu(cfg)
     return {
         "versions": {"python": platform.python_version(),
                      **{package: machine.version(package) for package in PACKAGES}},
         "device": machine.device(cfg),
-        "device_name": visible[0].name if on_gpu else machine.cpu_name(),
-        "device_memory_bytes": visible[0].memory_bytes if on_gpu else _host_memory_bytes(),
+        "device_name": gpu.name if gpu else machine.cpu_name(),
+        "device_memory_bytes": gpu.memory_bytes if gpu else _host_memory_bytes(),
         "cpu": machine.cpu_name(),
         "cpu_cores": machine.usable_cores(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -220,7 +231,8 @@ def read(folder: Path) -> Record:
     values = json.loads(path.read_text())
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
-    parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error}
+    parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error,
+             "estimate": Estimate}
     try:
         for key, kind in parts.items():
             if values.get(key) is not None:
