@@ -52,7 +52,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 def resolve(cfg) -> list[str]:
     """gpu=auto of an estimate becomes the GPU at hand. Returns what stands in the way of it."""
-    if cfg.recipe.name != "estimate" or cfg.gpu.name != "auto":
+    if cfg.recipe.name != "estimate" or cfg.gpu.name != "auto" or cfg.device == "cpu":
         return []
     if not machine.gpus():
         return [f"recipe=estimate has no GPU here to predict for: say which, gpu={_names()}."]
@@ -68,8 +68,11 @@ def resolve(cfg) -> list[str]:
 
 def problems(cfg) -> list[str]:
     """A run takes the GPU at hand, whatever stands in the menu."""
-    if cfg.recipe.name == "estimate" or cfg.gpu.name == "auto":
+    if cfg.gpu.name == "auto":
         return []
+    if cfg.recipe.name == "estimate":
+        return [f"device=cpu asks for the tensors of a run on a CPU, and gpu={cfg.gpu.name} for those on a GPU. Leave "
+                "one of them out."] if cfg.device == "cpu" else []
     return [f"gpu={cfg.gpu.name} belongs to recipe=estimate, which predicts; recipe={cfg.recipe.name} trains on the "
             "GPU at hand. Add recipe=estimate, or leave gpu= out."]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from unittest import mock
 
 import accelerate
@@ -67,8 +68,8 @@ def pretended(fake):
 
 def _paged(fake, *shape: int, dtype: torch.dtype = torch.float32, device=None) -> torch.Tensor:
     """A paged state: memory that the driver moves between the host and the GPU, and torch's allocator knows nothing of."""
-    with fake.on_host():
-        made = torch.empty(shape, dtype=dtype)
+    made = fake.empty(shape, torch.empty(shape, device="meta").stride(), dtype, math.prod(shape) * dtype.itemsize,
+                      torch.device("cpu"))
     made.is_paged = True
     return made
 

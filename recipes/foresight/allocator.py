@@ -353,10 +353,8 @@ def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, setting
     allocator, held = Allocator(capacity, settings, grow=True), {}
     start = allocator.capacity
     for key, size in events:
-        if size < 0:
-            allocator.free(held.pop(key))
-        elif size > 0:  # torch asks nothing for an empty tensor
+        if size > 0:
             held[key] = allocator.malloc(size)
-        else:
-            held[key] = None
+        elif size < 0 and key in held:  # torch asks nothing for an empty tensor, and gives nothing back
+            allocator.free(held.pop(key))
     return Demand(allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases)

@@ -54,6 +54,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED) -> Fore
         rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
             network = model.build(cfg, architecture, rows)
+            network.tie_weights()  # which goes with the initialising that is left out
         steps = args.gradient_accumulation_steps
         loop = Loop(cfg, args, network, rows)
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)

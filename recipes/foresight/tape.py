@@ -54,8 +54,6 @@ class Tape(Ledger):
         return self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.prim.device.default:
-            return args[0].device
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented:
             return result
