@@ -75,3 +75,24 @@ def test_a_run_that_failed_has_no_figures():
 def test_a_list_has_a_configuration_a_line(tmp_path):
     (tmp_path / "list").write_text("# why\n\nmodel=gpt2 'a.b=[1, 2]'\nmodel=bert_tiny\n")
     assert accuracy.read(tmp_path / "list") == [["model=gpt2", "a.b=[1, 2]"], ["model=bert_tiny"]]
+
+
+def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_path, capfd):
+    (tmp_path / "list").write_text("model=bert_tiny optim=adamw\nmodel=gpt2_tiny precision=bf16 optim=sgd accumulation=x2\n"
+                                   "model=bert_tiny precision=fp16\n")
+    small = ["device=cpu", "model.width=32", "model.heads=2", "model.layers=1", "model.vocab=512", "data.samples=8",
+             "batch.per_device=2", "data.seq_len=32", "train.max_steps=2"]
+    command = ["--configurations", str(tmp_path / "list"), "--into", str(tmp_path), "--records", str(tmp_path / "records")]
+    assert accuracy.main([*command, *small]) == 1  # one of them was refused
+    assert "| tensor | 2 |" in (tmp_path / "accuracy_cpu.md").read_text()
+    with open(tmp_path / "accuracy_cpu.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [line["measured_status"] for line in rows] == ["ok", "ok", "refused"]
+    assert all(abs(float(line["tensor_error"])) < 0.01 for line in rows[:2])
+    capfd.readouterr()
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("records/*/result.json")}
+    assert len(made) == 4
+    accuracy.main([*command, *small])
+    assert made == {path: path.stat().st_mtime_ns for path in tmp_path.glob("records/*/result.json")}  # nothing ran again
+    assert accuracy.main([*command, "--seconds", "0", "--records", str(tmp_path / "none"), *small]) == 1
+    assert "0 of 3 configurations measured" in (tmp_path / "accuracy_cpu.md").read_text()
