@@ -111,8 +111,8 @@ def device_seconds(operation: Operation, gpu, precision: str, reached: Efficienc
             rate = peak * 1e12 * reached.matmul[dtype]
             if dtype in ("fp16", "bf16") and any(side % 8 for side in operation.shape[1:]):
                 rate *= reached.unaligned
-            computing = (product_seconds(operation.shape, rate, gpu.sm_count) if operation.shape
-                         else operation.flops / rate)
+            done = product_flops(operation.shape, gpu.sm_count) if operation.shape else operation.flops
+            computing = done / rate
     return operation.kernels * reached.kernel_seconds + max(moving, computing)
 
 
@@ -121,11 +121,11 @@ def _attention_kernel(name: str) -> str:
 
 
 @functools.cache
-def product_seconds(shape: tuple[int, int, int, int], flops_per_second: float, sm_count: int) -> float:
-    """A batch of products by the best of the tiles.
+def product_flops(shape: tuple[int, int, int, int], sm_count: int) -> float:
+    """What a batch of products costs by the best of the tiles: its FLOPs, and those that it wastes.
 
-    shape: (batch, M, N, K). flops_per_second: what the whole device reaches on a large, well-shaped product.
-    A wave is as long as one multiprocessor needs for one tile, however few of them have one.
+    shape: (batch, M, N, K). Over the rate of a large, well-shaped product it gives the seconds. A wave is as long
+    as one multiprocessor needs for one tile, however few of them have one.
     """
     batch, rows, columns, depth = shape
     best = math.inf
@@ -137,8 +137,7 @@ def product_seconds(shape: tuple[int, int, int, int], flops_per_second: float, s
                 break
             tiles = batch * math.ceil(rows / height) * math.ceil(columns / width) * parts
             tile_flops = 2 * height * width * math.ceil(depth / parts)
-            seconds = math.ceil(tiles / sm_count) * tile_flops / (flops_per_second / sm_count * of_best)
-            best = min(best, seconds)
+            best = min(best, math.ceil(tiles / sm_count) * sm_count * tile_flops / of_best)
     return best
 
 
