@@ -142,6 +142,10 @@ class FakeDevice(TorchDispatchMode):
     def _plan(self, func, args, kwargs, tensors):
         """Run an operation on the meta device, and say what its results are in terms of its arguments."""
         metas = {id(tensor): _meta(tensor) for tensor in tensors}
+        # The meta kernel of this product knows bf16 only, all others any float.
+        grouped = func._opname == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
+        if grouped:
+            metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
         swap = functools.partial(_swap, metas=metas)
         kwargs = {name: torch.device("meta") if name == "device" and value is not None else swap(value)
                   for name, value in kwargs.items()}
@@ -151,6 +155,8 @@ class FakeDevice(TorchDispatchMode):
             result = func(*map(swap, args), **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             raise Unknown(f"the fake device cannot follow {func}: {str(error).splitlines()[0]}") from error
+        if grouped:
+            result = result.to(tensors[0].dtype)
         places = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
         storages = {metas[id(tensor)].untyped_storage()._cdata: index for index, tensor in enumerate(tensors)}
         return _describe(result, places, storages)
