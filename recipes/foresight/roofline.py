@@ -101,12 +101,12 @@ def device_seconds(operation: Operation, gpu, precision: str, reached: Efficienc
     moving = operation.bytes / (gpu.bandwidth_gb_per_second * 1e9 * reached.bandwidth[operation.kind])
     computing = 0.0
     if operation.flops:
-        dtype = "tf32" if precision == "tf32" and operation.dtype == "fp32" else operation.dtype
+        dtype = arithmetic(operation, precision)
         peak = getattr(gpu, f"{dtype}_tflops", None)
         if peak is None:
             raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
         if operation.kind == ATTENTION:
-            computing = operation.flops / (peak * 1e12 * reached.attention[_attention_kernel(operation.name)])
+            computing = operation.flops / (peak * 1e12 * reached.attention[attention_kernel(operation.name)])
         else:
             rate = peak * 1e12 * reached.matmul[dtype]
             if dtype in ("fp16", "bf16") and any(side % 8 for side in operation.shape[1:]):
@@ -116,7 +116,13 @@ def device_seconds(operation: Operation, gpu, precision: str, reached: Efficienc
     return operation.kernels * reached.kernel_seconds + max(moving, computing)
 
 
-def _attention_kernel(name: str) -> str:
+def arithmetic(operation: Operation, precision: str) -> str:
+    """The arithmetic of an operation: tf32 puts the products of fp32 on the matrix units."""
+    return "tf32" if precision == "tf32" and operation.dtype == "fp32" else operation.dtype
+
+
+def attention_kernel(name: str) -> str:
+    """The row of the table of efficiencies for an attention operation of aten's."""
     return next((kernel for kernel in ("flash", "efficient", "cudnn") if kernel in name), "other")
 
 
