@@ -14,12 +14,13 @@ import csv
 import functools
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, config, gpu, published, record  # noqa: E402
+from recipes import command, config, gpu, machine, published, record  # noqa: E402
 from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
 
 MIB = 2**20
@@ -121,8 +122,8 @@ def rtx() -> str:
                               int(row["zero_grad_mode"]), row["gpu"], int(row["gpu_total_bytes"]))
         ours.append(signed(predicted, measured))
         theirs.append(signed(int(row["xmem_bytes"]), measured))
-        lines.append([row["model"], row["batch"], row["optimizer"], row["zero_grad_mode"], row["gpu"].split()[-1],
-                      mib(measured), mib(predicted), error(ours[-1]), error(theirs[-1])])
+        lines.append([row["model"].split("/")[-1], row["batch"], row["optimizer"], row["zero_grad_mode"],
+                      row["gpu"].split()[-1], mib(measured), mib(predicted), error(ours[-1]), error(theirs[-1])])
     better = sum(abs(mine) < abs(other) for mine, other in zip(ours, theirs))
     head = ["model", "batch", "optimizer", "zero_grad_mode", "RTX", "measured MiB", "predicted", "error", "xMem's error"]
     return "\n\n".join(["## xMem's runs in fp32, RTX 3060 and 4060, torch 2.6.0: reserved against NVML's growth",
@@ -184,8 +185,10 @@ def main(words: list[str] | None = None) -> int:
         parts.append(TABLES[name]())
         print(parts[-1] + "\n", flush=True)
     if told.into:
-        told.into.write_text("# Predictions against published measurements\n\nMade by `python scripts/published.py`.\n\n"
-                             + "\n\n".join(parts) + "\n")
+        libraries = ", ".join(f"{name} {machine.version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
+        told.into.write_text("# Predictions against published measurements\n\nMade by `python scripts/published.py --into` "
+                             f"on {time.strftime('%Y-%m-%d')}, on a CPU, with {libraries}. Every figure that is not a "
+                             "prediction was measured by others: docs/reference/README.md.\n\n" + "\n\n".join(parts) + "\n")
     return 0
 
 
