@@ -208,6 +208,11 @@ class Launch:
 
 
 @dataclass
+class Estimate:
+    explain: bool = UNSET
+
+
+@dataclass
 class Config:
     """The whole of one job. Groups first, in the order in which a person reads them."""
 
@@ -227,6 +232,7 @@ class Config:
     save: Save = field(default_factory=Save)
     measure: Measure = field(default_factory=Measure)
     launch: Launch = field(default_factory=Launch)
+    estimate: Estimate = field(default_factory=Estimate)
     resume: Optional[str] = UNSET
     compile: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda")
@@ -246,7 +252,7 @@ def node_types(cls: type = Config) -> dict[str, Any]:
 
 GROUPS = [name for name, kind in node_types().items()
           if dataclasses.is_dataclass(kind) and "name" in node_types(kind)]
-ESTIMATE_ONLY = ["gpu"]  # menus that mean nothing to a run: only recipe=estimate reads them
+ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that mean nothing to a run: only recipe=estimate reads them
 
 
 def from_dict(values: dict, cls: type = Config):

@@ -10,6 +10,27 @@ from recipes import failure, machine, record
 from recipes.record import Error, Estimate, Record
 
 MIB = 2**20
+TIMELINE = "timeline.png"
+
+
+def problems(cfg) -> list[str]:
+    """What an estimate does not know."""
+    if cfg.recipe.name != "estimate":
+        return []
+    if cfg.parallelism.name != "single":
+        return [f"recipe=estimate predicts a single process, and parallelism={cfg.parallelism.name} is several. "
+                "Choose parallelism=single."]
+    return []
+
+
+def given_problems(cfg, given: set[str]) -> list[str]:
+    """Keys that only an estimate reads."""
+    if "estimate.explain" in given and cfg.recipe.name != "estimate":
+        return ["estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate."]
+    return []
+
+
+# --- in the worker -----------------------------------------------------------------------------------
 
 
 def run(cfg, outcome: Record, folder: Path, progress) -> None:
@@ -23,10 +44,25 @@ def run(cfg, outcome: Record, folder: Path, progress) -> None:
     transformers.logging.disable_progress_bar()
     progress.enter("load", "estimating")
     start = time.perf_counter()
-    seen = forecast.foresee(cfg, str(folder), allocator_bytes(cfg))
+    seen = forecast.foresee(cfg, str(folder), allocator_bytes(cfg), cfg.estimate.explain)
     fill(cfg, outcome, seen)
+    if cfg.estimate.explain:
+        progress.enter("load", "trying levers")
+        _explain(cfg, outcome, seen, folder)
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
+
+
+def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
+    from recipes.foresight import explain
+
+    title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
+    capacity = allocator_bytes(cfg) if machine.gpu(cfg) else None
+    explain.picture(seen.tape, folder / TIMELINE, title, capacity)
+    if outcome.estimate is not None:
+        outcome.estimate.largest = explain.largest(seen.tape)
+        outcome.estimate.levers = [asdict(lever) for lever in
+                                   explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))]
 
 
 def allocator_bytes(cfg) -> int:

@@ -100,6 +100,8 @@ class Estimate:
     capacity_bytes: int
     efficiencies_from: str | None = None  # published | measured | assumed
     seconds: float | None = None  # that the estimate itself took, without imports
+    largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak, and who made them
+    levers: list[dict] = field(default_factory=list)  # estimate.explain: what each would save on its own
 
 
 @dataclass

@@ -137,6 +137,12 @@ def summary(outcome: Record, folder: Path) -> str:
     if len(memory.per_rank) > 1 and "peak_tensor_bytes" in memory.all_ranks_bytes:
         row("All ranks together", f"{memory.all_ranks_bytes['peak_tensor_bytes'] / MIB:.1f} MiB",
             f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most")
+    for one in outcome.estimate.largest if outcome.estimate else []:
+        row("  largest at the peak" if one is outcome.estimate.largest[0] else "", f"{one['bytes'] / MIB:.1f} MiB",
+            f"{one['part']}, {one['made_by']}" + (f", {one['count']} of them" if one["count"] > 1 else ""))
+    for one in outcome.estimate.levers if outcome.estimate else []:
+        row("  levers, each alone" if one is outcome.estimate.levers[0] else "", f"{one['saved_bytes'] / MIB:+.0f} MiB",
+            f"saved by {one['words']}" + (f"; {one['step_seconds'] * 1000:.0f} ms a step" if one["step_seconds"] else ""))
     if memory.host_peak_rss_bytes is not None:
         row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process")
     if outcome.error is not None:

@@ -1,7 +1,7 @@
 """What a configuration would take on a GPU: the step of the raw loop on a fake device, and what its tape says.
 
 The first step creates the optimizer's states, the second is every later one. Of the micro-batches of an
-accumulation two tell all there is: one that makes the gradients, and one that adds to them.
+accumulation of equal ones two tell all there is: one that makes the gradients, and one that adds to them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,28 @@ class Forecast:
     tape: object
 
 
-def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED) -> Forecast:
+def _batches(loader, count: int) -> list:
+    """What `count` more micro-batches, all on the device before the step begins, consist of."""
+    import torch
+
+    if not count:
+        return []
+    first = next(iter(loader))
+    return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
+
+
+def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling: bool = False) -> Forecast:
     """Run two steps of a resolved configuration on tensors that do not exist.
 
-    capacity_bytes: what the GPU has for torch's allocator. Raises Refusal as a run would.
+    capacity_bytes: what the GPU has for torch's allocator. telling: the tape knows who made each tensor, too.
+    Raises Refusal as a run would.
     """
     import transformers
 
     from recipes.accelerate_loop import Loop
     from recipes.foresight import accelerator
     from recipes.foresight.device import FakeDevice
+    from recipes.foresight.explain import TellingTape
     from recipes.foresight.tape import Tape
 
     gpu = machine.gpu(cfg)
@@ -58,8 +70,12 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED) -> Fore
         steps = args.gradient_accumulation_steps
         loop = Loop(cfg, args, network, rows)
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
-        tape = Tape(network, optimizer, fake.device, capability)
-        for micro_batches in (1, min(steps, MICRO_BATCHES)):
+        tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
+        enough = min(steps, MICRO_BATCHES) if rows.collate is data.stack else steps
+        held = _batches(data.largest(rows, args), steps - enough)
+        for tensor in held:
+            tape.hold(tensor)
+        for micro_batches in (1, enough):
             args.gradient_accumulation_steps = micro_batches
             tokens = loop.one_more_step(tape)
     more = steps / micro_batches

@@ -14,7 +14,7 @@ import torch
 
 from recipes.foresight import attention
 from recipes.foresight.operations import PRODUCTS, Tally
-from recipes.measure.ledger import Ledger, Storage
+from recipes.measure.ledger import OTHER, Ledger, Storage
 
 MIB = 2**20
 
@@ -63,6 +63,10 @@ class Tape(Ledger):
         if self.capability is not None:
             self._hide(func, args, phase)
         return result
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that is on the device without being used."""
+        self._mark(tensor, OTHER)
 
     def _see(self, tensor, kind, given=False):
         entry = super()._see(tensor, kind, given)

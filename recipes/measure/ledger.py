@@ -176,15 +176,21 @@ class Ledger(TorchDispatchMode):
 
     # --- what it says afterwards ---
 
-    def parts(self) -> dict:
-        """The five parts at the peak, their sum, and the phase of the peak; bytes, as the record names them."""
-        live = peak = where = 0
+    def peak(self) -> int:
+        """Where in the log the last step takes the most."""
+        live = most = where = 0
         for index, (entry, sign) in enumerate(self.log):
             live += sign * entry.bytes
-            if live > peak and index >= self._start - 1:
-                peak, where = live, index
+            if live > most and index >= self._start - 1:
+                most, where = live, index
+        return where
+
+    def parts(self) -> dict:
+        """The five parts at the peak, their sum, and the phase of the peak; bytes, as the record names them."""
+        where = self.peak()
+        peak = sum(sign * entry.bytes for entry, sign in self.log[: where + 1])
         now = dict.fromkeys((PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER), 0)
-        kinds = largest = now
+        kinds, largest = now, dict(now)
         for index, (entry, sign) in enumerate(self.log):
             now[entry.kind] += sign * entry.bytes
             if index < self._start:
