@@ -81,7 +81,7 @@ def test_the_menu_does_not_change_the_key_of_a_run():
 
 def estimated(option: str) -> config.Config:
     cfg = compose("device=cpu").cfg
-    cfg.recipe.name, cfg.gpu = "estimate", config.from_dict({"name": option}, config.Gpu)
+    cfg.recipe.name, cfg.gpu, cfg.device = "estimate", config.from_dict({"name": option}, config.Gpu), "auto"
     return cfg
 
 
@@ -99,3 +99,15 @@ def test_auto_without_figures_is_refused(pretend_gpu, monkeypatch):
     monkeypatch.setattr(machine, "gpus", lambda: ())
     assert "gpu=a100_40gb" in gpu.resolve(estimated("auto"))[0]
     assert gpu.resolve(estimated("l4_24gb")) == []
+
+
+def test_an_estimate_for_the_cpu_needs_no_gpu_and_takes_none(monkeypatch):
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+    assert compose("recipe=estimate", "device=cpu").problems == []
+    problems = compose("recipe=estimate", "device=cpu", "gpu=l4_24gb").problems
+    assert len(problems) == 1 and "device=cpu" in problems[0] and "gpu=l4_24gb" in problems[0]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_estimate_takes_every_gpu_of_the_menu(option):
+    assert compose("recipe=estimate", f"gpu={option}", "precision=fp16").problems == []
