@@ -22,7 +22,7 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 # Names of aten's operations without a trailing underscore, by what they are to a device.
 IDLE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view", "set",
-        "resize", "record_stream", "_local_scalar_dense", "is_same_size", "sym_size", "detach", "_has_compatible_shallow_copy_type"}
+        "resize", "record_stream", "_local_scalar_dense", "is_same_size", "sym_size", "detach"}
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two factors stand among the arguments
 REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "argmax", "norm", "linalg_vector_norm", "_foreach_norm", "var",
               "var_mean", "cumsum", "all", "any", "logsumexp", "nll_loss_forward", "nll_loss_backward", "topk", "sort"}
