@@ -136,6 +136,27 @@ class Tracker:
     finish_seconds: float = at_least(1)
 
 
+@dataclass
+class Gpu:
+    """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
+
+    name: str = UNSET
+    chip: str = UNSET
+    device_name: str = UNSET
+    memory_bytes: int = at_least(1)
+    capability: str = UNSET
+    fp32_tflops: Optional[float] = at_least(0)
+    tf32_tflops: Optional[float] = at_least(0)
+    fp16_tflops: Optional[float] = at_least(0)
+    bf16_tflops: Optional[float] = at_least(0)
+    bandwidth_gb_per_second: float = at_least(1)
+    sm_count: int = at_least(1)
+    link: str = one_of("nvlink", "pcie", "xgmi")
+    link_gb_per_second: float = at_least(1)
+    context_bytes: int = at_least(0)
+    context_from: str = one_of("measured", "assumed")
+
+
 # --- the sections: plain keys of conf/config.yaml ---------------------------------------------
 
 
@@ -190,6 +211,11 @@ class Launch:
 
 
 @dataclass
+class Estimate:
+    explain: bool = UNSET
+
+
+@dataclass
 class Config:
     """The whole of one job. Groups first, in the order in which a person reads them."""
 
@@ -202,12 +228,14 @@ class Config:
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     parallelism: Parallelism = field(default_factory=Parallelism)
     tracker: Tracker = field(default_factory=Tracker)
+    gpu: Gpu = field(default_factory=Gpu)
     batch: Batch = field(default_factory=Batch)
     train: Train = field(default_factory=Train)
     eval: Eval = field(default_factory=Eval)
     save: Save = field(default_factory=Save)
     measure: Measure = field(default_factory=Measure)
     launch: Launch = field(default_factory=Launch)
+    estimate: Estimate = field(default_factory=Estimate)
     resume: Optional[str] = UNSET
     compile: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda")
@@ -227,6 +255,7 @@ def node_types(cls: type = Config) -> dict[str, Any]:
 
 GROUPS = [name for name, kind in node_types().items()
           if dataclasses.is_dataclass(kind) and "name" in node_types(kind)]
+ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that mean nothing to a run: only recipe=estimate reads them
 
 
 def from_dict(values: dict, cls: type = Config):

@@ -24,7 +24,9 @@ def settle(cfg, place: ranks.Place) -> None:
         os.environ["NCCL_P2P_DISABLE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    if machine.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
+    if cfg.recipe.name == "estimate":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif machine.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
         # One device, also where several are visible: the Trainer would take them all.
         os.environ["CUDA_VISIBLE_DEVICES"] = machine.gpus()[place.local_rank].uuid
         machine.gpus.cache_clear()

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -125,13 +126,15 @@ class Nursery:
             code = NURSERY.format(eight_bit=not machine.gpus() and machine.has("bitsandbytes"))
             self._process = _python(code, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._replies = self._control.makefile("rb")
+        self._asking = threading.Lock()  # replies come in the order of the questions
 
     def fork(self, pipe: socket.socket, log) -> Child:
         """A child that holds the pipe and prints to the log."""
         status, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), theirs.fileno()])
-        return Child(int(self._replies.readline()), status)
+            with self._asking:
+                socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), theirs.fileno()])
+                return Child(int(self._replies.readline()), status)
 
     def alive(self) -> bool:
         """Whether it still runs."""

@@ -116,8 +116,21 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def gpu(cfg) -> Gpu | None:
+    """The GPU that a configuration is for: the one it predicts, or the one at hand. None where it is for a CPU."""
+    if device(cfg) == "cpu":
+        return None
+    if cfg.recipe.name == "estimate":
+        if cfg.gpu.memory_bytes is None:  # gpu=auto, and there is none
+            return None
+        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, tuple(map(int, cfg.gpu.capability.split("."))))
+    return gpus()[0] if gpus() else None
+
+
 def device(cfg) -> str:
-    """'cuda' or 'cpu': what `cfg.device` comes to on this machine."""
+    """'cuda' or 'cpu': what `cfg.device` comes to on this machine, or in an estimate on any."""
+    if cfg.recipe.name == "estimate" and cfg.device != "cpu":
+        return "cuda"
     if cfg.device == "auto":
         return "cuda" if gpus() else "cpu"
     return cfg.device

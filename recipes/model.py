@@ -64,10 +64,10 @@ def problems(cfg) -> list[str]:
     if model.attention == "flash_attention_2":
         if machine.device(cfg) == "cpu":
             found.append("model.attention=flash_attention_2 needs a GPU. Choose model.attention=sdpa.")
-        elif machine.gpus() and machine.gpus()[0].capability < (8, 0):
+        elif machine.gpu(cfg) and machine.gpu(cfg).capability < (8, 0):
             found.append(f"model.attention=flash_attention_2 needs compute capability 8.0 (Ampere) or newer, which "
-                         f"{machine.gpus()[0].name} has not. Choose model.attention=sdpa.")
-        elif not machine.has("flash_attn"):
+                         f"{machine.gpu(cfg).name} has not. Choose model.attention=sdpa.")
+        elif not machine.has("flash_attn") and cfg.recipe.name != "estimate":
             found.append("model.attention=flash_attention_2 needs the package flash-attn: "
                          "pip install flash-attn --no-build-isolation, or choose model.attention=sdpa.")
         elif cfg.precision.name not in ("fp16", "bf16", "bf16_pure"):
@@ -208,7 +208,7 @@ def build(cfg, config, data):
             else transformers.AutoModelForCausalLM)
     settings = {"attn_implementation": cfg.model.attention, "dtype": precision.weights_dtype(cfg),
                 "experts_implementation": experts.register()}
-    if cfg.model.pretrained:
+    if cfg.model.pretrained and cfg.recipe.name != "estimate":  # which needs no weights
         model = _pretrained(kind.from_pretrained, cfg.model.pretrained, config=config, use_safetensors=True, **settings)
     else:
         model = kind.from_config(config, **settings)

@@ -26,9 +26,9 @@ def problems(cfg) -> list[str]:
         if name == "fp16":
             return ["precision=fp16 needs a GPU: its loss scaling has no use on a CPU. Choose precision=bf16."]
         return []
-    if not machine.gpus():
+    gpu = machine.gpu(cfg)
+    if gpu is None:
         return []
-    gpu = machine.gpus()[0]
     if name in ("tf32", "bf16", "bf16_pure") and gpu.capability < (8, 0):
         instead = "precision=fp32" if name == "tf32" else "precision=fp16"
         return [f"precision={name} needs compute capability 8.0 (Ampere) or newer; {gpu.name} has "

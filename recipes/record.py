@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes import machine
+from recipes.config import ESTIMATE_ONLY
 
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"
@@ -92,6 +93,19 @@ class Memory:
 
 
 @dataclass
+class Estimate:
+    """Of recipe=estimate, whose figures are predictions: whether it fits, and what they rest on."""
+
+    fits: bool
+    margin_bytes: int  # of the device that stay free; negative: how much is missing
+    capacity_bytes: int
+    efficiencies_from: str | None = None  # published | measured | assumed
+    seconds: float | None = None  # that the estimate itself took, without imports
+    largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak, and who made them
+    levers: list[dict] = field(default_factory=list)  # estimate.explain: what each would save on its own
+
+
+@dataclass
 class Error:
     phase: str  # load | forward | backward | step | eval | save
     type: str
@@ -114,6 +128,7 @@ class Record:
     speed: Speed = field(default_factory=Speed)
     memory: Memory = field(default_factory=Memory)
     error: Error | None = None
+    estimate: Estimate | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -122,14 +137,13 @@ class Record:
 
 def environment(cfg) -> dict:
     """Versions, hardware and the allow-listed variables; found without importing torch."""
-    visible = machine.gpus()
-    on_gpu = machine.device(cfg) == "cuda" and visible
+    gpu = machine.gpu(cfg)
     return {
         "versions": {"python": platform.python_version(),
                      **{package: machine.version(package) for package in PACKAGES}},
         "device": machine.device(cfg),
-        "device_name": visible[0].name if on_gpu else machine.cpu_name(),
-        "device_memory_bytes": visible[0].memory_bytes if on_gpu else _host_memory_bytes(),
+        "device_name": gpu.name if gpu else machine.cpu_name(),
+        "device_memory_bytes": gpu.memory_bytes if gpu else _host_memory_bytes(),
         "cpu": machine.cpu_name(),
         "cpu_cores": machine.usable_cores(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -142,9 +156,10 @@ def config_key(config: dict, versions: dict) -> str:
     """Twelve hex digits that name a job: same configuration and same libraries, same key.
 
     How a job is started (`launch`), watched, repeated, saved and resumed is left out, except what changes its result: a
-    pretended memory size, and which repeat it is.
+    pretended memory size, and which repeat it is. So is a menu that this recipe does not read.
     """
-    told = {key: value for key, value in config.items() if key not in ("launch", "tracker", "resume")}
+    unread = [] if config["recipe"]["name"] == "estimate" else ESTIMATE_ONLY
+    told = {key: value for key, value in config.items() if key not in ("launch", "tracker", "resume", *unread)}
     told["save"] = {"final": config["save"]["final"]}
     told["measure"] = {key: value for key, value in config["measure"].items() if key != "repeats"}
     told["launch"] = {"memory_limit_gib": config["launch"]["memory_limit_gib"]}
@@ -232,7 +247,8 @@ def from_values(values, path: str = "this") -> Record:
     """The record that was written as these values. path: for the message of the ValueError."""
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
-    parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error}
+    parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error,
+             "estimate": Estimate}
     try:
         for key, kind in parts.items():
             if values.get(key) is not None:

@@ -95,9 +95,10 @@ def summary(outcome: Record, folder: Path) -> str:
         row("Time", f"{speed.train_seconds:.2f} s", f"{training.steps} steps, {training.samples} samples")
     if speed.samples_per_second is not None:
         row("Samples per second", f"{speed.samples_per_second:.2f}",
-            f"{speed.tokens_per_second:,.0f} tokens/s; {speed.measured_steps} steps measured, "
-            f"{speed.warmup_steps} of warm-up left out")
-        row("Step", f"{speed.step_seconds_median * 1000:.2f} ms",
+            f"{speed.tokens_per_second:,.0f} tokens/s; "
+            + (f"predicted, with {outcome.estimate.efficiencies_from} efficiencies" if outcome.estimate else
+               f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"))
+        row("Step", f"{speed.step_seconds_median * 1000:.2f} ms", "predicted" if outcome.estimate else
             f"median; {speed.step_seconds_p10 * 1000:.2f} to {speed.step_seconds_p90 * 1000:.2f} for the middle 80 %")
     if speed.waiting_seconds_per_rank:
         row("Waiting for ranks", f"{max(speed.waiting_seconds_per_rank) * 1000:.2f} ms",
@@ -111,6 +112,10 @@ def summary(outcome: Record, folder: Path) -> str:
         e = outcome.evaluation
         note = f"accuracy {e.accuracy:.1%}" if e.accuracy is not None else f"perplexity {_number(e.perplexity, 2)}"
         row("Evaluation loss", _number(e.loss), f"{note}, {e.samples} samples")
+    if outcome.estimate is not None:
+        margin, capacity = outcome.estimate.margin_bytes / MIB, outcome.estimate.capacity_bytes / MIB
+        row("Fits", "yes" if outcome.estimate.fits else "no",
+            f"{abs(margin):.0f} MiB {'stay free' if margin >= 0 else 'are missing'}, of {capacity:.0f}; all predicted")
     if memory.device_used_bytes is not None:
         row("GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB",
             f"the whole device; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context")
@@ -133,6 +138,12 @@ def summary(outcome: Record, folder: Path) -> str:
     if len(memory.per_rank) > 1 and "peak_tensor_bytes" in memory.all_ranks_bytes:
         row("All ranks together", f"{memory.all_ranks_bytes['peak_tensor_bytes'] / MIB:.1f} MiB",
             f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most")
+    for one in outcome.estimate.largest if outcome.estimate else []:
+        row("  largest at the peak" if one is outcome.estimate.largest[0] else "", f"{one['bytes'] / MIB:.1f} MiB",
+            f"{one['part']}, {one['made_by']}" + (f", {one['count']} of them" if one["count"] > 1 else ""))
+    for one in outcome.estimate.levers if outcome.estimate else []:
+        row("  levers, each alone" if one is outcome.estimate.levers[0] else "", f"{one['saved_bytes'] / MIB:+.0f} MiB",
+            f"saved by {one['words']}" + (f"; {one['step_seconds'] * 1000:.0f} ms a step" if one["step_seconds"] else ""))
     if memory.host_peak_rss_bytes is not None:
         row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process")
     if outcome.error is not None:

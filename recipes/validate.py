@@ -115,7 +115,7 @@ def validate(cfg: Config, given: set[str] = frozenset()) -> list[str]:
     if problems:  # the checks below rely on sane values
         return problems
     problems = resolve(cfg)
-    if cfg.device == "cuda" and not machine.gpus():
+    if cfg.device == "cuda" and cfg.recipe.name != "estimate" and not machine.gpus():
         why = "torch is a CPU build" if not machine._torch_has_cuda() else "no NVIDIA GPU is visible"
         problems.append(f"device=cuda, but {why}. Choose device=cpu.")
     if cfg.launch.memory_limit_gib == 0 or cfg.launch.timeout_seconds == 0:

@@ -134,6 +134,10 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         asked.listen()
     environment.settle(cfg, place)
     progress.enter("load", "loading libraries")
+    if cfg.recipe.name == "estimate":
+        from recipes import estimate
+
+        return estimate.run(cfg, outcome, folder, progress)
     import torch
     import transformers
 

@@ -76,7 +76,8 @@ def test_a_key_that_the_option_does_not_use_is_none():
 def test_the_default_of_each_menu_is_the_one_that_design_names_first():
     cfg = compose("device=cpu").cfg
     first = {"recipe": "trainer", "model": "bert_tiny", "data": "dummy", "precision": "fp32", "optim": "adamw",
-             "accumulation": "none", "checkpointing": "none", "tracker": "local"}
+             "accumulation": "none", "checkpointing": "none", "tracker": "local",
+             "gpu": "auto"}
     assert {group: getattr(cfg, group).name for group in first} == first
 
 

@@ -1,7 +1,8 @@
 """The whole menu: every pair of options from two menus trains, or is refused with a reason that names one of them.
 
 Refusals are found by `validate` alone. All other pairs are packed into as few jobs as a greedy search
-finds, and each of those jobs must train to its end.
+finds, and each of those jobs must train to its end. Menus that training does not read are no part of it:
+tests/test_gpu.py has that one, and tests/foresight/test_ledger_pairs.py the recipe that predicts.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import pytest
 from conftest import CONF, compose, small
 
 from recipes import config, machine, validate
-from recipes.config import GROUPS
+from recipes.config import ESTIMATE_ONLY
 
-OPTIONS = [(group, option) for group in GROUPS for option in validate.options(group, [CONF])]
+GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
+OPTIONS = [(group, option) for group in GROUPS for option in validate.options(group, [CONF]) if option != "estimate"]
 PAIRS = [frozenset(pair) for pair in itertools.combinations(OPTIONS, 2) if pair[0][0] != pair[1][0]]
 
 
@@ -89,8 +91,8 @@ def covering(pairs, refused) -> list[dict[str, str]]:
     while left:
         job = dict(min(left, key=words))  # the first pair left, then menu by menu the option that adds most
         for group in (g for g in GROUPS if g not in job):
-            options = [o for o in validate.options(group, [CONF])
-                       if not any(frozenset([(group, o), chosen]) in refused for chosen in job.items())]
+            options = [o for g, o in OPTIONS if g == group
+                       and not any(frozenset([(group, o), chosen]) in refused for chosen in job.items())]
             gain = {o: sum(frozenset([(group, o), chosen]) in left for chosen in job.items()) for o in options}
             job[group] = max(options, key=lambda o: (gain[o], o == "single"))  # one process, where more add nothing
         left -= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
@@ -116,7 +118,8 @@ def test_every_option_on_disk_is_composed(refused):
     jobs = covering([pair for pair in PAIRS if pair not in refused], refused)
     composed = {option for job in jobs for option in job.items()} | set().union(*refused)
     on_disk = {(path.parent.name, path.stem) for path in CONF.glob("*/*.yaml")}
-    assert composed == {(folder, name) for folder, name in on_disk if folder != "experiment"}
+    assert composed == {(folder, name) for folder, name in on_disk
+                        if folder not in ("experiment", *ESTIMATE_ONLY) and name != "estimate"}
 
 
 # --- experiments: files that set several menus at once ---------------------------------------------

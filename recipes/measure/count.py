@@ -12,7 +12,7 @@ from recipes import ranks, record
 
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     """The ledger's step: the five parts at the peak, and the model's FLOPs."""
-    from recipes.measure import device as devices
+    from recipes import gpu
     from recipes.measure.ledger import Ledger
 
     start = time.perf_counter()
@@ -45,7 +45,7 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     usual, at_once = statistics.mean(journal.tokens), cfg.parallelism.replicas
     everywhere = ledger.model_flops * (1 if cfg.parallelism.name == "dp" else at_once)  # dp's threads are all ours
     speed.model_flops_per_step = round(everywhere * usual / tokens)
-    peak = devices.peak_flops(outcome.environment["device_name"], cfg.precision.name)
+    peak = gpu.peak_flops(outcome.environment["device_name"], cfg.precision.name)
     if peak and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
         speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak * at_once)
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import sys
-from pathlib import Path
-
-import yaml
 
 from recipes import machine
 
@@ -40,15 +36,3 @@ def host_peak_rss_bytes() -> int:
     """The most memory that this process ever had in RAM."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # the unit is the system's choice
-
-
-def peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense peak FLOP/s of a device in a precision's arithmetic; None for a device that the table lacks."""
-    row = {"bf16_pure": "bf16"}.get(precision, precision)
-    table = yaml.safe_load(Path(__file__).with_name("peaks.yaml").read_text())
-    if re.search(r"\b(Laptop|MIG|Ti|SUPER|D)\b", device_name):  # a part of the name's chip, or another one
-        return None
-    for device in table:
-        if re.search(rf"\b{device['name']}\b", device_name):
-            return device[row] * 1e12 if row in device else None
-    return None

@@ -47,6 +47,7 @@ class Ledger(TorchDispatchMode):
         self.flops = 0  # of the forward passes alone, without what checkpointing computes again
         self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
         self._phase = "forward"
+        self._start = 0  # where in the log the last step begins, which is the one that `parts` tells of
 
     # --- what happens during the step ---
 
@@ -145,6 +146,7 @@ class Ledger(TorchDispatchMode):
     # --- around the step ---
 
     def __enter__(self):
+        self._start = len(self.log)
         for buffer in self.model.buffers():
             self._mark(buffer, OTHER)
         self._mark_states()
@@ -181,22 +183,29 @@ class Ledger(TorchDispatchMode):
 
     # --- what it says afterwards ---
 
-    def parts(self) -> dict:
-        """The five parts at the peak, their sum, and the phase of the peak; bytes, as the record names them."""
-        live = peak = 0
-        where = 0
+    def peak(self) -> int:
+        """Where in the log the last step takes the most."""
+        live = most = where = 0
         for index, (entry, sign) in enumerate(self.log):
             live += sign * entry.bytes
-            if live > peak:
-                peak, where = live, index
-        kinds = dict.fromkeys((PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER), 0)
-        for entry, sign in self.log[: where + 1]:
-            kinds[entry.kind] += sign * entry.bytes
-        now = dict.fromkeys(kinds, 0)
-        largest = dict(now)
-        for entry, sign in self.log:
+            if live > most and index >= self._start - 1:
+                most, where = live, index
+        return where
+
+    def parts(self) -> dict:
+        """The five parts at the peak, their sum, and the phase of the peak; bytes, as the record names them."""
+        where = self.peak()
+        peak = sum(sign * entry.bytes for entry, sign in self.log[: where + 1])
+        now = dict.fromkeys((PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER), 0)
+        kinds, largest = now, dict(now)
+        for index, (entry, sign) in enumerate(self.log):
             now[entry.kind] += sign * entry.bytes
-            largest[entry.kind] = max(largest[entry.kind], now[entry.kind])
+            if index < self._start:
+                largest = dict(now)
+            elif now[entry.kind] > largest[entry.kind]:
+                largest = largest | {entry.kind: now[entry.kind]}
+            if index == where:
+                kinds = dict(now)
         stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in _kept(weight)]
         weights = {storage._cdata: storage.nbytes() for storage in stored}
         return {

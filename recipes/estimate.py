@@ -1,0 +1,139 @@
+"""recipe=estimate: the record of a training that does not take place. Its figures are predictions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from recipes import failure, machine, record
+from recipes.record import Error, Estimate, Record
+
+MIB = 2**20
+TIMELINE = "timeline.png"
+
+
+def problems(cfg) -> list[str]:
+    """What an estimate does not know."""
+    if cfg.recipe.name != "estimate":
+        return []
+    if cfg.parallelism.name != "single":
+        return [f"recipe=estimate predicts a single process, and parallelism={cfg.parallelism.name} is several. "
+                "Choose parallelism=single."]
+    return []
+
+
+def given_problems(cfg, given: set[str]) -> list[str]:
+    """Keys that only an estimate reads."""
+    if "estimate.explain" in given and cfg.recipe.name != "estimate":
+        return ["estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate."]
+    return []
+
+
+# --- in the worker -----------------------------------------------------------------------------------
+
+
+def run(cfg, outcome: Record, folder: Path, progress) -> None:
+    """Predict, and fill the record in. Status oom: it would not fit, and the figures are of what it demands."""
+    import torch  # noqa: F401
+    import transformers
+    import transformers.trainer  # noqa: F401
+
+    from recipes.foresight import forecast
+
+    transformers.logging.disable_progress_bar()
+    progress.enter("load", "estimating")
+    start = time.perf_counter()
+    seen = forecast.foresee(cfg, str(folder), allocator_bytes(cfg), cfg.estimate.explain)
+    fill(cfg, outcome, seen)
+    if cfg.estimate.explain:
+        progress.enter("load", "trying levers")
+        _explain(cfg, outcome, seen, folder)
+    if outcome.estimate is not None:
+        outcome.estimate.seconds = time.perf_counter() - start
+
+
+def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
+    from recipes.foresight import explain
+
+    title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
+    capacity = allocator_bytes(cfg) if machine.gpu(cfg) else None
+    explain.picture(seen.tape, folder / TIMELINE, title, capacity)
+    if outcome.estimate is not None:
+        outcome.estimate.largest = explain.largest(seen.tape)
+        outcome.estimate.levers = [asdict(lever) for lever in
+                                   explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))]
+
+
+def allocator_bytes(cfg) -> int:
+    """What is left of the device for torch's allocator, after the context."""
+    from recipes.foresight import allocator
+
+    gpu = machine.gpu(cfg)
+    if gpu is None:
+        return allocator.UNLIMITED
+    free = gpu.memory_bytes - cfg.gpu.context_bytes
+    return free if cfg.launch.memory_limit_gib is None else min(free, int(cfg.launch.memory_limit_gib * 2**30))
+
+
+def fill(cfg, outcome: Record, seen) -> None:
+    """Put a Forecast into a record."""
+    memory = outcome.memory
+    for key, value in seen.parts.items():
+        setattr(memory, key, value)
+    memory.parameter_count = seen.parameter_count
+    outcome.warnings += notes(cfg) + seen.warnings
+    if seen.demand is not None:
+        _fill_device(cfg, outcome, seen)
+    outcome.status = outcome.status if outcome.status == "oom" else "ok"
+    memory.per_rank = [{"rank": 0} | {key: value for key, value in asdict(memory).items()
+                                      if key not in ("per_rank", "all_ranks_bytes")}]
+
+
+def _fill_device(cfg, outcome: Record, seen) -> None:
+    memory, demand, capacity = outcome.memory, seen.demand, allocator_bytes(cfg)
+    memory.peak_allocated_bytes = demand.peak_allocated_bytes
+    memory.peak_reserved_bytes = demand.peak_reserved_bytes
+    memory.context_bytes = cfg.gpu.context_bytes
+    used = memory.context_bytes + demand.peak_reserved_bytes
+    memory.device_used_bytes = max(used, min(used + seen.paged_bytes, cfg.gpu.memory_bytes))
+    margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
+    outcome.estimate = Estimate(not demand.missing_bytes, margin, cfg.gpu.memory_bytes)
+    _fill_speed(cfg, outcome, seen)
+    if demand.missing_bytes:
+        outcome.status = "oom"
+        outcome.error = Error(
+            memory.peak_phase, "PredictedOutOfMemory",
+            f"it would not fit: {memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
+            f"{cfg.gpu.memory_bytes / MIB:,.0f}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
+            failure.memory_hint(cfg))
+
+
+def _fill_speed(cfg, outcome: Record, seen) -> None:
+    from recipes import gpu
+    from recipes.foresight import roofline
+
+    speed, count = outcome.speed, cfg.parallelism.num_processes
+    told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)
+    speed.step_seconds_median = told.step_seconds
+    speed.samples_per_second = seen.samples * count / told.step_seconds
+    speed.tokens_per_second = seen.tokens * count / told.step_seconds
+    speed.model_flops_per_step = seen.model_flops and seen.model_flops * count
+    peak = gpu.peak_flops(cfg.gpu.device_name, cfg.precision.name)
+    if peak and speed.model_flops_per_step:
+        speed.mfu = speed.model_flops_per_step / told.step_seconds / (peak * count)
+    outcome.estimate.efficiencies_from = told.efficiencies_from
+    outcome.warnings += told.notes
+
+
+def notes(cfg) -> list[str]:
+    """What the figures rest on, a line each."""
+    if machine.gpu(cfg) is None:
+        return []
+    found = []
+    if cfg.gpu.context_from != "measured":
+        found.append(f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
+                     "nobody has measured it for this table.")
+    if cfg.compile:
+        found.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
+    return found

@@ -1,0 +1,78 @@
+"""Accelerate, TrainingArguments and bitsandbytes on the fake device: what asks for a real GPU before it does its work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from unittest import mock
+
+import accelerate
+import torch
+from accelerate.state import AcceleratorState, PartialState
+
+from recipes import machine
+
+
+class Scaler(torch.amp.GradScaler):
+    """fp16's scaler. There is nothing that could overflow, so it never skips a step."""
+
+    def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+        return optimizer.step(*args, **kwargs)
+
+
+class FakeAccelerator(accelerate.Accelerator):
+    """Accelerate's own, which takes the fake device for CUDA as long as it asks for the name."""
+
+    device_to_use: torch.device
+
+    def __init__(self, **settings):
+        PartialState._shared_state["device"] = torch.device("cuda")
+        super().__init__(**settings | {"cpu": False})
+        AcceleratorState._shared_state["device"] = PartialState._shared_state["device"] = self.device_to_use
+        if self.scaler is not None:
+            self.scaler = Scaler(self.device_to_use.type)
+
+
+def training_arguments(cfg, folder: str, device: torch.device):
+    """`arguments.training_arguments` for a GPU that is not there; its batches go to the fake device."""
+    from transformers import training_args
+
+    from recipes import arguments
+
+    with mock.patch.multiple(training_args, is_torch_bf16_gpu_available=lambda: True,
+                             is_torch_tf32_available=lambda: True, enable_tf32=lambda enable: None):
+        args = arguments.training_arguments(cfg, folder)
+        args.device  # settles Accelerate's state
+    if device.type != "cpu":
+        args.__dict__["_setup_devices"] = device
+        args.dataloader_pin_memory = False
+    args.dataloader_num_workers = 0  # two batches are read
+    return args
+
+
+@contextlib.contextmanager
+def pretended(fake):
+    """Inside, `accelerate.Accelerator` is ours, and bitsandbytes pages states without CUDA. fake: the FakeDevice."""
+    with contextlib.ExitStack() as left:
+        if fake.capability is not None:
+            ours = type("Accelerator", (FakeAccelerator,), {"device_to_use": fake.device})
+            left.enter_context(mock.patch.object(accelerate, "Accelerator", ours))
+            if machine.has("bitsandbytes"):
+                from bitsandbytes import functional
+
+                left.enter_context(mock.patch.multiple(functional, get_paged=functools.partial(_paged, fake),
+                                                       fill=_nothing, prefetch_tensor=_nothing))
+        yield
+
+
+def _paged(fake, *shape: int, dtype: torch.dtype = torch.float32, device=None) -> torch.Tensor:
+    """A paged state: memory that the driver moves between the host and the GPU, and torch's allocator knows nothing of."""
+    made = fake.empty(shape, torch.empty(shape, device="meta").stride(), dtype, math.prod(shape) * dtype.itemsize,
+                      torch.device("cpu"))
+    made.is_paged = True
+    return made
+
+
+def _nothing(*_, **__) -> None:
+    pass

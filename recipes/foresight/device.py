@@ -1,0 +1,258 @@
+"""A device whose tensors hold no data: a step runs on it as on a GPU, in seconds, anywhere.
+
+torch has a place for backends written in Python (the dispatch key PrivateUse1). Ours computes nothing: what
+an operation would give is found once on torch's own meta device, and remembered by the shapes that went in.
+The tensors are plain tensors with a storage of the right size and nothing in it. So autograd, autocast,
+checkpointing and the optimizers run as they are, and take it for a GPU. Where torch asks whether a tensor is on
+CUDA, the answer is given here: autocast's lists, attention's kernel, softmax in half precision. The CPU can be
+faked too, without any of that. Other tensors on the host are real: a step counter can be read, a batch is small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+from recipes.foresight import attention
+from recipes.foresight.autocast import Autocast
+from recipes.measure import ledger
+
+NAME = "fakecuda"
+NOWHERE = 64  # the address of what is not there, on the CPU; nothing may read it
+FOLLOWED = 2**20  # elements of the largest tensor whose numbers are worked out
+HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # its kernels for views touch no data
+aten = torch.ops.aten
+set_storage = aten.set_.source_Storage_storage_offset.redispatch
+as_strided = aten.as_strided.default.redispatch
+NEW, GIVEN, VIEW, PLAIN = range(4)  # what a result is: a new tensor, an argument, a view of one, or no tensor
+
+
+class Unknown(Exception):
+    """An operation that the fake device cannot follow."""
+
+
+class _Backend(_DummyBackendModule):
+    """What torch asks the module of a device."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def empty_cache(self) -> None:
+        """Nothing is cached here."""
+
+
+@functools.cache
+def _register() -> torch.library.Library:
+    """Make `torch.device("fakecuda")` known, for the rest of the process."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    # torch.tensor makes its copy below the modes: nothing of ours is asked but the kernels themselves.
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda func, *args, **kwargs: FakeDevice.current.compute(func, args, kwargs), "PrivateUse1")
+    return library
+
+
+class FakeDevice(TorchDispatchMode):
+    """`with FakeDevice((7, 0)) as fake:` operations that touch `fake.device` compute nothing, all others run.
+
+    capability: compute capability of the GPU; None: the fake device is the CPU, and only what is made in
+    `building` or from that is fake. warnings: what had to be assumed, a line each.
+    """
+
+    current: FakeDevice
+
+    def __init__(self, capability: tuple[int, int] | None):
+        super().__init__()
+        if capability is not None:
+            _register()
+        self.capability = capability
+        self.device = torch.device("cpu") if capability is None else torch.device(NAME, 0)
+        self.warnings: dict[str, None] = {}
+        self._plans: dict[tuple, object] = {}
+        self._building = False
+        self._left = contextlib.ExitStack()
+        FakeDevice.current = self
+
+    @contextlib.contextmanager
+    def building(self):
+        """Everything made in here is fake and on the device, and weights are left as they come."""
+        from transformers.initialization import no_init_weights
+
+        self._building = True
+        with self.device, no_init_weights():
+            yield
+        self._building = False
+
+    def empty(self, size, stride, dtype: torch.dtype, size_bytes: int, device: torch.device) -> torch.Tensor:
+        """A tensor of that shape with a storage of so many bytes, of which there is none."""
+        made = torch.empty(0, dtype=dtype) if device.type == "cpu" else torch._C._acc.create_empty_tensor([0], dtype)
+        storage = torch._C._construct_storage_from_data_pointer(NOWHERE, device, size_bytes)
+        return set_storage(HOST, made, storage, 0, size, stride)
+
+    # --- operations ---
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return self.compute(func, args, kwargs or {})
+
+    def compute(self, func, args, kwargs):
+        """What an operation gives, without doing it; one of real tensors alone is done."""
+        tensors: list[torch.Tensor] = []
+        signature = (func, _sign(args, tensors), _sign(tuple(kwargs.items()), tensors))
+        device = kwargs.get("device")
+        if not (any(map(self._fake, tensors)) or self._makes_fake(device)):
+            return func(*args, **kwargs)
+        if func is aten._local_scalar_dense.default:
+            return self._read(args[0])
+        if func.namespace == "bitsandbytes" and not func._schema.returns:
+            return None  # its optimizers write in place, with kernels of their own
+        plan = self._plans.get(signature)
+        if plan is None:
+            plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
+        result = self._carry_out(plan, tensors, torch.device(device) if device is not None else self.device)
+        if isinstance(result, torch.Tensor) and not result.is_floating_point():
+            self._follow(func, args, kwargs, tensors, result)
+        return result
+
+    def _follow(self, func, args, kwargs, tensors, result) -> None:
+        """Positions and masks come from numbers that are there: work them out too, on the host, should they be read."""
+        known = {id(tensor): getattr(tensor, "known", None) if self._fake(tensor) else tensor for tensor in tensors}
+        random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._opname
+        if random or any(value is None for value in known.values()) or result.numel() > FOLLOWED:
+            result.known = None
+            return
+        swap = functools.partial(_swap, metas=known)
+        on_host = {name: torch.device("cpu") if name == "device" else swap(value) for name, value in kwargs.items()}
+        result.known = func(*map(swap, args), **on_host)
+
+    def _fake(self, tensor: torch.Tensor) -> bool:
+        if self.capability is not None:
+            return not tensor.is_cpu
+        return not tensor.is_cpu or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() == NOWHERE)
+
+    def _makes_fake(self, device) -> bool:
+        if self.capability is None:
+            return self._building
+        return device is not None and torch.device(device).type == NAME
+
+    def _plan(self, func, args, kwargs, tensors):
+        """Run an operation on the meta device, and say what its results are in terms of its arguments."""
+        metas = {id(tensor): _meta(tensor) for tensor in tensors}
+        # The meta kernel of this product knows bf16 only, all others any float.
+        grouped = func._opname == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
+        if grouped:
+            metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
+        swap = functools.partial(_swap, metas=metas)
+        kwargs = {name: torch.device("meta") if name == "device" and value is not None else swap(value)
+                  for name, value in kwargs.items()}
+        if self._building and self.capability is None and "device" in [a.name for a in func._schema.arguments]:
+            kwargs["device"] = torch.device("meta")
+        try:
+            result = func(*map(swap, args), **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            raise Unknown(f"the fake device cannot follow {func}: {str(error).splitlines()[0]}") from error
+        if grouped:
+            result = result.to(tensors[0].dtype)
+        places = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
+        storages = {metas[id(tensor)].untyped_storage()._cdata: index for index, tensor in enumerate(tensors)}
+        return _describe(result, places, storages)
+
+    def _carry_out(self, plan, tensors, device: torch.device):
+        kind, *told = plan
+        if kind is NEW:
+            return self.empty(*told, device)
+        if kind is GIVEN:
+            return tensors[told[0]]
+        if kind is VIEW:
+            return as_strided(HOST, tensors[told[0]], *told[1:])
+        if kind is PLAIN:
+            return told[0]
+        return kind(self._carry_out(part, tensors, device) for part in told)
+
+    def _read(self, tensor):
+        """A number that a program reads from the device: where it is not known, one is made up and the reader named."""
+        if getattr(tensor, "known", None) is not None:
+            return tensor.known.item()
+        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(ledger.__file__).parent))
+        frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)]
+        where = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"
+        self.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
+        return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+    # --- what torch does otherwise on CUDA ---
+
+    def __enter__(self):
+        # An error must reach us: in a thread of the autograd engine it would abort the process.
+        self._left.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if self.capability is not None:
+            self._override(self._left)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._left.close()
+
+    def _override(self, left: contextlib.ExitStack) -> None:
+        left.callback(Autocast(NAME).close)
+        library = torch.library.Library("aten", "IMPL")
+        left.callback(library._destroy)
+        key = "AutogradPrivateUse1"
+        library.impl("scaled_dot_product_attention", functools.partial(attention.attend, capability=self.capability), key)
+        for name in ("softmax", "log_softmax"):
+            library.impl(f"{name}.int", functools.partial(_softmax, getattr(aten, f"_{name}")), key)
+
+
+def _softmax(run, tensor, dim: int, dtype: torch.dtype | None = None):
+    """SoftMax.cpp: from fp16 to fp32 in one kernel on CUDA; any other change of dtype makes a copy first."""
+    if tensor.dtype == torch.float16 and dtype == torch.float32:
+        return run(tensor, dim, True)
+    return run(tensor if dtype is None else tensor.to(dtype), dim, False)
+
+
+# --- an operation by the shapes of its arguments ----------------------------------------------------
+
+
+def _sign(value, tensors: list):
+    """What an operation's result can depend on, hashable. Appends every tensor it comes by to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_cpu
+    if isinstance(value, (list, tuple)):
+        return tuple([_sign(item, tensors) for item in value])
+    if isinstance(value, (bool, int, float)):
+        return type(value), value
+    return value if isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)) else None
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    whole = torch.empty(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=tensor.dtype, device="meta")
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _swap(value, metas: dict):
+    if isinstance(value, torch.Tensor):
+        return metas[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)([_swap(item, metas) for item in value])
+    return value
+
+
+def _describe(result, places: dict[int, int], storages: dict[int, int]):
+    """A result as `FakeDevice._carry_out` reads it. places, storages: which argument a meta tensor or storage is of."""
+    if isinstance(result, (list, tuple)):
+        kind = tuple if isinstance(result, tuple) else list
+        return kind, *[_describe(item, places, storages) for item in result]
+    if not isinstance(result, torch.Tensor):
+        return PLAIN, result
+    if id(result) in places:
+        return GIVEN, places[id(result)]
+    known = storages.get(result.untyped_storage()._cdata)
+    if known is not None:
+        return VIEW, known, result.shape, result.stride(), result.storage_offset()
+    return NEW, result.shape, result.stride(), result.dtype, result.untyped_storage().nbytes()

@@ -1,0 +1,94 @@
+"""What a configuration would take on a GPU: the step of the raw loop on a fake device, and what its tape says.
+
+The first step creates the optimizer's states, the second is every later one. Of the micro-batches of an
+accumulation of equal ones two tell all there is: one that makes the gradients, and one that adds to them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from recipes import data, machine, model
+from recipes.foresight import allocator
+
+MICRO_BATCHES = 2
+REPEATS = 3  # of the steady step in the allocator: until nothing new is reserved
+
+
+@dataclass
+class Forecast:
+    """The figures of one process. Bytes; `parts` as `Ledger.parts` gives them. None on a CPU, which has no allocator."""
+
+    parts: dict
+    parameter_count: int
+    samples: int  # of one optimizer step
+    tokens: int
+    model_flops: int | None  # of one optimizer step
+    demand: allocator.Demand | None
+    paged_bytes: int  # of optimizer states, outside the allocator
+    tally: object  # operations.Tally of one optimizer step
+    warnings: list[str]
+    tape: object
+
+
+def _batches(loader, count: int) -> list:
+    """What `count` more micro-batches, all on the device before the step begins, consist of."""
+    import torch
+
+    if not count:
+        return []
+    first = next(iter(loader))
+    return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
+
+
+def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling: bool = False) -> Forecast:
+    """Run two steps of a resolved configuration on tensors that do not exist.
+
+    capacity_bytes: what the GPU has for torch's allocator. telling: the tape knows who made each tensor, too.
+    Raises Refusal as a run would.
+    """
+    import transformers
+
+    from recipes.accelerate_loop import Loop
+    from recipes.foresight import accelerator
+    from recipes.foresight.device import FakeDevice
+    from recipes.foresight.explain import TellingTape
+    from recipes.foresight.tape import Tape
+
+    gpu = machine.gpu(cfg)
+    capability = None if gpu is None else gpu.capability
+    transformers.set_seed(cfg.train.seed)
+    fake = FakeDevice(capability)
+    with fake, accelerator.pretended(fake):
+        args = accelerator.training_arguments(cfg, folder, fake.device)
+        architecture = model.configuration(cfg)
+        rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+        with fake.building():
+            network = model.build(cfg, architecture, rows)
+            network.tie_weights()  # which goes with the initialising that is left out
+        steps = args.gradient_accumulation_steps
+        loop = Loop(cfg, args, network, rows)
+        optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
+        tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
+        enough = min(steps, MICRO_BATCHES) if rows.collate is data.stack else steps
+        held = _batches(data.largest(rows, args), steps - enough)
+        for tensor in held:
+            tape.hold(tensor)
+        for micro_batches in (1, enough):
+            args.gradient_accumulation_steps = micro_batches
+            tokens = loop.one_more_step(tape)
+    more = steps / micro_batches
+    paged = sum(entry.bytes for entry in tape.paged.values())
+    demand, unknown = None, []
+    if capability is not None:
+        settings, unknown = allocator.settings_from(os.environ.get("PYTORCH_ALLOC_CONF")
+                                                    or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        demand = allocator.replay(tape.events(REPEATS), capacity_bytes, settings)
+    return Forecast(
+        parts=tape.parts(), parameter_count=sum(weight.numel() for weight in network.parameters()),
+        samples=cfg.batch.per_device * steps, tokens=round(tokens * more),
+        model_flops=None if tape.model_flops is None else round(tape.model_flops * more),
+        demand=demand, paged_bytes=paged, tally=tape.step_tally(steps),
+        warnings=[*fake.warnings, *(f"PYTORCH_ALLOC_CONF has {word}, which the estimate does not know." for word in unknown)],
+        tape=tape)

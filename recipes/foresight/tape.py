@@ -1,0 +1,145 @@
+"""The tape: a ledger of a step on a fake device, with what CUDA's kernels ask for behind torch's back.
+
+Entered once for each step, so that it holds all that happened since the model was built; its parts are
+those of the last step. It also tallies the operations, for the time that they would take.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import torch
+
+from recipes.foresight import attention
+from recipes.foresight.operations import PRODUCTS, Tally
+from recipes.measure.ledger import OTHER, Ledger, Storage
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Memory that an operation takes and no tensor shows. place: in the log. kept: until the process ends."""
+
+    place: int
+    bytes: int
+    kept: bool
+
+
+def workspace_bytes(capability: tuple[int, int]) -> int:
+    """cuBLAS's workspace for one handle: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize."""
+    return 32 * MIB if capability >= (9, 0) else 8_519_680
+
+
+class Tape(Ledger):
+    """Use as a Ledger, several times. capability: of the GPU; None: of a CPU, where nothing is hidden."""
+
+    def __init__(self, model, optimizer, device, capability: tuple[int, int] | None):
+        super().__init__(model, optimizer, device)
+        self.capability = capability
+        self.hidden: list[Hidden] = []
+        self.starts: list[int] = []  # where in the log each step begins
+        self.passes: list[Tally] = []  # of the last step: a tally for each forward and backward pass
+        self.tally = Tally()  # of the last step: all that is in no pass
+        self.paged: dict[int, Storage] = {}  # states that the driver pages: not the allocator's
+        self._handles: set[str] = set()  # the threads that have a cuBLAS handle
+
+    def __enter__(self):
+        self.starts.append(len(self.log))
+        self.passes, self.tally, self.flops = [], Tally(), 0
+        super().__enter__()
+        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: self.passes.append(Tally())))
+        return self
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
+        phase = self.phase()
+        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
+        tally.add(func, args, kwargs or {}, result, phase)
+        if self.capability is not None:
+            self._hide(func, args, phase)
+        return result
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that is on the device without being used."""
+        self._mark(tensor, OTHER)
+
+    def _see(self, tensor, kind, given=False):
+        entry = super()._see(tensor, kind, given)
+        if entry is not None and tensor.device.type != self.device.type:
+            self.paged[id(entry)] = entry
+        return entry
+
+    def _hide(self, func, args, phase: str) -> None:
+        name = func._opname
+        if name in PRODUCTS:
+            # The backward pass has a thread of its own, and each thread a handle of its own.
+            thread = "backward" if phase == "backward" else "main"
+            if thread not in self._handles:
+                self._handles.add(thread)
+                self.hidden.append(Hidden(len(self.log), workspace_bytes(self.capability), kept=True))
+        elif name.endswith("attention_backward"):
+            size = attention.hidden_bytes(name, args[1])
+            self.hidden.append(Hidden(len(self.log), size, kept=False))
+
+    def step_tally(self, steps: int) -> Tally:
+        """The operations of one optimizer step of `steps` micro-batches; those that were not run are as the last one."""
+        whole = Tally({phase: Counter(counts) for phase, counts in self.tally.counts.items()},
+                      Counter(self.tally.calls), set(self.tally.unknown))
+        for index, part in enumerate(self.passes):
+            times = 1 if index < len(self.passes) - 1 else steps - index
+            for phase, counts in part.counts.items():
+                into = whole.counts.setdefault(phase, Counter())
+                for operation, count in counts.items():
+                    into[operation] += count * times
+            for phase, calls in part.calls.items():
+                whole.calls[phase] += calls * times
+            whole.unknown |= part.unknown
+        return whole
+
+    # --- for the allocator ---
+
+    def events(self, repeats: int = 1) -> list[tuple[int, int]]:
+        """(key, bytes) for a request and (key, -1) for its end, in order; the last step `repeats` times.
+
+        What a step leaves behind (its loss) takes in the next one the place of what the step before left.
+        """
+        made: list[tuple[int, int]] = []
+        keys: dict[int, int] = {}  # of a storage that is alive, by its identity
+        left: dict[int, list[int]] = {}  # bytes -> keys of what the last step left
+        fresh = itertools.count()
+
+        def ask(size: int) -> int:
+            made.append((key := next(fresh), size))
+            return key
+
+        def play(first: int, hidden: list[Hidden]) -> None:
+            due = deque(hidden)
+            for place in range(first, len(self.log) + 1):
+                while due and due[0].place <= place:
+                    key = ask(due[0].bytes)
+                    if not due.popleft().kept:
+                        made.append((key, -1))
+                entry, sign = self.log[place] if place < len(self.log) else (None, 0)
+                if entry is None or id(entry) in self.paged:
+                    continue
+                if sign > 0:
+                    keys[id(entry)] = ask(entry.bytes)
+                elif id(entry) in keys:
+                    made.append((keys.pop(id(entry)), -1))
+                elif left.get(entry.bytes):
+                    made.append((left[entry.bytes].pop(), -1))
+
+        start = self.starts[-1]
+        play(0, self.hidden)
+        for _ in range(repeats - 1):
+            left.clear()
+            for entry, sign in self.log[start:]:
+                if sign > 0 and id(entry) in keys:
+                    left.setdefault(entry.bytes, []).append(keys.pop(id(entry)))
+            play(start, [one for one in self.hidden if one.place >= start and not one.kept])
+        return made

@@ -1,0 +1,84 @@
+"""The fake step against the real one, on a CPU: for every pair of options the ledger counts the same.
+
+Both are the raw loop's step under the ledger; the fake one is what `recipe=estimate device=cpu` predicts.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import transformers
+from conftest import compose, small
+from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
+
+from recipes import accelerate_loop, arguments, data, model
+from recipes.foresight import forecast
+from recipes.measure.ledger import Ledger
+
+FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
+SAME = {"recipe": "accelerate", "parallelism": "single", "tracker": "none"}  # menus that change no step of one process
+
+
+def real(options: list[str], folder) -> dict:
+    """The ledger's parts of a second step of the raw loop, on the CPU."""
+    cfg, _, problems = compose(*small("recipe=accelerate", *options))
+    assert not problems, problems
+    transformers.set_seed(0)
+    args = arguments.training_arguments(cfg, str(folder))
+    architecture = model.configuration(cfg)
+    rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+    network = model.build(cfg, architecture, rows)
+    loop = accelerate_loop.Loop(cfg, args, network, rows)
+    loop.model.train()
+    loop.step(next(accelerate_loop.chunks(loop.loader, args.gradient_accumulation_steps)))
+    ledger = Ledger(network, getattr(loop.optimizer, "optimizer", loop.optimizer), torch.device("cpu"))
+    loop.one_more_step(ledger)
+    counted = ledger.parts()
+    return counted
+
+
+def fake(options: list[str], folder) -> dict:
+    """The same of a step that does not take place."""
+    cfg, _, problems = compose(*small("recipe=estimate", *options))
+    assert not problems, problems
+    return forecast.foresee(cfg, str(folder)).parts
+
+
+def differing(counted: dict, foreseen: dict) -> dict:
+    """The parts that differ by more than 1 % of the peak."""
+    peak = counted["peak_tensor_bytes"]
+    return {name: (counted[name], foreseen[name]) for name in (*FIVE, "peak_tensor_bytes")
+            if abs(counted[name] - foreseen[name]) > 0.01 * peak}
+
+
+def test_every_pair_of_options_counts_the_same(refused, told, tmp_path):  # noqa: F811
+    allowed = [pair for pair in PAIRS if pair not in refused
+               and all(SAME.get(group, option) == option for group, option in pair)]
+    jobs = covering(allowed, refused)
+    wrong, seen = {}, set()
+    for job in jobs:
+        job = job | SAME
+        chosen = [word for word in told(job.items()) if not word.startswith("recipe=")]
+        # Wide enough for 8-bit states, and with dropout, which the tiny models lack.
+        options = [*chosen, "model.width=64", "model.dropout=0.1"]
+        found = differing(real(options, tmp_path), fake(options, tmp_path))
+        if found:
+            wrong[" ".join(words(job.items()))] = found
+        seen |= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
+    assert not wrong
+    assert set(allowed) <= seen
+
+
+@pytest.mark.parametrize("options", [
+    ["train.max_grad_norm=0"], ["accumulation.steps=3", "batch.per_device=1"], ["model.attention=eager", "precision=bf16"],
+    ["data.samples=3"], ["model=llama_tiny", "model.attention=eager", "checkpointing=full"],
+], ids=" ".join)
+def test_settings_count_the_same(options, tmp_path):
+    assert not differing(real(options, tmp_path), fake(options, tmp_path))
+
+
+def test_a_model_of_other_sizes_does_not_count_the_same(tmp_path):
+    """So that the comparison above can fail."""
+    assert differing(real([], tmp_path), fake(["model.feed_forward=128"], tmp_path))
