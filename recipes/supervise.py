@@ -129,7 +129,8 @@ def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadli
            asked: save.Asked | None = None) -> str:
     """Listen until the workers are gone: 'exited', or 'timeout' at the deadline.
 
-    What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say, or wait for ever.
+    What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say,
+    or wait for ever.
     """
     last_words, passed_on = None, False
     while True:
@@ -150,7 +151,9 @@ def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadli
             return "exited"
         if last_words is None and (failures or any(codes)):
             last_words = now + LAST_WORDS_SECONDS
-        if last_words is not None and now > last_words and len(workers) > 1:
+        # Under a launcher one worker is ours; one that waits on a device does not see that the others are gone.
+        others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].place.rank for f in failures)
+        if last_words is not None and now > last_words and others:
             return "exited"
         open_pipes = {worker.pipe: worker for worker, code in zip(workers, codes) if code is None}
         for pipe in wait(list(open_pipes), timeout=POLL_SECONDS):

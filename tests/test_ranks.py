@@ -163,6 +163,20 @@ def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, 
     assert left_over(tmp_path) == []
 
 
+def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(tmp_path):
+    """As on GPUs, where a rank waits for NCCL and not for a connection that closes."""
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    fault = THIRD_STEP.format(what=RAISE) + THIRD_STEP.replace("rank == 1", "rank == 0").format(what=HANG)
+    (tmp_path / "fault.py").write_text(fault)
+    env = {"PYTHONPATH": str(tmp_path), "HEADROOM_TEST_FAULT": str(tmp_path / "fault.py")}
+    words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
+    code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
+    assert code == 1, err
+    outcome = record.read(tmp_path / "run")
+    assert (outcome.status, outcome.error.rank, outcome.error.message) == ("failed", 1, "injected")
+    assert left_over(tmp_path) == []
+
+
 def test_what_a_rank_is_told_by_its_launcher_does_not_reach_the_jobs_of_a_later_run(train):
     """A job of one process in an environment with a launcher's leftovers (a shell inside a cluster's job)."""
     env = {"ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_VERSION": "2"}
