@@ -21,7 +21,7 @@ class Asked:
     """Whether a signal has asked for an end. The step that runs is finished first."""
 
     def __init__(self):
-        self.to_stop = False
+        self.to_stop = self.listens = False
 
     def listen(self) -> None:
         """From here on the signals only set the flag."""
@@ -32,6 +32,7 @@ class Asked:
     def listening(self, on: bool):
         """Listen for a while, in the main thread, where that is wanted and nobody has asked to be left alone."""
         numbers = SIGNALS if on and threading.current_thread() is threading.main_thread() else ()
+        self.listens = bool(numbers)
         before = {number: signal.signal(number, self) for number in numbers
                   if signal.getsignal(number) is not signal.SIG_IGN}
         try:

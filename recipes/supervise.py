@@ -20,6 +20,8 @@ from recipes.record import Error, Record
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
 LAST_WORDS_SECONDS = 3.0  # what the other ranks have left once one has failed
+# The process that torchrun is, also inside `accelerate launch`: it starts each rank itself, and outlives it.
+LAUNCHER = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) -> Record:
@@ -127,13 +129,17 @@ def _undisturbed():
 
 def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None,
            asked: save.Asked | None = None) -> str:
-    """Listen until the workers are gone: 'exited', or 'timeout' at the deadline.
+    """Listen until the workers are gone: 'exited', 'timeout' at the deadline, or 'interrupted' when the launcher is.
 
     What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say,
     or wait for ever.
     """
     last_words, passed_on = None, False
     while True:
+        if asked is not None and LAUNCHER not in (None, os.getppid()):  # killed: nothing else would end its ranks
+            if not asked.listens:
+                return "interrupted"
+            asked.to_stop = True
         if asked is not None and asked.to_stop and not passed_on:
             passed_on = True
             for worker in workers:

@@ -177,6 +177,25 @@ def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(t
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.parametrize("on_signal, status", [("true", "preempted"), ("false", "interrupted")])
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status):
+    words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=100000", f"save.on_signal={on_signal}",
+                  "train.log_seconds=0", "hydra.run.dir=run")
+    process = subprocess.Popen([*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(ROOT / "train.py"), *words],
+                               cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_steps(tmp_path / "run" / "steps.jsonl", process)
+        process.kill()
+        process.wait()
+        gone_by = time.monotonic() + 10
+        while left_over(tmp_path) and time.monotonic() < gone_by:
+            time.sleep(0.05)
+        assert left_over(tmp_path) == [] and record.read(tmp_path / "run").status == status
+    finally:
+        for one in left_over(tmp_path):
+            one.kill()
+
+
 def test_what_a_rank_is_told_by_its_launcher_does_not_reach_the_jobs_of_a_later_run(train):
     """A job of one process in an environment with a launcher's leftovers (a shell inside a cluster's job)."""
     env = {"ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_VERSION": "2"}
