@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import sys
+import time
 from pathlib import Path
 
 import hydra
@@ -21,10 +22,18 @@ from recipes import (checkpoint, clusters, complaints, config, launch, ranks, re
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
+BEHIND_SECONDS = 10.0  # how long a rank that refuses lets rank 0 go first
 
 
 def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
+    code = _run(conf)
+    if code == EXIT_CODES["refused"] and not ranks.here().main:
+        time.sleep(BEHIND_SECONDS)  # a launcher ends all ranks as soon as one has gone, and only rank 0 says why
+    return code
+
+
+def _run(conf: Path) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
     ConfigStore.instance().store(name="schema", node=config.Config)
     place = ranks.here()

@@ -12,6 +12,7 @@ import torch
 from conftest import compose, small
 
 from recipes import batches, environment, machine, ranks, sharding
+from recipes import command as commands
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = ["batch.effective=8", "data.samples=16", "optim=sgd", "train.max_grad_norm=0", "train.learning_rate=0.1",
@@ -265,8 +266,9 @@ def test_a_sweep_under_a_launcher_is_refused(launched, command):
     assert ended.code == 2 and "python train.py -m" in ended.err and "parallelism.num_processes=2" in ended.err
 
 
-def test_other_ranks_say_nothing_and_make_no_folder(launched, command, tmp_path):
+def test_other_ranks_say_nothing_and_make_no_folder(launched, command, tmp_path, monkeypatch):
     launched(RANK="1", LOCAL_RANK="1")
+    monkeypatch.setattr(commands, "BEHIND_SECONDS", 0)
     ended = command("parallelism=single", nursery=None)
     assert (ended.code, ended.out, ended.err) == (2, "", "")
     assert list(tmp_path.iterdir()) == []

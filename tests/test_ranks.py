@@ -150,6 +150,13 @@ def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launc
     assert outcome.config_key == alone.config_key, "who starts the ranks is no part of what is trained"
 
 
+def test_a_refusal_is_said_also_where_rank_0_is_the_last_to_refuse(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os, time\nif os.environ.get('RANK') == '0':\n    time.sleep(3)")
+    code, out, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], "parallelism=single", cwd=tmp_path,
+                              env={"PYTHONPATH": str(tmp_path)})
+    assert code == 1 and err.count("refused: parallelism=single is one process") == 1, err
+
+
 @pytest.mark.parametrize("what, status, message", [(RAISE, "failed", "injected"), (KILL, "killed", "SIGKILL")])
 def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, message):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
