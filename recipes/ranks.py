@@ -50,7 +50,7 @@ def settle(place: Place) -> None:
     """Put the place where the libraries look for it."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
-    if place.ranks == 1 and not place.launched:
+    if place.ranks == 1 and not place.launched and not place.port:
         return
     os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.ranks), "LOCAL_RANK": str(place.local_rank),
                    "LOCAL_WORLD_SIZE": str(place.local_ranks), "MASTER_ADDR": place.address,

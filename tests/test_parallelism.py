@@ -220,6 +220,13 @@ def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
     assert (os.environ["LOCAL_RANK"], os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "3", "4")
 
 
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_a_mode_with_one_rank_is_that_mode(train, recipe):
+    """Only DDP tells how long a step waits. Without its variables Accelerate would leave the model as it is."""
+    run = train(f"recipe={recipe}", "parallelism=ddp", "parallelism.num_processes=1", "train.max_steps=12")
+    assert len(run.record.speed.waiting_seconds_per_rank) == 1
+
+
 # --- under a launcher ------------------------------------------------------------------------------
 
 
