@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from recipes import machine, ranks, sharding, zero
+from recipes import machine, precision, ranks, sharding, zero
 
 # What a launcher says by variables, the option that means the same, and the word for it.
 LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp",), "ACCELERATE_USE_DEEPSPEED": ("zero",),
@@ -59,6 +59,9 @@ def problems(cfg) -> list[str]:
     on_gpu, here = machine.device(cfg) == "cuda", len(machine.gpus())
     if mode == "dp" and not on_gpu:
         found.append("parallelism=dp spreads a batch over GPUs, and there is none here. Choose parallelism=ddp.")
+    if mode == "dp" and here > 1 and cfg.precision.name in precision.AUTOCAST:
+        found.append(f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
+                     "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure.")
     local = ranks.here().local_ranks if ranks.here().launched else count
     if on_gpu and mode not in ONE_PROCESS and local > here:
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "

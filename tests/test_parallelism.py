@@ -220,6 +220,15 @@ def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
     assert (os.environ["LOCAL_RANK"], os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "3", "4")
 
 
+@pytest.mark.parametrize("precision, gpus, refused", [("bf16", 2, True), ("fp16", 2, True), ("fp32", 2, False),
+                                                      ("bf16", 1, False)])
+def test_dp_over_several_gpus_takes_no_autocast(monkeypatch, precision, gpus, refused):
+    seen = tuple(machine.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(gpus))
+    monkeypatch.setattr(machine, "gpus", lambda: seen)
+    told = problems_of("parallelism=dp", f"precision={precision}", "device=cuda")
+    assert ["DataParallel's copies" in line for line in told] == [True] * refused, told
+
+
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_a_mode_with_one_rank_is_that_mode(train, recipe):
     """Only DDP tells how long a step waits. Without its variables Accelerate would leave the model as it is."""
