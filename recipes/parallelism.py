@@ -48,6 +48,10 @@ def resolve(cfg) -> list[str]:
                 "parallelism=fsdp, or start it as python train.py."]
     if place.launched and mode not in ONE_PROCESS and given not in (None, place.ranks):
         return [f"parallelism.num_processes={given}, but the launcher started {place.ranks}. Leave the key out."]
+    if not place.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return [f"accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
+                f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
+                "--num_processes N, or say how many with parallelism.num_processes=N."]
     cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
     return []
 

@@ -270,6 +270,14 @@ def test_a_launcher_that_says_otherwise_is_refused(launched, words, more, told):
     assert len(problems) == 1 and told in problems[0], problems
 
 
+def test_a_launcher_that_started_no_ranks_is_not_taken_for_one(monkeypatch):
+    """What `accelerate launch --cpu --num_processes 2` leaves in the environment: one process, and no word of ranks."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    told = problems_of("parallelism=ddp")
+    assert len(told) == 1 and "--multi_gpu" in told[0], told
+    assert problems_of("parallelism=ddp", TWO) == problems_of("parallelism=single") == []
+
+
 def test_a_launcher_that_says_the_same_is_not(launched):
     launched(ACCELERATE_MIXED_PRECISION="bf16", ACCELERATE_USE_FSDP="true", ACCELERATE_DYNAMO_BACKEND="no",
              ACCELERATE_GRADIENT_ACCUMULATION_STEPS="2")
