@@ -17,8 +17,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import (checkpoint, clusters, complaints, config, launch, ranks, record, resume, screen, supervise, sweep, trackers,
+from recipes import (checkpoint, claim, clusters, complaints, config, launch, ranks, record, resume, screen, supervise, sweep, trackers,
                      validate)
+from recipes.refusal import Refusal
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
@@ -144,7 +145,11 @@ def run_alone(composed, told, conf: Path) -> str:
     if not ranks.here().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
         return run_beside(outcome, problems)
     try:
-        outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
+        with claim.claimed(folder):
+            outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
+    except Refusal as busy:
+        screen.say_problems([str(busy)])
+        return "refused"
     except OSError as error:
         screen.say_problems([_unwritable(error)])
         return "failed"
@@ -193,20 +198,26 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
             before = sweep.standing(place)
             return before.status if before else run_beside(outcome, problems)
         try:
-            before = sweep.settled(place, cfg.resume == resume.LATEST)
+            before = sweep.standing(place)
             if before is None:
-                if checkpoint.found(place):
-                    cfg.resume = outcome.config["resume"] = resume.LATEST
-                if in_task:
-                    this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)
-                display = screen.Screen(" ".join(words), number + 1, jobs, quiet=quiet)
-                nursery = None if problems or in_task else sweep.nursery()
-                outcome = run_in(place, cfg, outcome, problems, display, nursery, folder.name)
+                with claim.claimed(place):
+                    sweep.clear(place, cfg.resume == resume.LATEST)
+                    if checkpoint.found(place):
+                        cfg.resume = outcome.config["resume"] = resume.LATEST
+                    if in_task:
+                        this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)
+                    display = screen.Screen(" ".join(words), number + 1, jobs, quiet=quiet)
+                    nursery = None if problems or in_task else sweep.nursery()
+                    outcome = run_in(place, cfg, outcome, problems, display, nursery, folder.name)
             else:
                 outcome = before
             said = screen.line(outcome, number + 1, words, before is not None)
             screen.say(said)
             this.note(folder, number, outcome.config_key, outcome.status, [said] if in_task else [])
+        except Refusal as busy:
+            screen.say_problems([str(busy)])
+            this.note(folder, number, outcome.config_key, "refused", [str(busy)] if in_task else [])
+            return "refused"
         except OSError as error:
             screen.say_problems([_unwritable(error, "hydra.sweep.dir")])
             return "failed"

@@ -10,7 +10,7 @@ import os
 from recipes import machine, precision, ranks, sharding, zero
 
 # What a launcher says by variables, the option that means the same, and the word for it.
-LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp",), "ACCELERATE_USE_DEEPSPEED": ("zero",),
+LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp", "fsdp_tp"), "ACCELERATE_USE_DEEPSPEED": ("zero",),
                   "ACCELERATE_USE_MEGATRON_LM": (), "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp",)}
 ONE_PROCESS = ("single", "dp")
 
@@ -74,14 +74,18 @@ def problems(cfg) -> list[str]:
         found += zero.problems(cfg, on_gpu)
     elif sharded(cfg):
         found += sharding.problems(cfg, on_gpu)
-    elif cfg.parallelism.shard_size or cfg.parallelism.cpu_offload:
-        found.append("parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.shard_size and "
-                     "parallelism.cpu_offload mean nothing. Leave them out.")
     return found
 
 
 def given_problems(cfg, given: set[str]) -> list[str]:
-    """A key of ZeRO's stage 3 for another stage."""
+    """Keys that another key of the mode makes meaningless."""
+    own = cfg.parallelism
+    if "parallelism.wrap_min_parameters" in given and own.wrap != "size":
+        return [f"parallelism.wrap_min_parameters has no meaning for parallelism.wrap={own.wrap}. Type "
+                "parallelism.wrap=size, or leave it out."]
+    if own.strategy == "no_shard" and given & {"parallelism.wrap", "parallelism.shard_size", "parallelism.cpu_offload"}:
+        return ["parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.wrap, shard_size and "
+                "cpu_offload mean nothing. Leave them out."]
     if "parallelism.live_parameters" in given and cfg.parallelism.stage in (1, 2):
         return [f"parallelism.live_parameters has no meaning for parallelism.stage={cfg.parallelism.stage}, which keeps "
                 "all weights. Type parallelism.stage=3, or leave it out."]
@@ -105,6 +109,16 @@ def _launcher_problems(cfg) -> list[str]:
     if steps not in ("1", str(cfg.accumulation.steps)):
         found.append(f"the launcher asks for {steps} accumulation steps, and the recipe for {cfg.accumulation.steps}. "
                      f"Type accumulation.steps={steps}, or take it out of accelerate's configuration.")
+    if given.get("ACCELERATE_USE_FSDP", "").lower() == "true" and cfg.parallelism.name in ("fsdp", "fsdp_tp"):
+        own = cfg.parallelism
+        says = {"FSDP_OFFLOAD_PARAMS": ("parallelism.cpu_offload=true", own.cpu_offload),
+                "FSDP_ACTIVATION_CHECKPOINTING": ("checkpointing=full", cfg.checkpointing.name == "full")}
+        found += [f"the launcher asks for {name.lower()}, and the recipe does not. Type {words}, or take it out of "
+                  "accelerate's configuration." for name, (words, ours) in says.items()
+                  if given.get(name, "").lower() == "true" and not ours]
+        if given.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false" and own.strategy == "full_shard":
+            found.append("the launcher asks for fsdp_reshard_after_forward: false, and the recipe for full_shard. Type "
+                         "parallelism.strategy=shard_grad_op, or take it out of accelerate's configuration.")
     if given.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no" and not cfg.compile:
         found.append("the launcher asks for torch.compile, and the recipe does not. Type compile=true, or take it "
                      "out of accelerate's configuration.")

@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+LAST_WORDS_SECONDS = 3.0  # what the other ranks have left once one has failed
 MEETING = datetime.timedelta(minutes=30)  # how long a rank waits for another, as gloo's own default
 
 
@@ -36,7 +37,7 @@ class Place:
 def here() -> Place:
     """The place that torchrun, `accelerate launch` or a cluster gave this process; the only one where none did."""
     given = os.environ
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= given.keys():
+    if "MASTER_ADDR" not in given or not (given.get("RANK", "").isdigit() and given.get("WORLD_SIZE", "").isdigit()):
         return Place()
     rank, ranks = int(given["RANK"]), int(given["WORLD_SIZE"])
     return Place(rank, ranks, int(given.get("LOCAL_RANK", rank)), int(given.get("LOCAL_WORLD_SIZE", ranks)), True,

@@ -17,11 +17,15 @@ FOLDER = "model"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+class Stopped(BaseException):
+    """A signal has asked for an end, where no training step is waited for."""
+
+
 class Asked:
     """Whether a signal has asked for an end. The step that runs is finished first."""
 
     def __init__(self):
-        self.to_stop = self.listens = False
+        self.to_stop = self.listens = self.at_once = False
 
     def listen(self) -> None:
         """From here on the signals only set the flag."""
@@ -41,8 +45,16 @@ class Asked:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def stop_at_once(self) -> None:
+        """The training is over: from here on a signal raises Stopped, and so does one that came before."""
+        self.at_once = True
+        if self.to_stop:
+            raise Stopped
+
     def __call__(self, *_) -> None:
         self.to_stop = True
+        if self.at_once:
+            raise Stopped
 
 
 class Saver:

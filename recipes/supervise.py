@@ -19,7 +19,6 @@ from recipes.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
-LAST_WORDS_SECONDS = 3.0  # what the other ranks have left once one has failed
 # The process that torchrun is, also inside `accelerate launch`: it starts each rank itself, and outlives it.
 LAUNCHER = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -115,7 +114,7 @@ def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | No
 @contextlib.contextmanager
 def _undisturbed():
     """Leave Ctrl-C and its relatives unheard for a moment."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     if threading.current_thread() is not threading.main_thread():  # handlers belong to the main thread
         yield
         return
@@ -156,7 +155,7 @@ def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadli
         if None not in codes:
             return "exited"
         if last_words is None and (failures or any(codes)):
-            last_words = now + LAST_WORDS_SECONDS
+            last_words = now + ranks.LAST_WORDS_SECONDS
         # Under a launcher one worker is ours; one that waits on a device does not see that the others are gone.
         others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].place.rank for f in failures)
         if last_words is not None and now > last_words and others:

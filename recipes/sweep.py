@@ -94,18 +94,17 @@ def standing(folder: Path) -> record.Record | None:
     return None
 
 
-def settled(folder: Path, resume: bool = False) -> record.Record | None:
-    """The record of a job that needs no run again; otherwise None, and what an unfinished run left is cleared.
+def clear(folder: Path, resume: bool = False) -> None:
+    """Remove what an unfinished run has left in a folder, which itself stays.
 
     The checkpoints of a job that was preempted stay, and with `resume` those of any: it goes on from them.
     """
-    outcome = standing(folder)
-    if outcome is None and folder.exists():
-        with contextlib.suppress(OSError, ValueError):
-            resume = resume or record.read(folder).status == "preempted"
-        if not (resume and checkpoint.found(folder)):
-            shutil.rmtree(folder)
-    return outcome
+    with contextlib.suppress(OSError, ValueError):
+        resume = resume or record.read(folder).status == "preempted"
+    if resume and checkpoint.found(folder):
+        return
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def stage(told, jobs: int | None) -> dict:

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from multiprocessing import reduction
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, environment, failure, launch, machine, ranks, record, save  # all that a failure's record needs
+from recipes import config, environment, failure, launch, machine, parallelism, ranks, record, save  # what a failure needs
 
 
 
@@ -130,6 +131,8 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     listener: where rank 0 of our own ranks listens for the others.
     """
     place, folder, asked = job.place, job.folder, save.Asked()
+    if cfg.parallelism.name in parallelism.ONE_PROCESS:  # under a launcher of one rank, too
+        place = ranks.Place()
     if cfg.save.on_signal:
         asked.listen()
     environment.settle(cfg, place)
@@ -141,7 +144,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import arguments, data, model, parallelism, precision, resume, sharding, zero
+    from recipes import arguments, data, model, precision, resume, sharding, zero
     from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
@@ -214,14 +217,22 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         outcome.status = "preempted"
         return
 
-    if cfg.save.final:
-        progress.enter("save", "saving")
-        save.save_final(loop, rows, folder)
-    if cfg.eval.enabled and rows.eval is not None:
-        from recipes.eval import evaluate
+    try:
+        asked.stop_at_once()
+        if cfg.save.final:
+            progress.enter("save", "saving")
+            save.save_final(loop, rows, folder)
+        if cfg.eval.enabled and rows.eval is not None:
+            from recipes.eval import evaluate
 
-        progress.enter("eval", "evaluating")
-        outcome.evaluation = evaluate(cfg, args, loop, rows)
+            progress.enter("eval", "evaluating")
+            outcome.evaluation = evaluate(cfg, args, loop, rows)
+    except save.Stopped:
+        asked.at_once = False
+        if saver.possible and not ranks.several():  # other ranks may be in the middle of something else
+            saver.save(outcome.training.steps)
+        outcome.status = "preempted"
+        return
     outcome.status = "ok"
     if cfg.measure.ledger:
         memory.per_rank = count.per_rank(memory, place)
@@ -241,11 +252,14 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
     """
     folder, cfg.resume = ranks.gathered((str(job.folder), cfg.resume))[0]
     folder = Path(folder)
-    if job.place.launched and job.place.main:
+    if job.place.launched:
         def listen():
             words = ranks.heard(job.place, seconds=10**8)
-            if words is not None:
+            if words is not None and job.place.main:
                 progress.tell("failed", **words)
+            elif words is not None:  # this rank may wait for the other one on the device, for ever
+                time.sleep(ranks.LAST_WORDS_SECONDS)
+                os._exit(1)
 
         threading.Thread(target=listen, daemon=True).start()
     if not folder.is_dir():

@@ -291,3 +291,15 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
     assert done.status == "ok" and done.training.resumed_from_step == left.training.steps
     assert done.training.losses == train(*AGAIN[:-2]).record.training.losses
     assert "ok:" in command(*small(*AGAIN), nursery=None).out
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_while_it_evaluates_saves_what_was_trained(train, fault, name):
+    """The evaluation sends the signal itself; the run that resumes has only the evaluation left."""
+    code = f"""
+import os, signal, recipes.eval as part
+part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
+"""
+    run = train("recipe=accelerate", status="preempted", nursery=fault(code))
+    assert run.record.training.steps == 2 and [path.name for path in checkpoint.found(run.folder)] == ["step-00000002"]
+    assert run.record.evaluation is None
