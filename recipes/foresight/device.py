@@ -51,10 +51,16 @@ class _Backend(_DummyBackendModule):
 def _register() -> torch.library.Library:
     """Make `torch.device("fakecuda")` known, for the rest of the process."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
-    # torch.tensor makes its copy below the modes: nothing of ours is asked but the kernels themselves.
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(lambda func, *args, **kwargs: FakeDevice.current.compute(func, args, kwargs), "PrivateUse1")
+    # torch.tensor makes its copy below the modes: no mode is asked, but the kernels of the device.
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    for name in ("empty.memory_format", "empty_strided", "copy_"):
+        packet, _, overload = name.partition(".")
+        library.impl(name, functools.partial(_kernel, getattr(getattr(aten, packet), overload or "default")))
     return library
+
+
+def _kernel(func, *args, **kwargs):
+    return FakeDevice.current.compute(func, args, kwargs)
 
 
 class FakeDevice(TorchDispatchMode):
@@ -93,6 +99,10 @@ class FakeDevice(TorchDispatchMode):
         made = torch.empty(0, dtype=dtype) if device.type == "cpu" else torch._C._acc.create_empty_tensor([0], dtype)
         storage = torch._C._construct_storage_from_data_pointer(NOWHERE, device, size_bytes)
         return set_storage(HOST, made, storage, 0, size, stride)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here
 
     # --- operations ---
 
@@ -218,13 +228,14 @@ def _softmax(run, tensor, dim: int, dtype: torch.dtype | None = None):
 
 def _sign(value, tensors: list):
     """What an operation's result can depend on, hashable. Appends every tensor it comes by to `tensors`."""
+    kind = type(value)
+    if kind is int or kind is float or kind is bool:  # 1, 1.0 and True are equal, and do not mean the same
+        return kind, value
+    if kind is list or kind is tuple:
+        return tuple([_sign(item, tensors) for item in value])
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_cpu
-    if isinstance(value, (list, tuple)):
-        return tuple([_sign(item, tensors) for item in value])
-    if isinstance(value, (bool, int, float)):
-        return type(value), value
     return value if isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)) else None
 
 
