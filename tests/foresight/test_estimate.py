@@ -114,9 +114,10 @@ def test_the_allocators_settings_count(predicted, monkeypatch):
     assert any("roundup_power2_divisions:8" in line for line in outcome.warnings)
 
 
-def test_compile_is_flagged(predicted):
-    outcome = predicted("gpu=a100_80gb", "compile=true", "data.samples=4")
-    assert any("compile=true" in line for line in outcome.warnings)
+@pytest.mark.parametrize("word", ["compile=true", "model.attention=flash_attention_2"])
+def test_what_another_step_stands_for_is_flagged(predicted, word):
+    outcome = predicted("gpu=a100_80gb", "precision=bf16", word, "data.samples=4")
+    assert any(word in line for line in outcome.warnings)
 
 
 @pytest.mark.parametrize("words,wrong", [
