@@ -136,4 +136,7 @@ def notes(cfg) -> list[str]:
                      "nobody has measured it for this table.")
     if cfg.compile:
         found.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
+    if cfg.model.attention == "flash_attention_2":
+        found.append("model.attention=flash_attention_2: the figures are those of torch's own flash attention, which keeps "
+                     "the same; padding, which the package cuts out, is counted.")
     return found

@@ -40,6 +40,12 @@ def _named(words: str, device_name: str) -> bool:
     return re.search(rf"\b{re.escape(words)}\b", device_name) is not None
 
 
+def at_hand(option: str) -> bool:
+    """Whether the GPU of this machine is the one that an option of the menu describes."""
+    here = machine.gpus()
+    return bool(here) and find(here[0].name, here[0].memory_bytes) == options()[option]
+
+
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak FLOP/s of a device in a precision's arithmetic; None where we have no such figure."""
     row = {"bf16_pure": "bf16"}.get(precision, precision)
@@ -67,8 +73,8 @@ def resolve(cfg) -> list[str]:
 
 
 def problems(cfg) -> list[str]:
-    """A run takes the GPU at hand, whatever stands in the menu."""
-    if cfg.gpu.name == "auto":
+    """A run takes the GPU at hand, whatever stands in the menu: a command from fit, which names it, may run there."""
+    if cfg.gpu.name == "auto" or cfg.recipe.name != "estimate" and cfg.device != "cpu" and at_hand(cfg.gpu.name):
         return []
     if cfg.recipe.name == "estimate":
         return [f"device=cpu asks for the tensors of a run on a CPU, and gpu={cfg.gpu.name} for those on a GPU. Leave "

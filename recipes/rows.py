@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple
 
 from recipes import record
 from recipes.labels import facts, label_keys, label_of
-from recipes.record import Error, Evaluation, Memory, Record, Speed, Training
+from recipes.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
 from recipes.refusal import Refusal
 from recipes.screen import MIB
 
@@ -28,8 +28,8 @@ MEMORY_KINDS = {"device_used_bytes": ("device", "what the whole device had in us
                 "peak_tensor_bytes": ("tensor", "the largest sum of live tensors")}
 COLUMNS_AT_MOST = 6  # keys that have a column each; with more, a job is named by what sets it apart from the most
 # What the types' names in the record's classes stand for.
-KINDS = {"int": (int, float), "float": (int, float), "str": str, "list": list, "dict": dict,
-         **{kind.__name__: kind for kind in (Training, Evaluation, Speed, Memory, Error)}}
+KINDS = {"bool": bool, "int": (int, float), "float": (int, float), "str": str, "list": list, "dict": dict,
+         **{kind.__name__: kind for kind in (Training, Evaluation, Speed, Memory, Error, Estimate)}}
 
 
 class Spread(NamedTuple):

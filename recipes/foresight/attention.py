@@ -12,6 +12,8 @@ import torch
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"
+# pull request 191085 of torch: before it, heads that share keys and values left this kernel out
+EFFICIENT_SHARES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 CUDNN_DROPOUT_STEPS = 16  # check_cudnn_dropout: cuDNN knows multiples of 1/16 only
 
 
@@ -55,7 +57,8 @@ def _efficient(query, key, value, mask, dropout, causal, capability) -> bool:
     tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and halves)
     alignment = max(4 if capability >= (8, 0) else 1, (8 if halves else 4) if tensor_cores else 1)
     known = _sixteen_bits(query, capability) or query.dtype == torch.float32
-    return known and query.shape[-1] == key.shape[-1] and query.shape[-1] % alignment == 0 \
+    alone = EFFICIENT_SHARES or query.shape[1] == key.shape[1]
+    return known and alone and query.shape[-1] == key.shape[-1] and query.shape[-1] % alignment == 0 \
         and value.shape[-1] % alignment == 0
 
 
@@ -90,17 +93,19 @@ def _aligned(mask):
     return torch.nn.functional.pad(mask, (0, multiple - columns % multiple))[..., :columns]
 
 
-def hidden_bytes(name: str, query) -> int:
+def hidden_bytes(name: str, query, key) -> int:
     """What a backward kernel asks for besides its results, and gives back when it is done.
 
-    name: of the aten operation. query: (B, H, T, D), as the kernel gets it.
+    name: of the aten operation. query: (B, H, T, D), key: (B, H or fewer, S, D), as the kernel gets them.
     """
     batch, heads, length, size = query.shape
     padded = -(-length // 128) * 128
     if "flash_attention_backward" in name:
-        # flash_api.cpp, mha_bwd: the gradient of the queries in fp32, and a sum a row
+        # flash_api.cpp, mha_bwd: the gradient of the queries in fp32, and a sum a row; where heads share keys and
+        # values, those gradients for each head first
         wide = -(-size // 32) * 32 if size <= 192 else 256
-        return 4 * batch * heads * padded * (wide + 1)
+        shared = 2 * query.element_size() * batch * heads * key.shape[2] * size if key.shape[1] != heads else 0
+        return 4 * batch * heads * padded * (wide + 1) + shared
     if "efficient_attention_backward" in name:
         # kernel_backward.h: a sum a row; and in 16 bits the gradient of the queries is summed in fp32 first
         return 4 * batch * heads * (length + (0 if query.dtype == torch.float32 else padded * size))

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,8 +38,34 @@ class Unknown(Exception):
     """An operation that the fake device cannot follow."""
 
 
+class _Stream:
+    """A stream, and an event on one: everything has happened already."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def nothing(self, *_) -> None:
+        pass
+
+    wait_event = wait_stream = synchronize = record = wait = nothing
+
+    def record_event(self, *_) -> _Stream:
+        return self
+
+
 class _Backend(_DummyBackendModule):
     """What torch asks the module of a device."""
+
+    Stream = Event = _Stream
+
+    def current_stream(self, *_) -> _Stream:
+        return _Stream()
+
+    def stream(self, _) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def set_device(self, _) -> None:
+        """There is one."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -51,10 +78,16 @@ class _Backend(_DummyBackendModule):
 def _register() -> torch.library.Library:
     """Make `torch.device("fakecuda")` known, for the rest of the process."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
-    # torch.tensor makes its copy below the modes: nothing of ours is asked but the kernels themselves.
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(lambda func, *args, **kwargs: FakeDevice.current.compute(func, args, kwargs), "PrivateUse1")
+    # torch.tensor and process groups work below the modes: no mode is asked, but the kernels of the device.
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    for name in ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_"):
+        packet, _, overload = name.partition(".")
+        library.impl(name, functools.partial(_kernel, getattr(getattr(aten, packet), overload or "default")))
     return library
+
+
+def _kernel(func, *args, **kwargs):
+    return FakeDevice.current.compute(func, args, kwargs)
 
 
 class FakeDevice(TorchDispatchMode):
@@ -94,9 +127,15 @@ class FakeDevice(TorchDispatchMode):
         storage = torch._C._construct_storage_from_data_pointer(NOWHERE, device, size_bytes)
         return set_storage(HOST, made, storage, 0, size, stride)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here
+
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if types:  # a sharded tensor: its own rules turn this into operations on what it holds
+            return NotImplemented
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func, args, kwargs):
@@ -110,10 +149,13 @@ class FakeDevice(TorchDispatchMode):
             return self._read(args[0])
         if func.namespace == "bitsandbytes" and not func._schema.returns:
             return None  # its optimizers write in place, with kernels of their own
+        if func.namespace == "c10d":
+            return func(*args, **kwargs)  # torch's fake process group takes tensors without reading them
         plan = self._plans.get(signature)
         if plan is None:
             plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
-        result = self._carry_out(plan, tensors, torch.device(device) if device is not None else self.device)
+        where = self.device if device is None or torch.device(device).type == NAME else torch.device(device)
+        result = self._carry_out(plan, tensors, where)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
             self._follow(func, args, kwargs, tensors, result)
         return result
@@ -198,6 +240,8 @@ class FakeDevice(TorchDispatchMode):
 
     def _override(self, left: contextlib.ExitStack) -> None:
         left.callback(Autocast(NAME).close)
+        left.enter_context(mock.patch.multiple(torch.UntypedStorage, nbytes=_size, size=_size, resize_=_resize))
+        left.enter_context(mock.patch.object(ledger, "RESIZE", _resize))
         library = torch.library.Library("aten", "IMPL")
         left.callback(library._destroy)
         key = "AutogradPrivateUse1"
@@ -213,25 +257,44 @@ def _softmax(run, tensor, dim: int, dtype: torch.dtype | None = None):
     return run(tensor if dtype is None else tensor.to(dtype), dim, False)
 
 
+# FSDP gives weights back by shrinking their storage to nothing. torch cannot resize a storage of another backend, and
+# need not: there is nothing in it, so that its size is a word.
+_nbytes, _resize_real = torch.UntypedStorage.nbytes, torch.UntypedStorage.resize_
+
+
+def _size(storage: torch.UntypedStorage) -> int:
+    return storage.__dict__.get("said_bytes") if "said_bytes" in storage.__dict__ else _nbytes(storage)
+
+
+def _resize(storage: torch.UntypedStorage, size: int):
+    if storage.device.type != NAME:
+        return _resize_real(storage, size)
+    storage.said_bytes = size
+    return storage
+
+
 # --- an operation by the shapes of its arguments ----------------------------------------------------
 
 
 def _sign(value, tensors: list):
     """What an operation's result can depend on, hashable. Appends every tensor it comes by to `tensors`."""
+    kind = type(value)
+    if kind is int or kind is float or kind is bool:  # 1, 1.0 and True are equal, and do not mean the same
+        return kind, value
+    if kind is list or kind is tuple:
+        return tuple([_sign(item, tensors) for item in value])
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_cpu
-    if isinstance(value, (list, tuple)):
-        return tuple([_sign(item, tensors) for item in value])
-    if isinstance(value, (bool, int, float)):
-        return type(value), value
     return value if isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)) else None
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
         return tensor
-    whole = torch.empty(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=tensor.dtype, device="meta")
+    needed = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
+    held = _nbytes(tensor.untyped_storage()) // tensor.element_size()
+    whole = torch.empty(max(held, needed), dtype=tensor.dtype, device="meta")
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 

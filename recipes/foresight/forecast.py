@@ -7,7 +7,7 @@ accumulation of equal ones two tell all there is: one that makes the gradients, 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipes import data, machine, model
 from recipes.foresight import allocator
@@ -56,6 +56,9 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     from recipes.foresight.explain import TellingTape
     from recipes.foresight.tape import Tape
 
+    # Compiled code allocates where nobody sees it: the step as it is written. And torch has flash attention of its own.
+    kernel = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
+    cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=kernel))
     gpu = machine.gpu(cfg)
     capability = None if gpu is None else gpu.capability
     transformers.set_seed(cfg.train.seed)

@@ -68,9 +68,9 @@ class Tape(Ledger):
         """Count a tensor that is on the device without being used."""
         self._mark(tensor, OTHER)
 
-    def _see(self, tensor, kind, given=False):
-        entry = super()._see(tensor, kind, given)
-        if entry is not None and tensor.device.type != self.device.type:
+    def _enter(self, storage, kind, given):
+        entry = super()._enter(storage, kind, given)
+        if storage.device.type != self.device.type:
             self.paged[id(entry)] = entry
         return entry
 
@@ -83,7 +83,7 @@ class Tape(Ledger):
                 self._handles.add(thread)
                 self.hidden.append(Hidden(len(self.log), workspace_bytes(self.capability), kept=True))
         elif name.endswith("attention_backward"):
-            size = attention.hidden_bytes(name, args[1])
+            size = attention.hidden_bytes(name, args[1], args[2])
             self.hidden.append(Hidden(len(self.log), size, kept=False))
 
     def step_tally(self, steps: int) -> Tally:

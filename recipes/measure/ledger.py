@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
@@ -48,6 +47,10 @@ class Ledger(TorchDispatchMode):
         self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
         self._phase = "forward"
         self._start = 0  # where in the log the last step begins, which is the one that `parts` tells of
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here: no need to tell dynamo so at every operation
 
     # --- what happens during the step ---
 
@@ -240,7 +243,14 @@ def _flops(func, args, kwargs, result) -> int:
 
 
 def _tensors(tree) -> list[torch.Tensor]:
-    return [_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """Every tensor in lists, tuples and dictionaries, however deep. Called for each operation, so it is kept plain."""
+    if isinstance(tree, torch.Tensor):
+        return [_local(tree)]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [tensor for item in tree if isinstance(item, (torch.Tensor, list, tuple, dict)) for tensor in _tensors(item)]
 
 
 def _local(tensor):

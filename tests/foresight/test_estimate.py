@@ -1,0 +1,166 @@
+"""recipe=estimate: the record of a training that does not take place."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import compose, small
+
+from recipes import command as commands
+from recipes import estimate, record
+from recipes.foresight import forecast
+from recipes.foresight.allocator import MIB
+
+FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
+V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
+
+
+@pytest.fixture
+def predicted(tmp_path):
+    """predicted(*words) -> the record that the command would leave, made in this process."""
+    def predicted(*words: str) -> record.Record:
+        cfg, outcome, problems = compose("recipe=estimate", *words)
+        assert not problems, problems
+        seen = forecast.foresee(cfg, str(tmp_path), estimate.allocator_bytes(cfg), cfg.estimate.explain)
+        estimate.fill(cfg, outcome, seen)
+        return outcome
+
+    return predicted
+
+
+# --- the record -------------------------------------------------------------------------------------
+
+
+def test_the_record(train):
+    run = train(*V100, "precision=fp16", "optim=adam8bit", "checkpointing=full", "accumulation=x4", "model.width=64")
+    memory, told = run.record.memory, run.record.estimate
+    assert run.record.recipe == "estimate" and run.record.environment["device_name"] == "Tesla V100-SXM2-16GB"
+    assert sum(getattr(memory, part) for part in FIVE) == memory.peak_tensor_bytes
+    assert memory.peak_tensor_bytes < memory.peak_allocated_bytes <= memory.peak_reserved_bytes
+    assert memory.device_used_bytes == memory.peak_reserved_bytes + memory.context_bytes
+    assert told.fits and told.margin_bytes == told.capacity_bytes - memory.device_used_bytes
+    assert told.capacity_bytes == run.record.environment["device_memory_bytes"]
+    assert run.record.speed.samples_per_second > 0 and run.record.training.steps == 0
+    assert any("context" in line and "assumed" in line for line in run.record.warnings)
+    assert record.read(run.folder) == run.record
+
+
+def test_a_model_that_does_not_fit_says_by_how_much(predicted):
+    """The figures are of the whole step: 4 bytes for weights, gradients and two states, and 4 for foreach's copy."""
+    outcome = predicted("gpu=rtx4090_24gb", "model=llama_1b", "precision=bf16", "optim=adamw", "checkpointing=full",
+                        "batch.per_device=1", "data.seq_len=128", "data.samples=4", "launch.memory_limit_gib=8")
+    memory, told = outcome.memory, outcome.estimate
+    assert outcome.status == "oom" and not told.fits
+    assert memory.peak_tensor_bytes / memory.parameter_count == pytest.approx(20, rel=0.01)
+    assert -told.margin_bytes == memory.peak_reserved_bytes - 8 * 2**30
+    assert f"{-told.margin_bytes / MIB:,.0f} MiB are missing" in outcome.error.message
+    assert "optim=adam8bit" in outcome.error.hint
+
+
+@pytest.mark.parametrize("optim,bytes_a_parameter", [
+    ("adamw", 20), ("adamw_fused", 16), ("sgd", 12), ("sgd optim.momentum=0", 8),
+])
+def test_bytes_a_parameter_at_the_optimizers_peak(predicted, optim, bytes_a_parameter):
+    """Weights, gradients and states; AdamW's foreach form makes one copy more."""
+    outcome = predicted("gpu=a100_80gb", "model=llama_1b", "model.tied=false", *f"optim={optim}".split(),
+                        "batch.per_device=1", "data.seq_len=8", "data.samples=4")
+    assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(bytes_a_parameter, rel=0.05)
+
+
+def test_8_bit_states_by_hand(predicted):
+    """2 bytes a weight and 8 for each block of 256; embeddings and what has fewer than 4096 weights keep 8 a weight."""
+    outcome = predicted("gpu=a100_80gb", "model=gpt2_tiny", "model.vocab=512", "model.width=64", "model.heads=2",
+                        "model.feed_forward=256", "model.layers=1", "model.positions=64", "data.seq_len=64",
+                        "optim=adam8bit", "data.samples=4")
+    large = 64 * 192 + 64 * 64 + 2 * 64 * 256  # attention's two matrices, and the feed-forward's
+    embeddings = 512 * 64 + 64 * 64
+    small_ones = outcome.memory.parameter_count - large - embeddings
+    by_hand = large * 2 + large // 256 * 8 + (embeddings + small_ones) * 8
+    assert outcome.memory.largest_bytes["optimizer"] == by_hand + 2 * 256 * 4  # and two tables of 256 values
+
+
+def test_paged_states_lie_outside_the_allocator(predicted):
+    words = ["gpu=a100_80gb", "model=gpt2", "data.seq_len=64", "data.samples=4", "batch.per_device=1"]
+    paged, plain = predicted(*words, "optim=paged_adam8bit"), predicted(*words, "optim=adam8bit")
+    assert paged.memory.optimizer_bytes == plain.memory.optimizer_bytes
+    assert paged.memory.peak_allocated_bytes < plain.memory.peak_allocated_bytes - 200 * MIB
+    assert paged.memory.device_used_bytes > paged.memory.peak_reserved_bytes + paged.memory.context_bytes
+
+
+def test_micro_batches_beyond_the_second_change_nothing_but_their_inputs(predicted):
+    words = ["gpu=a100_80gb", "model=gpt2_tiny", "data.seq_len=128", "data.samples=64", "batch.per_device=2"]
+    two, eight = predicted(*words, "accumulation=x2"), predicted(*words, "accumulation=x8")
+    batch = 2 * 2 * 128 * 8  # ids and labels of 2 rows, 8 bytes each
+    assert eight.memory.peak_tensor_bytes - two.memory.peak_tensor_bytes == 6 * batch
+    assert eight.speed.step_seconds_median > 3 * two.speed.step_seconds_median
+    assert eight.speed.model_flops_per_step == 4 * two.speed.model_flops_per_step
+
+
+def test_an_estimate_for_the_cpu_has_no_allocator(train):
+    run = train("recipe=estimate", "precision=bf16")
+    assert run.record.memory.peak_tensor_bytes and run.record.memory.peak_allocated_bytes is None
+    assert run.record.estimate is None and run.record.environment["device"] == "cpu"
+
+
+# --- settings that it knows or flags ------------------------------------------------------------------
+
+
+def test_the_allocators_settings_count(predicted, monkeypatch):
+    words = ["gpu=a100_80gb", "model=bert_large", "batch.per_device=4", "data.seq_len=128", "data.samples=8"]
+    plain = predicted(*words).memory
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,roundup_power2_divisions:8")
+    outcome = predicted(*words)
+    assert outcome.memory.peak_reserved_bytes < plain.peak_reserved_bytes
+    assert outcome.memory.peak_tensor_bytes == plain.peak_tensor_bytes
+    assert any("roundup_power2_divisions:8" in line for line in outcome.warnings)
+
+
+@pytest.mark.parametrize("word", ["compile=true", "model.attention=flash_attention_2"])
+def test_what_another_step_stands_for_is_flagged(predicted, word):
+    outcome = predicted("gpu=a100_80gb", "precision=bf16", word, "data.samples=4")
+    assert any(word in line for line in outcome.warnings)
+
+
+@pytest.mark.parametrize("words,wrong", [
+    (["gpu=v100_16gb", "precision=fp16"], None), (["gpu=v100_16gb", "precision=bf16"], "V100"),
+    (["gpu=t4_16gb", "precision=tf32"], "T4"), (["gpu=a100_40gb", "precision=tf32"], None),
+    (["gpu=v100_16gb", "precision=fp16", "model.attention=flash_attention_2"], "V100"),
+    (["gpu=a100_40gb", "optim=paged_adam8bit"], None), (["gpu=a100_40gb", "compile=true"], None),
+    (["gpu=a100_40gb", "device=cpu"], "gpu=a100_40gb"), (["gpu=v100_16gb", "parallelism=ddp"], "parallelism=ddp"),
+    (["gpu=a100_40gb", "precision=fp16", "device=cuda"], None),
+])
+def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):
+    problems = compose("recipe=estimate", *words).problems
+    assert not problems if wrong is None else len(problems) == 1 and wrong in problems[0]
+
+
+def test_explain_belongs_to_an_estimate():
+    assert "estimate.explain" in compose("estimate.explain=true").problems[0]
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_its_exit_code_tells(command):
+    done = command(*small(*V100, "launch.memory_limit_gib=0.01"))
+    assert done.code == commands.EXIT_CODES["oom"] and "are missing" in done.out and "all predicted" in done.out
+    done = command(*small(*V100))
+    assert done.code == 0 and "stay free" in done.out
+
+
+def test_a_sweep_of_estimates_has_a_table(command):
+    done = command("-m", *small(*V100), "precision=fp32,fp16")
+    assert done.code == 0 and done.out.count("ok (estimate)") == 2
+
+
+def test_explained(train):
+    run = train(*V100, "estimate.explain=true", "batch.per_device=4", "model=gpt2_tiny")
+    told = run.record.estimate
+    assert (run.folder / estimate.TIMELINE).read_bytes().startswith(b"\x89PNG")
+    assert told.largest[0]["bytes"] * told.largest[0]["count"] > 0.05 * run.record.memory.peak_tensor_bytes
+    assert {"activations", "optimizer"} <= {row["part"] for row in told.largest}
+    assert any("transformer" in row["made_by"] for row in told.largest)
+    words = {lever["words"] for lever in told.levers}
+    assert {"checkpointing=full", "precision=fp16", "batch.per_device=2 accumulation.steps=2"} <= words
+    assert not any("bf16" in word for word in words)  # a V100 has none
+    saved = [lever["saved_bytes"] for lever in told.levers]
+    assert saved == sorted(saved, reverse=True)
