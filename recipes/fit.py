@@ -118,6 +118,8 @@ def compose(*words: str):
 def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
     """What to search for a command line without fit's own keys; or no search, and the problems, a line each."""
     words = [word for word in words if word != "recipe=estimate"]
+    if "accumulation=auto" in words:
+        return None, ["fit chooses the batch itself: leave accumulation=auto out."]
     given = {word.lstrip("+~").split("=")[0]: word for word in words}
     pinned = {lever: word for lever in LEVERS for key, word in given.items()
               if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))}

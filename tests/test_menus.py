@@ -71,7 +71,8 @@ def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
 def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     """So that a check that is too eager does not pass for a menu that is covered."""
     alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
-    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp")}
+    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp"),
+                     ("accumulation", "auto")}
     models = {("model", name) for name in validate.options("model", [CONF])}
     encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}
