@@ -134,8 +134,8 @@ class FakeDevice(TorchDispatchMode):
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if types:  # a sharded tensor: its own rules turn this into operations on what it holds
-            return NotImplemented
+        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func, args, kwargs):

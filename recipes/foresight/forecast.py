@@ -70,8 +70,8 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         with fake.building():
             network = model.build(cfg, architecture, rows)
             network.tie_weights()  # which goes with the initialising that is left out
-        steps = args.gradient_accumulation_steps
         loop = Loop(cfg, args, network, rows)
+        steps = min(args.gradient_accumulation_steps, len(data.largest(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
         enough = min(steps, MICRO_BATCHES) if rows.collate is data.stack else steps
