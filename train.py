@@ -38,13 +38,13 @@ def open_streams() -> None:
 
 
 def stop(*_) -> None:
-    """SIGTERM (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does, with a record."""
+    """SIGTERM, SIGUSR1 (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does, with a record."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     open_streams()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to be left alone
             signal.signal(number, stop)
     try:

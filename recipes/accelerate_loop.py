@@ -25,8 +25,7 @@ class Loop:
         checkpointing.apply(cfg, model)
         self.loader = data.loader(rows, rows.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
-        self.model, self.optimizer = self.accelerator.prepare(
-            model.to(self.accelerator.device), optim.build(args, model))
+        self.model, self.optimizer = self.accelerator.prepare(model, optim.build(args, model))
         if args.n_gpu > 1:
             self.model = parallelism.replicated(self.model)
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
@@ -59,7 +58,7 @@ class Loop:
         losses = []
         shares, samples, tokens = plan(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
-            last = index == len(batches) - 1
+            last = self.accelerator.sync_gradients = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 losses.append(forward_backward(self.accelerator, self.model, batch, share))
         if self.args.max_grad_norm > 0:

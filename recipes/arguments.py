@@ -39,6 +39,5 @@ def accelerator_arguments(cfg, args) -> dict:
 
     return parallelism.accelerator_arguments(cfg) | {
         "mixed_precision": args.mixed_precision,
-        "cpu": args.use_cpu,
         "dynamo_plugin": TorchDynamoPlugin(backend=args.torch_compile_backend, mode=args.torch_compile_mode),
     }

@@ -6,25 +6,35 @@ import contextlib
 import datetime
 import os
 import sys
+import time
 from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import accumulation, checkpoint, complaints, config, launch, ranks, record, resume, screen, supervise, sweep, trackers, validate
+from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, resume, screen, supervise,
+                     sweep, trackers, validate)
+from recipes.refusal import Refusal
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
+BEHIND_SECONDS = 10.0  # how long a rank that refuses lets rank 0 go first
 
 
 def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
+    code = _run(conf)
+    if code == EXIT_CODES["refused"] and not ranks.here().main:
+        time.sleep(BEHIND_SECONDS)  # a launcher ends all ranks as soon as one has gone, and only rank 0 says why
+    return code
+
+
+def _run(conf: Path) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
     ConfigStore.instance().store(name="schema", node=config.Config)
     place = ranks.here()
@@ -35,7 +45,7 @@ def run(conf: Path) -> int:
         return EXIT_CODES["refused"]
     sys.argv[1:] = spelt_out(sys.argv[1:], place)
     statuses: list[str] = []  # of the jobs in this process; a sweep's are in its file
-    this = sweep.new(conf)
+    this, folder = sweep.new(conf), sweep_folder(sys.argv[1:])
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
     def job(composed) -> str:
@@ -49,7 +59,8 @@ def run(conf: Path) -> int:
         return statuses[-1]
 
     try:
-        job()
+        with clusters.followed(this, folder):
+            job()
     except KeyboardInterrupt:  # before a job had begun, or between two of them
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
@@ -64,7 +75,6 @@ def run(conf: Path) -> int:
     except OSError as error:
         screen.say_problems([_unwritable(error)])
         return EXIT_CODES["refused"]
-    folder = sweep_folder(sys.argv[1:])
     if folder is not None:
         return conclude(this, folder, statuses)
     return EXIT_CODES.get(statuses[-1], 1) if statuses else 0
@@ -87,6 +97,8 @@ def spelt_out(words: list[str], place: ranks.Place = ranks.Place()) -> list[str]
     if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
         added.append(f"measure.repeat=range({repeats[-1]})")
     if not sweeping:
+        # Hydra makes hydra.run.dir; hydra.sweep.dir it only resolves.
+        words = [word.replace("hydra.run.dir=", "hydra.sweep.dir=", word.startswith("hydra.run.dir=")) for word in words]
         added = [resume.NO_FOLDER]
     elif sweep_folder(words) is None:
         added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")
@@ -110,16 +122,12 @@ def run_alone(composed, told, conf: Path) -> str:
         return "refused"
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
-    fresh = folder = Path(told.runtime.output_dir).absolute()
+    fresh = folder = Path(told.runtime.output_dir if ranks.here().main else told.sweep.dir).absolute()
     if not problems:
         folder = resume.place(cfg, folder, told.overrides.hydra)
     before = resume.goes_on(cfg, folder) if not problems else None
     done = before is not None and before.status == "ok" and cfg.resume == resume.LATEST
-    if not ranks.here().main:
-        if problems or done:
-            return "refused" if problems else "ok"
-        return supervise.run(launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
-    if folder != fresh:
+    if folder != fresh and ranks.here().main:
         with contextlib.suppress(OSError):
             fresh.rmdir()  # Hydra has made it, for a run that begins
     if done:
@@ -134,8 +142,14 @@ def run_alone(composed, told, conf: Path) -> str:
         screen.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
                                          "hydra.run.dir=, or go on with that training: resume=latest."])
         return "refused"
+    if not ranks.here().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
+        return run_beside(outcome, problems)
     try:
-        outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
+        with claim.claimed(folder):
+            outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
+    except Refusal as busy:
+        screen.say_problems([str(busy)])
+        return "refused"
     except OSError as error:
         screen.say_problems([_unwritable(error)])
         return "failed"
@@ -144,6 +158,13 @@ def run_alone(composed, told, conf: Path) -> str:
     else:
         screen.say(screen.summary(outcome, folder))
     return outcome.status
+
+
+def run_beside(outcome: record.Record, problems: list[str]) -> str:
+    """A rank that was started beside rank 0, which has the folder and the screen. Returns its status."""
+    if problems:
+        return "refused"
+    return supervise.run(launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
 
 
 def occupied(folder: Path) -> bool:
@@ -158,35 +179,50 @@ def occupied(folder: Path) -> bool:
 
 def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     """One job of a sweep, or what an earlier run of it left. Returns its status; never raises."""
-    number = int(told.job.num)
+    number, in_task = int(told.job.num), clusters.enter(this)
     try:
         cfg, outcome, problems = prepare(composed, told, _folders(told))
     except OmegaConfBaseException as error:
         cfg, outcome, problems = None, None, [complaints.in_words(error, this.conf)]
     if cfg is None:
         screen.say_problems(problems)
-        this.note(folder, number, "", sweep.MISSPELT)
+        this.note(folder, number, "", sweep.MISSPELT, problems)
         return sweep.MISSPELT
-    outcome.environment |= sweep.stage(told)
-    alone = outcome.environment["jobs_at_once"] == 1
-    jobs, swept = sweep.plan(hydra_words(), GlobalHydra.instance().config_loader()) if alone else (None, set())
-    words = [word for word in outcome.overrides if word.lstrip("+").split("=")[0] in swept or not swept]
+    jobs, swept = sweep.plan(this)
+    outcome.environment |= sweep.stage(told, jobs)
+    quiet = in_task or outcome.environment["jobs_at_once"] > 1
+    words = sweep.told_apart(outcome.overrides, swept)
     place = folder / outcome.config_key
-    try:
-        before = sweep.settled(place, cfg.resume == resume.LATEST)
-        if before is None:
-            if checkpoint.found(place):
-                cfg.resume = outcome.config["resume"] = resume.LATEST
-            display = screen.Screen(" ".join(words), number + 1, jobs, quiet=not alone)
-            outcome = run_in(place, cfg, outcome, problems, display, None if problems else sweep.nursery(),
-                             folder.name)
-        else:
-            outcome = before
-        screen.say(screen.line(outcome, number + 1, words, before is not None))
-        this.note(folder, number, outcome.config_key, outcome.status)
-    except OSError as error:
-        screen.say_problems([_unwritable(error, "hydra.sweep.dir")])
-        return "failed"
+    with clusters.preemptible(in_task) as requeue:
+        if not ranks.here().main:
+            before = sweep.standing(place)
+            return before.status if before else run_beside(outcome, problems)
+        try:
+            before = sweep.standing(place)
+            if before is None:
+                with claim.claimed(place):
+                    sweep.clear(place, cfg.resume == resume.LATEST)
+                    if checkpoint.found(place):
+                        cfg.resume = outcome.config["resume"] = resume.LATEST
+                    if in_task:
+                        this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)
+                    display = screen.Screen(" ".join(words), number + 1, jobs, quiet=quiet)
+                    nursery = None if problems or in_task else sweep.nursery()
+                    outcome = run_in(place, cfg, outcome, problems, display, nursery, folder.name)
+            else:
+                outcome = before
+            said = screen.line(outcome, number + 1, words, before is not None)
+            screen.say(said)
+            this.note(folder, number, outcome.config_key, outcome.status, [said] if in_task else [])
+        except Refusal as busy:
+            screen.say_problems([str(busy)])
+            this.note(folder, number, outcome.config_key, "refused", [str(busy)] if in_task else [])
+            return "refused"
+        except OSError as error:
+            screen.say_problems([_unwritable(error, "hydra.sweep.dir")])
+            return "failed"
+        if outcome.status == "preempted":
+            requeue()
     return outcome.status
 
 
@@ -226,7 +262,7 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
     """The end of a sweep: its table and pictures, which jobs did not come to a result, and the exit code."""
     from recipes import report
 
-    jobs = this.jobs(folder)
+    jobs = [job for job in this.jobs(folder) if job["status"] != sweep.BEGUN]
     ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
     if sweep.MISSPELT in ended:
         return EXIT_CODES["refused"]
@@ -258,13 +294,6 @@ def send_table(jobs: list[dict], folder: Path) -> list[str]:
         return trackers.log_table(config.from_dict(last.config), folder.name, folder, folder / "results.csv")
     finally:
         trackers.close()
-
-
-def hydra_words() -> list[str]:
-    """The overrides on the command line, without Hydra's flags."""
-    from hydra._internal.utils import get_args_parser
-
-    return get_args_parser().parse_args().overrides
 
 
 def _folders(told) -> list[Path]:

@@ -44,6 +44,9 @@ def in_words(error: Exception, conf: Path) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         missing = str(error.missing_cfg_file)
         group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
+        if group == "hydra/launcher":
+            return (f"{group}={missing.rpartition('/')[2]}: there is no such launcher here. pip install '.[sweeps]' "
+                    "brings joblib, submitit_local and submitit_slurm.")
         option, known = missing.removeprefix(group + "/"), sorted(p.stem for p in (conf / group).glob("*.yaml"))
         return (f"{group}={option}: there is no such option; {group} has {', '.join(known)}."
                 + validate.nearest(option, known))

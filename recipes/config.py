@@ -123,6 +123,9 @@ class Parallelism:
     wrap: str = one_of("layer", "size", "none")
     wrap_min_parameters: int = at_least(1)
     cpu_offload: bool = UNSET
+    stage: int = one_of(1, 2, 3)
+    offload: str = one_of("none", "optimizer", "all")
+    live_parameters: int = at_least(1)
 
 
 @dataclass

@@ -30,8 +30,11 @@ def settle(cfg, place: ranks.Place) -> None:
         # One device, also where several are visible: the Trainer would take them all.
         os.environ["CUDA_VISIBLE_DEVICES"] = machine.gpus()[place.local_rank].uuid
         machine.gpus.cache_clear()
+        if "LOCAL_RANK" in os.environ:  # the device's number for DDP and DeepSpeed, and of one there is only 0
+            os.environ["LOCAL_RANK"] = "0"
     elif machine.device(cfg) == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks at what torch is built for otherwise
     if _may_ask_hub(cfg) and not _hub_answers():
         os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached still loads, and what is not fails at once, not after retries
         if "huggingface_hub" in sys.modules:  # a nursery's child: the variable has been read already

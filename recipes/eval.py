@@ -46,7 +46,7 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
     accelerator = loop.accelerator
     model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
     trained_dtype = model.dtype
-    call = model
+    call = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine holds the autocast
     if cfg.eval.precision:
         model.to({"fp16": torch.float16, "bf16": torch.bfloat16}[cfg.eval.precision])
         call = getattr(model, "_original_forward", model)  # without the autocast that training put around it

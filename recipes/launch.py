@@ -58,7 +58,8 @@ def start(job: Job, nursery: Nursery | None = None) -> list[Running]:
     if job.place.launched:
         return [_start(job, nursery)]
     count = job.record.config["parallelism"]["num_processes"]
-    if count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp"):
+    alone = count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp")
+    if alone or job.record.recipe == "estimate":  # which plays one rank of many in one process
         return [_start(job, nursery)]
     started = []
     with socket.create_server((ranks.Place.address, 0)) as listener:
@@ -90,19 +91,27 @@ def _start(job: Job, nursery: Nursery | None, listener: socket.socket | None = N
 
 def log_of(job: Job):
     """The open file to which a rank's libraries print."""
-    if job.folder is None:  # rank 0 has the folder; what is worth knowing of a failure goes into the record
+    if job.folder is None:  # until rank 0 has told its folder
         return tempfile.TemporaryFile()
-    return open(job.folder / (LOG_FILE if job.place.main else f"log-rank{job.place.rank}.txt"), "wb")
+    return open(job.folder / log_name(job.place.rank), "wb")
+
+
+def log_name(rank: int) -> str:
+    """The file in a run's folder to which a rank's libraries print."""
+    return LOG_FILE if rank == 0 else f"log-rank{rank}.txt"
 
 
 def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
     """A new interpreter that knows `recipes` and holds a socket. Its own session: Ctrl-C goes to us alone."""
-    root = str(record.PACKAGE_FOLDER.parent)
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     # -P: no module of the folder that a person stands in may take the place of ours.
     return subprocess.Popen([sys.executable, "-P", "-c", code, str(channel.fileno())], pass_fds=[channel.fileno()],
-                            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, start_new_session=True,
+                            env=os.environ | {"PYTHONPATH": python_path()}, stdin=subprocess.DEVNULL, start_new_session=True,
                             **streams)
+
+
+def python_path() -> str:
+    """PYTHONPATH with which another interpreter finds `recipes`."""
+    return os.pathsep.join([str(record.PACKAGE_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 # --- the nursery: the parent's side ----------------------------------------------------------------

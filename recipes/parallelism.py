@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from recipes import machine, ranks, sharding
+from recipes import machine, precision, ranks, sharding, zero
 
 # What a launcher says by variables, the option that means the same, and the word for it.
-LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp",), "ACCELERATE_USE_DEEPSPEED": ("zero",),
+LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp", "fsdp_tp"), "ACCELERATE_USE_DEEPSPEED": ("zero",),
                   "ACCELERATE_USE_MEGATRON_LM": (), "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp",)}
 ONE_PROCESS = ("single", "dp")
 
@@ -48,6 +48,10 @@ def resolve(cfg) -> list[str]:
                 "parallelism=fsdp, or start it as python train.py."]
     if place.launched and mode not in ONE_PROCESS and given not in (None, place.ranks):
         return [f"parallelism.num_processes={given}, but the launcher started {place.ranks}. Leave the key out."]
+    if not place.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return [f"accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
+                f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
+                "--num_processes N, or say how many with parallelism.num_processes=N."]
     cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
     return []
 
@@ -59,16 +63,33 @@ def problems(cfg) -> list[str]:
     on_gpu, here = machine.device(cfg) == "cuda", len(machine.gpus())
     if mode == "dp" and not on_gpu:
         found.append("parallelism=dp spreads a batch over GPUs, and there is none here. Choose parallelism=ddp.")
+    if mode == "dp" and here > 1 and cfg.precision.name in precision.AUTOCAST:
+        found.append(f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
+                     "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure.")
     local = ranks.here().local_ranks if ranks.here().launched else count
-    if on_gpu and mode not in ONE_PROCESS and local > here:
+    if on_gpu and mode not in ONE_PROCESS and local > here and cfg.recipe.name != "estimate":
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
                      f"here. Type parallelism.num_processes={here}, or device=cpu.")
-    if sharded(cfg):
+    if mode == "zero":
+        found += zero.problems(cfg, on_gpu)
+    elif sharded(cfg):
         found += sharding.problems(cfg, on_gpu)
-    elif cfg.parallelism.shard_size or cfg.parallelism.cpu_offload:
-        found.append("parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.shard_size and "
-                     "parallelism.cpu_offload mean nothing. Leave them out.")
     return found
+
+
+def given_problems(cfg, given: set[str]) -> list[str]:
+    """Keys that another key of the mode makes meaningless."""
+    own = cfg.parallelism
+    if "parallelism.wrap_min_parameters" in given and own.wrap != "size":
+        return [f"parallelism.wrap_min_parameters has no meaning for parallelism.wrap={own.wrap}. Type "
+                "parallelism.wrap=size, or leave it out."]
+    if own.strategy == "no_shard" and given & {"parallelism.wrap", "parallelism.shard_size", "parallelism.cpu_offload"}:
+        return ["parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.wrap, shard_size and "
+                "cpu_offload mean nothing. Leave them out."]
+    if "parallelism.live_parameters" in given and cfg.parallelism.stage in (1, 2):
+        return [f"parallelism.live_parameters has no meaning for parallelism.stage={cfg.parallelism.stage}, which keeps "
+                "all weights. Type parallelism.stage=3, or leave it out."]
+    return []
 
 
 def _launcher_problems(cfg) -> list[str]:
@@ -88,6 +109,16 @@ def _launcher_problems(cfg) -> list[str]:
     if steps not in ("1", str(cfg.accumulation.steps)):
         found.append(f"the launcher asks for {steps} accumulation steps, and the recipe for {cfg.accumulation.steps}. "
                      f"Type accumulation.steps={steps}, or take it out of accelerate's configuration.")
+    if given.get("ACCELERATE_USE_FSDP", "").lower() == "true" and cfg.parallelism.name in ("fsdp", "fsdp_tp"):
+        own = cfg.parallelism
+        says = {"FSDP_OFFLOAD_PARAMS": ("parallelism.cpu_offload=true", own.cpu_offload),
+                "FSDP_ACTIVATION_CHECKPOINTING": ("checkpointing=full", cfg.checkpointing.name == "full")}
+        found += [f"the launcher asks for {name.lower()}, and the recipe does not. Type {words}, or take it out of "
+                  "accelerate's configuration." for name, (words, ours) in says.items()
+                  if given.get(name, "").lower() == "true" and not ours]
+        if given.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false" and own.strategy == "full_shard":
+            found.append("the launcher asks for fsdp_reshard_after_forward: false, and the recipe for full_shard. Type "
+                         "parallelism.strategy=shard_grad_op, or take it out of accelerate's configuration.")
     if given.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no" and not cfg.compile:
         found.append("the launcher asks for torch.compile, and the recipe does not. Type compile=true, or take it "
                      "out of accelerate's configuration.")
@@ -95,11 +126,12 @@ def _launcher_problems(cfg) -> list[str]:
 
 
 def warnings(cfg) -> list[str]:
-    """More ranks than cores."""
+    """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, machine.usable_cores()
+    found = zero.warnings(cfg) if cfg.parallelism.name == "zero" else []
     if machine.device(cfg) == "cpu" and count > cores and not ranks.here().launched:
-        return [f"{count} ranks share {cores} cores: good for a test, not for speed."]
-    return []
+        found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
+    return found
 
 
 # --- what it means in the worker ------------------------------------------------------------------
@@ -135,6 +167,8 @@ def waiting_seconds(model) -> float | None:
 
 def accelerator_arguments(cfg) -> dict:
     """What `Accelerator` takes for the mode, in both recipes. Call it once the process group stands."""
+    if cfg.parallelism.name == "zero":
+        return zero.accelerator_arguments(cfg)
     if sharded(cfg):
         return _fsdp()
     if cfg.parallelism.name not in ("ddp", "fsdp"):

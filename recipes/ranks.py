@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+LAST_WORDS_SECONDS = 3.0  # what the other ranks have left once one has failed
 MEETING = datetime.timedelta(minutes=30)  # how long a rank waits for another, as gloo's own default
 
 
@@ -36,7 +37,7 @@ class Place:
 def here() -> Place:
     """The place that torchrun, `accelerate launch` or a cluster gave this process; the only one where none did."""
     given = os.environ
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= given.keys():
+    if "MASTER_ADDR" not in given or not (given.get("RANK", "").isdigit() and given.get("WORLD_SIZE", "").isdigit()):
         return Place()
     rank, ranks = int(given["RANK"]), int(given["WORLD_SIZE"])
     return Place(rank, ranks, int(given.get("LOCAL_RANK", rank)), int(given.get("LOCAL_WORLD_SIZE", ranks)), True,
@@ -50,7 +51,7 @@ def settle(place: Place) -> None:
     """Put the place where the libraries look for it."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
-    if place.ranks == 1 and not place.launched:
+    if place.ranks == 1 and not place.launched and not place.port:
         return
     os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.ranks), "LOCAL_RANK": str(place.local_rank),
                    "LOCAL_WORLD_SIZE": str(place.local_ranks), "MASTER_ADDR": place.address,
@@ -90,11 +91,9 @@ def number() -> int:
 
 
 def barrier() -> None:
-    """Wait until all ranks have come here."""
-    import torch.distributed as dist
-
+    """Wait until all ranks have come here; the device is not waited for."""
     if several():
-        dist.barrier()
+        ask(False)()
 
 
 def ask(yes: bool):

@@ -23,7 +23,8 @@ from recipes.config import ESTIMATE_ONLY
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "hydra-core", "omegaconf", "wandb")
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "deepspeed", "hydra-core", "omegaconf",
+            "wandb")
 # What of the environment may stand in a record: settings that change speed or memory, and no secret.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS",
              "MKL_NUM_THREADS", "NCCL_P2P_DISABLE", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
@@ -208,16 +209,25 @@ def write(record: Record, folder: Path) -> None:
 
     Raises OSError when the folder cannot be written or the disk is full; the old record then stands.
     """
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".result-", suffix=".json")
+    write_whole(Path(folder, FILE_NAME), to_json(record).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; an old one stands until then. Raises OSError, named after the file."""
+    name = None
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(to_json(record))
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, Path(folder, FILE_NAME))
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+        os.replace(name, path)
+    except BaseException as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
 
 
@@ -230,7 +240,11 @@ def _umask() -> int:
 def read(folder: Path) -> Record:
     """The record of a run's folder. Raises FileNotFoundError, or ValueError for what is no record."""
     path = Path(folder, FILE_NAME)
-    values = json.loads(path.read_text())
+    return from_values(json.loads(path.read_text()), str(path))
+
+
+def from_values(values, path: str = "this") -> Record:
+    """The record that was written as these values. path: for the message of the ValueError."""
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
     parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error,

@@ -10,9 +10,7 @@ import csv
 import dataclasses
 import io
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Callable
 
@@ -67,26 +65,11 @@ def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = 
     texts = {"results.jsonl": jsonl(made), "results.csv": csv_text(made), "table.md": markdown(made, list(pictures))}
     target = Path(target)
     target.mkdir(parents=True, exist_ok=True)
-    return [_write(target / name, content)
-            for name, content in ({name: text.encode() for name, text in texts.items()} | pictures).items()]
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all: a reader never sees half of it, and a full disk leaves the old one."""
-    name = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o666 & ~record._umask())
-        os.replace(name, path)
-    except BaseException as error:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):  # named after the file that a person knows
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
-        raise
-    return path
+    contents = {target / name: text.encode() for name, text in texts.items()}
+    contents |= {target / name: picture for name, picture in pictures.items()}
+    for path, content in contents.items():
+        record.write_whole(path, content)
+    return list(contents)
 
 
 def _to_stderr(line: str) -> None:

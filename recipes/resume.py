@@ -31,7 +31,7 @@ def signature(config: dict) -> dict:
             continue
         told |= {f"{name}.{key}": each for key, each in value.items() if key not in NOT_TRAINING_KEYS.get(name, ())}
     told["batch.effective"] = (config["batch"]["per_device"] * config["accumulation"]["steps"]
-                               * (config["parallelism"]["replicas"] or 1))
+                               * (config.get("parallelism", {}).get("replicas") or 1))
     return told
 
 
@@ -99,7 +99,7 @@ def place(cfg, folder: Path, words: list[str]) -> Path:
     A folder that was chosen is the run's own. Otherwise it is the run below outputs/ that has the newest
     checkpoint of the same training; and Hydra's new one where there is none.
     """
-    chosen = [word for word in words if word.startswith("hydra.run.dir=") and word != NO_FOLDER]
+    chosen = [word for word in words if word.startswith(("hydra.run.dir=", "hydra.sweep.dir=")) and word != NO_FOLDER]
     if cfg.resume != LATEST or chosen:
         return folder
     ours, newest = to_dict(cfg), {}

@@ -226,8 +226,8 @@ def _order(described: list, keys: list[str]) -> Callable:
         natural = [[(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", words.get(key, ""))]
                    for key in keys]
         measure, train = found.config.get("measure") or {}, found.config.get("train") or {}
-        return (number if one_sweep else 0, started, number or 0, natural, str(found.config_key),
-                str(measure.get("repeat")), str(train.get("seed")), record.to_json(found))
+        return (number if one_sweep else 0, started, number or 0, natural, str(measure.get("repeat")),
+                str(train.get("seed")), str(found.config_key), record.to_json(found))
 
     return order
 

@@ -17,11 +17,15 @@ FOLDER = "model"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+class Stopped(BaseException):
+    """A signal has asked for an end, where no training step is waited for."""
+
+
 class Asked:
     """Whether a signal has asked for an end. The step that runs is finished first."""
 
     def __init__(self):
-        self.to_stop = False
+        self.to_stop = self.listens = self.at_once = False
 
     def listen(self) -> None:
         """From here on the signals only set the flag."""
@@ -32,6 +36,7 @@ class Asked:
     def listening(self, on: bool):
         """Listen for a while, in the main thread, where that is wanted and nobody has asked to be left alone."""
         numbers = SIGNALS if on and threading.current_thread() is threading.main_thread() else ()
+        self.listens = bool(numbers)
         before = {number: signal.signal(number, self) for number in numbers
                   if signal.getsignal(number) is not signal.SIG_IGN}
         try:
@@ -40,8 +45,16 @@ class Asked:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def stop_at_once(self) -> None:
+        """The training is over: from here on a signal raises Stopped, and so does one that came before."""
+        self.at_once = True
+        if self.to_stop:
+            raise Stopped
+
     def __call__(self, *_) -> None:
         self.to_stop = True
+        if self.at_once:
+            raise Stopped
 
 
 class Saver:
@@ -56,7 +69,7 @@ class Saver:
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
         self._question = None
-        self.possible = all(ranks.gathered(folder is not None))
+        self.possible = all(ranks.gathered(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
             raise Refusal("the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
                           "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out.")
@@ -108,13 +121,25 @@ class Saver:
         self.journal.leave_out()
 
 
-def save_final(loop, rows, folder: Path) -> Path:
-    """Write the weights (safetensors), the configuration and the tokenizer to <folder>/model."""
+def save_final(loop, rows, folder: Path) -> None:
+    """Write the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
+
+    Weights that ranks share are gathered whole, on the CPU of rank 0, which writes.
+    """
     model = loop.accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
-    target = Path(folder, FOLDER)
-    model.config.use_cache = True  # training switched it off; who generates with the model wants it
-    model.save_pretrained(target)
-    model.config.use_cache = False
-    if rows.tokenizer is not None:
-        rows.tokenizer.save_pretrained(target)
-    return target
+    weights = None
+    if hasattr(model, "unshard"):  # FSDP's
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    deepspeed = loop.accelerator.deepspeed_plugin
+    if deepspeed is not None and deepspeed.zero_stage == 3:
+        weights = loop.accelerator.get_state_dict(loop.model)
+    if ranks.number() == 0:
+        target = Path(folder, FOLDER)
+        model.config.use_cache = True  # training switched it off; who generates with the model wants it
+        model.save_pretrained(target, state_dict=weights)
+        model.config.use_cache = False
+        if rows.tokenizer is not None:
+            rows.tokenizer.save_pretrained(target)
+    ranks.barrier()

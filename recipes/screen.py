@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from recipes import ranks
+from recipes.launch import log_name
 from recipes.record import Record
 
 MIB = 2**20
@@ -151,7 +152,7 @@ def summary(outcome: Record, folder: Path) -> str:
         if outcome.error.hint:
             lines.append(f"  {outcome.error.hint}")
         if outcome.status == "failed":
-            lines.append(f"  What the libraries said: {folder / 'log.txt'}")
+            lines.append(f"  What the libraries said: {folder / log_name(outcome.error.rank)}")
     for text in outcome.warnings:
         lines.append(f"  warning: {text}")
     lines.append(f"  Record: {_short(folder / 'result.json')}")

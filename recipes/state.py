@@ -157,6 +157,8 @@ def restore(loop, checkpoint: Checkpoint) -> None:
 
 def _optimizer_state(optimizer, group: dict, weight, name: str, pieces: Pieces, values: dict, rank: int) -> dict:
     """What the optimizer keeps for one weight, on its device and cut as the weight is."""
+    import torch
+
     state = dict(values["optimizer"]["states"].get(name, {}))
     for key in pieces.keys(name):
         shape = pieces.shape(f"{name}/{key}")
@@ -167,9 +169,10 @@ def _optimizer_state(optimizer, group: dict, weight, name: str, pieces: Pieces, 
             state[key] = value if on_host else _on_device(optimizer, weight, value)
         elif shape == list(weight.shape):
             local, offset, whole, _ = box(weight, rank)
-            part = pieces.read(f"{name}/{key}", offset, list(local.shape), whole).to(local.device)
-            state[key] = type(weight.data).from_local(part, weight.device_mesh, weight.placements, run_check=False,
-                                                      shape=weight.shape, stride=weight.stride())
+            part = pieces.read(f"{name}/{key}", offset, list(local.shape), whole)
+            # As the optimizer makes it: beside the weight also where that is offloaded, and not on the mesh's device.
+            state[key] = torch.zeros_like(weight.detach(), dtype=part.dtype)
+            state[key].to_local().copy_(part)
         else:
             raise Refusal(f"the optimizer's {key} of {name} cannot be cut into the parts of a sharded weight. Resume in "
                           "the mode in which it was saved.")

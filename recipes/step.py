@@ -51,7 +51,8 @@ def forward_backward(accelerator, model, batch, share):
         loss = over_replicas(loss, batch["labels"])
     if share is not None:
         loss = loss * share
-    accelerator.backward(loss)
+    # DeepSpeed would divide by the accumulation steps, which the shares have done.
+    accelerator.backward(loss, **({"scale_wrt_gas": False} if accelerator.deepspeed_plugin else {}))
     return loss.detach()
 
 

@@ -19,7 +19,8 @@ from recipes.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
-LAST_WORDS_SECONDS = 3.0  # what the other ranks have left once one has failed
+# The process that torchrun is, also inside `accelerate launch`: it starts each rank itself, and outlives it.
+LAUNCHER = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) -> Record:
@@ -113,7 +114,7 @@ def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | No
 @contextlib.contextmanager
 def _undisturbed():
     """Leave Ctrl-C and its relatives unheard for a moment."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     if threading.current_thread() is not threading.main_thread():  # handlers belong to the main thread
         yield
         return
@@ -127,12 +128,17 @@ def _undisturbed():
 
 def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None,
            asked: save.Asked | None = None) -> str:
-    """Listen until the workers are gone: 'exited', or 'timeout' at the deadline.
+    """Listen until the workers are gone: 'exited', 'timeout' at the deadline, or 'interrupted' when the launcher is.
 
-    What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say, or wait for ever.
+    What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say,
+    or wait for ever.
     """
     last_words, passed_on = None, False
     while True:
+        if asked is not None and LAUNCHER not in (None, os.getppid()):  # killed: nothing else would end its ranks
+            if not asked.listens:
+                return "interrupted"
+            asked.to_stop = True
         if asked is not None and asked.to_stop and not passed_on:
             passed_on = True
             for worker in workers:
@@ -149,8 +155,10 @@ def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadli
         if None not in codes:
             return "exited"
         if last_words is None and (failures or any(codes)):
-            last_words = now + LAST_WORDS_SECONDS
-        if last_words is not None and now > last_words and len(workers) > 1:
+            last_words = now + ranks.LAST_WORDS_SECONDS
+        # Under a launcher one worker is ours; one that waits on a device does not see that the others are gone.
+        others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].place.rank for f in failures)
+        if last_words is not None and now > last_words and others:
             return "exited"
         open_pipes = {worker.pipe: worker for worker, code in zip(workers, codes) if code is None}
         for pipe in wait(list(open_pipes), timeout=POLL_SECONDS):
@@ -209,6 +217,21 @@ def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kill
         outcome.status = "failed"
         outcome.error = Error(where, "WorkerDied", f"{_how(code)} and left no record",
                               f"Its last words are in {job.folder / launch.LOG_FILE}.")
+    return outcome
+
+
+def bury(job: launch.Job, status: str, why: str, hint: str | None) -> Record:
+    """The record of a job whose parent is gone too: what its worker wrote, or what its steps tell.
+
+    status, why, hint: for the latter, from whoever saw it end. Raises OSError when the folder cannot be written.
+    """
+    outcome = _written(job.folder)
+    if outcome is None:
+        outcome = job.record
+        outcome.training = _steps_written(job.folder)
+        where = "forward" if outcome.training.steps else "load"
+        outcome.status, outcome.error = status, Error(where, status.capitalize(), why, hint)
+        record.write(outcome, job.folder)
     return outcome
 
 

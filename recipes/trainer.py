@@ -126,6 +126,8 @@ class Loop:
     def one_more_step(self, ledger) -> int:
         """A second, one-step training with the same model and optimizer, on the largest batches there are,
         under the ledger. Returns its tokens."""
+        if self.accelerator.deepspeed_plugin is not None:
+            self.accelerator.free_memory = lambda *kept: kept  # train() calls it first, and it would end the engine
         self.args.max_steps = 1
         self.bare_model.train()
         self.trainer.counting, self.trainer.first_step = True, 0

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from multiprocessing import reduction
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, environment, failure, launch, machine, ranks, record, save  # all that a failure's record needs
+from recipes import config, environment, failure, launch, machine, parallelism, ranks, record, save  # what a failure needs
 
 
 
@@ -130,6 +131,8 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     listener: where rank 0 of our own ranks listens for the others.
     """
     place, folder, asked = job.place, job.folder, save.Asked()
+    if cfg.parallelism.name in parallelism.ONE_PROCESS:  # under a launcher of one rank, too
+        place = ranks.Place()
     if cfg.save.on_signal:
         asked.listen()
     environment.settle(cfg, place)
@@ -141,7 +144,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import arguments, data, model, parallelism, precision, resume, sharding
+    from recipes import arguments, data, model, precision, resume, sharding, zero
     from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
@@ -152,7 +155,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             torch.set_num_threads(max(1, machine.usable_cores() // place.local_ranks))
         progress.enter("load", f"waiting for {place.ranks} ranks")
         ranks.join(place, on_gpu, listener)
-        folder = _meet(job, progress)
+        folder = _meet(cfg, job, progress)
     if cfg.recipe.name == "trainer":
         from recipes.trainer import Loop
     else:
@@ -171,7 +174,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     network = model.build(cfg, architecture, rows)
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     before = devices.nvml_used_bytes()
-    if parallelism.sharded(cfg):
+    if cfg.parallelism.name == "zero":
+        zero.place(cfg, network, machine.device(cfg))
+    elif parallelism.sharded(cfg):
         sharding.shard(cfg, network, machine.device(cfg))
     else:
         network.to(machine.device(cfg))
@@ -212,14 +217,22 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         outcome.status = "preempted"
         return
 
-    if cfg.save.final:
-        progress.enter("save", "saving")
-        save.save_final(loop, rows, folder)
-    if cfg.eval.enabled and rows.eval is not None:
-        from recipes.eval import evaluate
+    try:
+        asked.stop_at_once()
+        if cfg.save.final:
+            progress.enter("save", "saving")
+            save.save_final(loop, rows, folder)
+        if cfg.eval.enabled and rows.eval is not None:
+            from recipes.eval import evaluate
 
-        progress.enter("eval", "evaluating")
-        outcome.evaluation = evaluate(cfg, args, loop, rows)
+            progress.enter("eval", "evaluating")
+            outcome.evaluation = evaluate(cfg, args, loop, rows)
+    except save.Stopped:
+        asked.at_once = False
+        if saver.possible and not ranks.several():  # other ranks may be in the middle of something else
+            saver.save(outcome.training.steps)
+        outcome.status = "preempted"
+        return
     outcome.status = "ok"
     if cfg.measure.ledger:
         memory.per_rank = count.per_rank(memory, place)
@@ -232,17 +245,30 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         count.take_largest(memory)
 
 
-def _meet(job: launch.Job, progress: Progress) -> Path | None:
-    """Learn rank 0's folder, where this machine has it, and listen for the last words of a launcher's ranks."""
-    folder = Path(ranks.gathered(str(job.folder))[0])
-    if job.place.launched and job.place.main:
+def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
+    """Learn rank 0's folder, where this machine has it, and listen for the last words of a launcher's ranks.
+
+    Whether the run resumes is rank 0's to say, too: it alone may have seen the folder before it was cleared.
+    """
+    folder, cfg.resume = ranks.gathered((str(job.folder), cfg.resume))[0]
+    folder = Path(folder)
+    if job.place.launched:
         def listen():
             words = ranks.heard(job.place, seconds=10**8)
-            if words is not None:
+            if words is not None and job.place.main:
                 progress.tell("failed", **words)
+            elif words is not None:  # this rank may wait for the other one on the device, for ever
+                time.sleep(ranks.LAST_WORDS_SECONDS)
+                os._exit(1)
 
         threading.Thread(target=listen, daemon=True).start()
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    if job.folder is None:
+        with open(folder / launch.log_name(job.place.rank), "wb") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+    return folder
 
 
 def _open_gpu(memory: record.Memory, progress: Progress) -> None:

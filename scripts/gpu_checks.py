@@ -27,11 +27,13 @@ JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guid
 
 
 def jobs() -> list[list[str]]:
-    """The main job, each precision and each optimizer, in both recipes."""
+    """The main job, each precision, each optimizer and each mode with one process, in both recipes."""
     folders = [ROOT / "conf"]
     words = [[]]
     words += [[f"precision={name}"] for name in validate.options("precision", folders) if name != "fp32"]
     words += [["precision=bf16", f"optim={name}"] for name in validate.options("optim", folders) if name != "adamw"]
+    words += [["precision=bf16", f"parallelism={mode}", "parallelism.num_processes=1"] for mode in ("dp", "ddp", "fsdp")]
+    words += [["precision=fp16", "parallelism=fsdp", "parallelism.num_processes=1"]]
     words += [["precision=bf16", "accumulation=x4", "batch.per_device=1", "checkpointing=full", "train.max_steps=20"]]
     return [[f"recipe={recipe}", *JOB, *extra] for extra in words for recipe in ("trainer", "accelerate")]
 
@@ -60,12 +62,12 @@ def run_all(nursery: launch.Nursery, into: Path, name: str) -> list[record.Recor
 
 def table(records: list[record.Record]) -> str:
     """Markdown: speed, and the ledger's peak beside CUDA's."""
-    rows = ["| recipe | precision | optim | batch | checkpointing | status | samples/s | step ms | MFU | ledger MiB "
+    rows = ["| recipe | parallelism | precision | optim | batch | checkpointing | status | samples/s | step ms | MFU | ledger MiB "
             "| allocated MiB | ledger / allocated | reserved MiB | device MiB | context MiB |",
-            "|" + " --- |" * 15]
+            "|" + " --- |" * 16]
     for outcome in records:
         config, speed, memory = outcome.config, outcome.speed, outcome.memory
-        cells = [outcome.recipe, config["precision"]["name"], config["optim"]["name"],
+        cells = [outcome.recipe, config["parallelism"]["name"], config["precision"]["name"], config["optim"]["name"],
                  f"{config['batch']['per_device']} x {config['accumulation']['steps']}", config["checkpointing"]["name"],
                  outcome.status]
         if outcome.status == "ok":
@@ -75,7 +77,7 @@ def table(records: list[record.Record]) -> str:
                       f"{memory.peak_tensor_bytes / memory.peak_allocated_bytes:.3f}",
                       f"{memory.peak_reserved_bytes / MIB:.0f}", f"{memory.device_used_bytes / MIB:.0f}",
                       f"{memory.context_bytes / MIB:.0f}"]
-        rows.append("| " + " | ".join(cells + [""] * (15 - len(cells))) + " |")
+        rows.append("| " + " | ".join(cells + [""] * (16 - len(cells))) + " |")
     return "\n".join(rows)
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import yaml
-from conftest import CONF, small
+from conftest import CONF, compose, small
 
 from recipes import record, screen
 from recipes.config import GROUPS
@@ -270,7 +270,7 @@ def statuses(folder) -> list[str]:
 def test_a_sweep_runs_each_job_in_a_folder_named_after_its_key(command, tmp_path):
     ended = command("-m", "recipe=trainer,accelerate", "train.seed=0,1", "hydra.sweep.dir=sweep", *small())
     assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok"] * 4
-    for folder in (path for path in (tmp_path / "sweep").iterdir() if path.is_dir()):
+    for folder in (path.parent for path in (tmp_path / "sweep").glob("*/result.json")):
         assert record.read(folder).config_key == folder.name
 
 
@@ -289,3 +289,29 @@ def test_ctrl_c_ends_a_sweep(command, monkeypatch, tmp_path):
     ended = command("-m", "train.seed=0,1,2", "hydra.sweep.dir=sweep",
                     *small("train.max_steps=100000", "train.log_seconds=0"))
     assert ended.code == 130 and statuses(tmp_path / "sweep") == ["interrupted"]
+
+
+# --- one command at a time in a folder -------------------------------------------------------------
+
+
+def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_path):
+    from recipes import claim
+
+    words = small("recipe=accelerate")
+    with claim.claimed(tmp_path / "busy"):
+        ended = command(*words, f"hydra.run.dir={tmp_path}/busy", nursery=None)
+        assert ended.code == 2 and "another command is training" in ended.err
+        assert list((tmp_path / "busy").iterdir()) == []
+    assert command(*words, f"hydra.run.dir={tmp_path}/busy").code == 0, "it is free again"
+
+
+def test_a_job_of_a_sweep_that_another_command_runs_is_left_alone(command, tmp_path):
+    from recipes import claim
+
+    words = ["-m", *small("recipe=accelerate"), f"hydra.sweep.dir={tmp_path}/s"]
+    place = tmp_path / "s" / compose(*small("recipe=accelerate")).record.config_key
+    with claim.claimed(place):
+        (place / "steps.jsonl").write_text("theirs")
+        ended = command(*words, nursery=None)
+        assert ended.code == 1 and "another command is training" in ended.err
+        assert (place / "steps.jsonl").read_text() == "theirs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import types
 
 import pytest
@@ -127,3 +128,23 @@ def test_a_job_leaves_out_its_warm_up(train):
     assert speed.step_seconds_p10 <= speed.step_seconds_median <= speed.step_seconds_p90 < speed.train_seconds
     assert speed.tokens_per_second == pytest.approx(speed.samples_per_second * 32)
     assert speed.mfu is None
+
+
+def test_a_resumed_journal_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
+    (tmp_path / "steps.jsonl").write_text("what the run that was stopped has written\n")
+    before = {"losses": [3.0, float("nan")], "seconds": [9.0, 9.0], "samples": [4, 4], "tokens": [8, 8]}
+    journal = Journal(torch.device("cpu"), 1, 1e9, lambda *_, **__: None, tmp_path, before=before)
+    journal.begin()
+    for step in range(3):
+        journal.step(torch.tensor(float(step)), 2, 4)
+    journal.flush()
+    time.sleep(0.2)  # a checkpoint
+    journal.leave_out()
+    journal.step(torch.tensor(3.0), 2, 4)
+    journal.end()
+    training, speed = journal.training(), journal.speed()
+    assert (training.steps, training.samples, training.tokens, training.resumed_from_step) == (6, 16, 32, 2)
+    assert training.losses[0] == 3.0 and training.losses[2:] == [0.0, 1.0, 2.0, 3.0]
+    assert (speed.warmup_steps, speed.measured_steps) == (1, 3) and speed.step_seconds_p90 < 0.1
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[1]["loss"] is None

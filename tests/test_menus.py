@@ -14,7 +14,7 @@ import json
 import pytest
 from conftest import CONF, compose, small
 
-from recipes import config, validate
+from recipes import config, machine, validate
 from recipes.config import ESTIMATE_ONLY
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
@@ -40,7 +40,7 @@ def told(tmp_path_factory):
     def told(options) -> list[str]:
         needed = {option: [f"data.path={folder / option}"] for option in ("text", "wikitext", "mrpc")}
         needed["wandb"] = ["tracker.mode=disabled"]
-        needed |= {mode: ["parallelism.num_processes=2"] for mode in ("ddp", "fsdp", "fsdp_tp")}
+        needed |= {mode: ["parallelism.num_processes=2"] for mode in ("ddp", "fsdp", "fsdp_tp", "zero")}
         return words(options) + [word for _, option in sorted(options) for word in needed.get(option, [])]
 
     return told
@@ -71,8 +71,9 @@ def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
 def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     """So that a check that is too eager does not pass for a menu that is covered."""
     alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
+    zero = ("parallelism", "zero")
     assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp"),
-                     ("accumulation", "auto")}
+                     ("accumulation", "auto")} | (set() if machine.has("deepspeed") else {zero})
     models = {("model", name) for name in validate.options("model", [CONF])}
     encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}
@@ -80,7 +81,8 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     unplanned = {model for model in models if not model[1].startswith("llama")} | {("optim", "adamw_fused")}
     assert others == ({frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
                       | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}
-                      | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned})
+                      | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
+                      | {frozenset([zero, option]) for option in whole | {("precision", "bf16_pure")} if zero not in alone})
 
 
 def covering(pairs, refused) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes import accumulation, config, plots, record, report, train
+from recipes import accumulation, config, plots, record, report, tradeoff, train
 from recipes.record import Error, Evaluation, Memory, Record, Speed, Training
 from recipes.refusal import Refusal
 
@@ -396,7 +396,7 @@ def test_a_failure_leaves_the_old_files_whole(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report.os, "replace", full)
+    monkeypatch.setattr(record.os, "replace", full)
     with pytest.raises(OSError, match="No space left.*results.jsonl"):
         report.make([tmp_path / "runs", tmp_path / "runs2"], out)
     monkeypatch.undo()
@@ -492,7 +492,7 @@ def test_of_many_jobs_the_tradeoff_names_the_best_only(drawn):
     records = sixty()
     points = [(r.memory.peak_tensor_bytes, r.speed.samples_per_second) if r.status == "ok" else None for r in records]
     axes = drawn(records)["tradeoff.png"][0].axes[0]
-    assert len(axes.texts) == len(plots.best_tradeoffs(points)) < 15
+    assert len(axes.texts) == len(tradeoff.best_tradeoffs(points)) < 15
 
 
 def test_best_tradeoffs_are_those_that_no_other_beats():
@@ -501,7 +501,7 @@ def test_best_tradeoffs_are_those_that_no_other_beats():
         points = [(rng.randrange(12), rng.randrange(12)) if rng.random() > 0.2 else None for _ in range(size)]
         there = [(i, point) for i, point in enumerate(points) if point]
         best = {i for i, p in there if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for _, q in there)}
-        assert set(plots.best_tradeoffs(points)) == best
+        assert set(tradeoff.best_tradeoffs(points)) == best
 
 
 def test_jobs_without_figures_are_in_every_picture_with_the_word(drawn):

@@ -232,6 +232,24 @@ def test_without_on_signal_a_signal_ends_the_worker(train, fault):
     assert not steps(run.folder)
 
 
+def test_a_signal_before_the_training_is_no_failure_either(tmp_path):
+    """While the worker imports its libraries: it may not listen yet."""
+    process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "here" / launch.LOG_FILE).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "Traceback" not in out + err
+    left = record.read(tmp_path / "here")
+    assert left.status == "preempted" and left.error is None
+    assert steps(tmp_path / "here") == [left.training.steps] * (left.training.steps > 0)
+
+
 AGAIN = ["recipe=accelerate", *TOLD, "train.max_steps=300", "train.log_seconds=0", "hydra.run.dir=here", "resume=latest"]
 
 
@@ -273,3 +291,15 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
     assert done.status == "ok" and done.training.resumed_from_step == left.training.steps
     assert done.training.losses == train(*AGAIN[:-2]).record.training.losses
     assert "ok:" in command(*small(*AGAIN), nursery=None).out
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_while_it_evaluates_saves_what_was_trained(train, fault, name):
+    """The evaluation sends the signal itself; the run that resumes has only the evaluation left."""
+    code = f"""
+import os, signal, recipes.eval as part
+part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
+"""
+    run = train("recipe=accelerate", status="preempted", nursery=fault(code))
+    assert run.record.training.steps == 2 and [path.name for path in checkpoint.found(run.folder)] == ["step-00000002"]
+    assert run.record.evaluation is None

@@ -47,6 +47,19 @@ def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_offloaded_states_resume_where_they_were(train, again, tmp_path, recipe):
+    """One rank on one GPU, with weights and optimizer states on the host."""
+    options = [*TOLD, f"recipe={recipe}", "device=cuda", "parallelism=fsdp", "parallelism.num_processes=1",
+               "parallelism.cpu_offload=true", "model.dropout=0", "save.every_steps=2"]
+    left_alone = train(*options)
+    copied(left_alone, 2, tmp_path)
+    resumed, warned = again(tmp_path, *options, "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == pytest.approx(left_alone.record.training.losses, rel=1e-4)
+
+
 MODES = {"single": ["parallelism=single"], "ddp 2": ["parallelism=ddp", *TWO], "fsdp 2": ["parallelism=fsdp", *TWO],
          "fsdp 4": ["parallelism=fsdp", "parallelism.num_processes=4"],
          "split 4": [*SPLIT, "parallelism.num_processes=4"], "split 2": [*SPLIT, *TWO],

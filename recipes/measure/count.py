@@ -18,7 +18,9 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     start = time.perf_counter()
     import torch
 
-    optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
+    optimizer = loop.optimizer
+    while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper, and DeepSpeed's inside it
+        optimizer = optimizer.optimizer
     ledger = Ledger(loop.bare_model, optimizer, loop.accelerator.device)
     try:
         if cfg.compile:  # compiled code allocates behind the ledger's back: count the step as written

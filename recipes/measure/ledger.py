@@ -98,9 +98,10 @@ class Ledger(TorchDispatchMode):
             return None
         storage = tensor.untyped_storage()
         known = self._alive.get(storage._cdata)
-        if known is not None and known[0]() is not None:
-            return known[1]
-        return self._enter(storage, kind, given)
+        entry = known[1] if known is not None and known[0]() is not None else self._enter(storage, kind, given)
+        if entry.kind == OTHER and hasattr(tensor, "ds_tensor"):
+            entry.kind = COPY  # a weight that ZeRO's stage 3 has gathered for now
+        return entry
 
     def _enter(self, storage: torch.UntypedStorage, kind: str, given: bool) -> Storage:
         """A storage is born; from now on its death is heard of."""
@@ -169,8 +170,14 @@ class Ledger(TorchDispatchMode):
         self._mark_states()
 
     def _mark_states(self) -> None:
+        owners = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        for weight in [*owners, *self.optimizer.state]:  # ZeRO's optimizer has copies of its own: flat pieces in fp32
+            self._mark(weight, COPY)
+            if weight.grad is not None:
+                self._mark(weight.grad, GRADIENT)
         for weight in self.model.parameters():
-            self._mark(weight, PARAMETER)
+            for kept in _kept(weight):
+                self._mark(kept, PARAMETER)
             if weight.grad is not None:
                 self._mark(weight.grad, GRADIENT)
         for state in self.optimizer.state.values():
@@ -202,7 +209,7 @@ class Ledger(TorchDispatchMode):
                 largest = largest | {entry.kind: now[entry.kind]}
             if index == where:
                 kinds = dict(now)
-        stored = [_local(weight).untyped_storage() for weight in self.model.parameters()]
+        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in _kept(weight)]
         weights = {storage._cdata: storage.nbytes() for storage in stored}
         return {
             "parameters_bytes": kinds[PARAMETER] + kinds[COPY],
@@ -250,3 +257,9 @@ def _local(tensor):
     """This rank's part of a tensor that FSDP has sharded; any other as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
+
+def _kept(weight) -> list[torch.Tensor]:
+    """What a rank keeps of a weight between steps: its part under FSDP; under ZeRO's stage 3, too, and small ones whole."""
+    if not hasattr(weight, "ds_tensor"):
+        return [_local(weight)]
+    return [weight.ds_tensor, weight] if weight.ds_persist else [weight.ds_tensor]
