@@ -18,6 +18,7 @@ SECONDS = 120  # a cold disk takes its time to read torch; most machines need so
 MARK = "told: "  # stands before what a probe tells; libraries print on the same stream
 MODULES = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml", "pyyaml": "yaml",
            "hydra-joblib-launcher": "hydra_plugins.hydra_joblib_launcher",
+           "hydra-submitit-launcher": "hydra_plugins.hydra_submitit_launcher",
            "transformers": "transformers.trainer"}  # `import transformers` alone loads nothing that trains
 
 
