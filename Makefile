@@ -18,8 +18,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 train: setup  ## run the main job; other options: make train ARGS="precision=bf16 optim=adam8bit"
 	$(RUN) train.py $(ARGS)
 
-test: setup  ## run the tests
-	$(RUN) -m pytest -q $(ARGS)
+test: setup  ## run the tests, in two processes
+	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 bench: setup  ## what the recipes add to a training step and to a whole run
 	$(RUN) scripts/bench_step.py
