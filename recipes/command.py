@@ -17,8 +17,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import (checkpoint, claim, clusters, complaints, config, launch, ranks, record, resume, screen, supervise, sweep, trackers,
-                     validate)
+from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, resume, screen, supervise,
+                     sweep, trackers, validate)
 from recipes.refusal import Refusal
 
 # One run's exit code by its status; 1 for any other.
@@ -316,6 +316,7 @@ def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, 
     given = {word.lstrip("+~").split("=")[0] for word in overrides}
     problems = validate.set_by_menu(given)  # these make an option another one, so no other check means anything
     problems = problems or validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    problems = problems or accumulation.choose(cfg)
     resolved, environment = config.to_dict(cfg), record.environment(cfg)
     key = record.config_key(resolved, environment["versions"])
     return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems

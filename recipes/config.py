@@ -99,6 +99,7 @@ class Optim:
 class Accumulation:
     name: str = UNSET
     steps: int = at_least(1)
+    reason: Optional[str] = UNSET  # why auto chose what it did; derived
 
 
 @dataclass

@@ -11,15 +11,15 @@ from recipes.record import Error, Estimate, Record
 
 MIB = 2**20
 TIMELINE = "timeline.png"
+KNOWN = ("single", "ddp", "fsdp")  # modes of parallelism
 
 
 def problems(cfg) -> list[str]:
     """What an estimate does not know."""
     if cfg.recipe.name != "estimate":
         return []
-    if cfg.parallelism.name != "single":
-        return [f"recipe=estimate predicts a single process, and parallelism={cfg.parallelism.name} is several. "
-                "Choose parallelism=single."]
+    if cfg.parallelism.name not in KNOWN:
+        return [f"recipe=estimate does not know parallelism={cfg.parallelism.name}. Choose one of {', '.join(KNOWN)}."]
     return []
 
 
@@ -117,7 +117,7 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
     told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)
     speed.step_seconds_median = told.step_seconds
     speed.samples_per_second = seen.samples * count / told.step_seconds
-    speed.tokens_per_second = seen.tokens * count / told.step_seconds
+    speed.tokens_per_second = seen.tokens / told.step_seconds
     speed.model_flops_per_step = seen.model_flops and seen.model_flops * count
     peak = gpu.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
@@ -134,6 +134,9 @@ def notes(cfg) -> list[str]:
     if cfg.gpu.context_from != "measured":
         found.append(f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
                      "nobody has measured it for this table.")
+    if cfg.parallelism.num_processes > 1:
+        found.append("NCCL's buffers lie outside torch's allocator and are not counted: some hundreds of MiB. Nor is it that "
+                     "what one stream has freed another cannot have.")
     if cfg.compile:
         found.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
     if cfg.model.attention == "flash_attention_2":

@@ -118,6 +118,8 @@ def compose(*words: str):
 def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
     """What to search for a command line without fit's own keys; or no search, and the problems, a line each."""
     words = [word for word in words if word != "recipe=estimate"]
+    if "accumulation=auto" in words:
+        return None, ["fit chooses the batch itself: leave accumulation=auto out."]
     given = {word.lstrip("+~").split("=")[0]: word for word in words}
     pinned = {lever: word for lever in LEVERS for key, word in given.items()
               if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))}
@@ -126,8 +128,9 @@ def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
     if not problems and machine.device(cfg) == "cpu":
         problems = ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
     if not problems and options.measure and cfg.gpu.name != "auto" and not gpu.at_hand(cfg.gpu.name):
-        problems = [f"fit.measure={options.measure} runs on the GPU at hand, and here is "
-                    f"{machine.gpus()[0].name if machine.gpus() else 'none'}, not gpu={cfg.gpu.name}. Leave one of them out."]
+        here = machine.gpus()[0].name if machine.gpus() else "none"
+        problems = [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "
+                    "Leave one of them out."]
     if problems:
         return None, problems
     if cfg.accumulation.name != "none":

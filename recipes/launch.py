@@ -58,7 +58,8 @@ def start(job: Job, nursery: Nursery | None = None) -> list[Running]:
     if job.place.launched:
         return [_start(job, nursery)]
     count = job.record.config["parallelism"]["num_processes"]
-    if count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp"):
+    alone = count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp")
+    if alone or job.record.recipe == "estimate":  # which plays one rank of many in one process
         return [_start(job, nursery)]
     started = []
     with socket.create_server((ranks.Place.address, 0)) as listener:

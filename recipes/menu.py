@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import yaml
@@ -62,6 +63,6 @@ def _row(text: str) -> str:
 
 
 def _order(name: str):
-    """x2 before x16, and the rest by name."""
+    """x2 before x16, auto last, and the rest by name."""
     digits = name.lstrip("x")
-    return (int(digits), name) if digits.isdigit() else (0, name)
+    return (int(digits), name) if digits.isdigit() else (sys.maxsize if name == "auto" else 0, name)

@@ -67,7 +67,7 @@ def problems(cfg) -> list[str]:
         found.append(f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
                      "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure.")
     local = ranks.here().local_ranks if ranks.here().launched else count
-    if on_gpu and mode not in ONE_PROCESS and local > here:
+    if on_gpu and mode not in ONE_PROCESS and local > here and cfg.recipe.name != "estimate":
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
                      f"here. Type parallelism.num_processes={here}, or device=cpu.")
     if mode == "zero":

@@ -171,7 +171,8 @@ def grid(search: fit.Search, rows: list) -> str:
         cells.append([str(number), *(found.chosen[lever] for lever in headings), f"{batch} x {steps}",
                       f"{outcome.memory.device_used_bytes / MIB:,.0f}", f"{outcome.estimate.margin_bytes / MIB:,.0f}",
                       f"{outcome.speed.samples_per_second:.2f}", f"{outcome.speed.step_seconds_median:.3f}"])
-    return table(["", *headings.values(), "batch", "memory MiB", "margin MiB", "samples/s", "step s"], cells, 2 + len(headings))
+    figures = ["memory MiB", "margin MiB", "samples/s", "step s"]
+    return table(["", *headings.values(), "batch", *figures], cells, 2 + len(headings))
 
 
 def table(headings: list[str], cells: list[list[str]], left: int) -> str:
@@ -219,7 +220,8 @@ def measure(search: fit.Search, rows: list, nursery: launch.Nursery | None = Non
                         f"{measured / unit:,.{2 if unit == 1 else 0}f}" if measured else "",
                         "" if error is None else f"{error:+.1%}"]
             cells.append(row)
-    heads = [f"{name} {kind}" for name in ("reserved MiB", "device MiB", "samples/s") for kind in ("predicted", "measured", "error")]
+    heads = [f"{name} {kind}" for name in ("reserved MiB", "device MiB", "samples/s")
+             for kind in ("predicted", "measured", "error")]
     screen.say("\n" + table(["", "status", *heads], cells, 2))
     for number, outcome in enumerate(records, 1):
         if outcome.error is not None:

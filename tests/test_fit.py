@@ -123,7 +123,8 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
 
 @pytest.mark.parametrize("words", [
     ("precision=bf16", "optim=adamw"), ("precision=fp16", "optim=adafactor", "checkpointing=full"),
-    ("precision=bf16_pure", "optim=sgd", "model.attention=eager"), ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
+    ("precision=bf16_pure", "optim=sgd", "model.attention=eager"),
+    ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
 ])
 def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
     from recipes.foresight import search as searching
@@ -154,8 +155,8 @@ def test_the_optimizer_of_one_sketch_goes_with_the_passes_of_another(tmp_path):
 def test_it_finds_what_trying_all_finds():
     from recipes.foresight import search as searching
 
-    search = planned("batch.effective=16", "model.width=256", "model.feed_forward=1024", "precision=bf16",
-                     "model.attention=sdpa", "launch.memory_limit_gib=0.1", "data.samples=16")
+    search = planned("batch.effective=8", "model.layers=3", "model.width=256", "model.feed_forward=1024", "precision=bf16",
+                     "model.attention=sdpa", "launch.memory_limit_gib=0.072")
     search.values["optim"] = ["adamw", "sgd"]
     all_of_them = []
     for told in itertools.product(*search.values.values()):
@@ -174,7 +175,7 @@ def test_it_finds_what_trying_all_finds():
 
 
 def test_its_commands_give_what_its_table_says(command, tmp_path):
-    search = planned("batch.effective=4", "optim=adamw", "model.attention=sdpa")
+    search = planned("batch.effective=4", "optim=adam8bit", "model.attention=sdpa", keep=("precision",))
     result = searched(search, 2)
     assert len(result.rows) == 2
     for number, found in enumerate(result.rows):
@@ -224,3 +225,20 @@ def test_the_script_from_the_shell():
     assert "Searched, 4 configurations: checkpointing (full, none); batch.per_device (1, 2)." in ended.stdout
     assert "Kept: precision=fp32, model.attention=sdpa, optim=adamw." in ended.stdout
     assert ended.stdout.count("python train.py") == 2
+
+
+def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
+    import transformers
+
+    from recipes.foresight import search as searching
+    from recipes.foresight import sketch
+
+    shape = transformers.GPT2Config(n_layer=5, n_embd=64, n_head=2, vocab_size=512, n_positions=64)
+    transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")
+    words = ["model=gpt2_tiny", f"model.pretrained={tmp_path / 'model'}", "data.seq_len=32", "data.samples=8", GPU]
+    cfg, _, problems = fit.compose(*words)
+    assert not problems
+    (seen,) = sketch.sketch(cfg, ["fp32"], str(tmp_path))
+    outcome, why = searching.predict(words)
+    assert not why and sketch.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
+    assert 0.85 < sketch.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1

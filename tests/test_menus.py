@@ -72,8 +72,8 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     """So that a check that is too eager does not pass for a menu that is covered."""
     alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
     zero = ("parallelism", "zero")
-    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp")} | (
-        set() if machine.has("deepspeed") else {zero})
+    assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp"),
+                     ("accumulation", "auto")} | (set() if machine.has("deepspeed") else {zero})
     models = {("model", name) for name in validate.options("model", [CONF])}
     encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from unittest import mock
 
 import accelerate
 import torch
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 
-from recipes import machine
+from recipes import machine, ranks
 
 
 class Scaler(torch.amp.GradScaler):
@@ -28,6 +30,9 @@ class FakeAccelerator(accelerate.Accelerator):
 
     def __init__(self, **settings):
         PartialState._shared_state["device"] = torch.device("cuda")
+        if ranks.several():
+            PartialState._shared_state |= {"distributed_type": DistributedType.MULTI_GPU, "process_index": 0,
+                                           "num_processes": torch.distributed.get_world_size(), "local_process_index": 0}
         super().__init__(**settings | {"cpu": False})
         AcceleratorState._shared_state["device"] = PartialState._shared_state["device"] = self.device_to_use
         if self.scaler is not None:
@@ -64,6 +69,45 @@ def pretended(fake):
                 left.enter_context(mock.patch.multiple(functional, get_paged=functools.partial(_paged, fake),
                                                        fill=_nothing, prefetch_tensor=_nothing))
         yield
+
+
+@contextlib.contextmanager
+def ranks_of(cfg, fake):
+    """Inside, this process is rank 0 of as many as the configuration has; the others are not there. fake: the FakeDevice."""
+    count = cfg.parallelism.num_processes
+    if count == 1:
+        yield
+        return
+    import torch.distributed as dist
+    from torch.nn.parallel import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    before = dict(os.environ)  # Accelerate, too, says there what it does
+    ranks.settle(ranks.Place(0, count, 0, count))
+    dist.init_process_group(f"cpu:fake,{fake.device.type}:fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP), \
+                mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True):
+            yield
+    finally:
+        dist.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class FakeDDP(torch.nn.parallel.DistributedDataParallel):
+    """DDP whose reduction gives back what it got: the fake process group's own has no result that DDP could read."""
+
+    def __init__(self, module, device_ids=None, output_device=None, **settings):
+        super().__init__(module, **settings)
+        self.register_comm_hook(None, _reduced)
+
+
+def _reduced(_, bucket):  # DDP reads the annotation that would stand here, and it must be no text
+    torch.distributed.all_reduce(bucket.buffer())
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _paged(fake, *shape: int, dtype: torch.dtype = torch.float32, device=None) -> torch.Tensor:

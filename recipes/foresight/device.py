@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import traceback
 from pathlib import Path
 from unittest import mock
@@ -25,7 +26,8 @@ from recipes.foresight.autocast import Autocast
 from recipes.measure import ledger
 
 NAME = "fakecuda"
-NOWHERE = 64  # the address of what is not there, on the CPU; nothing may read it
+NOWHERE = 2**60  # from here on lie the addresses of what is not there; no machine has any
+APART = 512  # bytes between two of them: FSDP tells tensors by their addresses
 FOLLOWED = 2**20  # elements of the largest tensor whose numbers are worked out
 HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # its kernels for views touch no data
 aten = torch.ops.aten
@@ -107,6 +109,7 @@ class FakeDevice(TorchDispatchMode):
         self.device = torch.device("cpu") if capability is None else torch.device(NAME, 0)
         self.warnings: dict[str, None] = {}
         self._plans: dict[tuple, object] = {}
+        self._addresses = itertools.count(NOWHERE, APART)
         self._building = False
         self._left = contextlib.ExitStack()
         FakeDevice.current = self
@@ -124,7 +127,7 @@ class FakeDevice(TorchDispatchMode):
     def empty(self, size, stride, dtype: torch.dtype, size_bytes: int, device: torch.device) -> torch.Tensor:
         """A tensor of that shape with a storage of so many bytes, of which there is none."""
         made = torch.empty(0, dtype=dtype) if device.type == "cpu" else torch._C._acc.create_empty_tensor([0], dtype)
-        storage = torch._C._construct_storage_from_data_pointer(NOWHERE, device, size_bytes)
+        storage = torch._C._construct_storage_from_data_pointer(next(self._addresses), device, size_bytes)
         return set_storage(HOST, made, storage, 0, size, stride)
 
     @classmethod
@@ -134,8 +137,8 @@ class FakeDevice(TorchDispatchMode):
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if types:  # a sharded tensor: its own rules turn this into operations on what it holds
-            return NotImplemented
+        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func, args, kwargs):
@@ -174,7 +177,7 @@ class FakeDevice(TorchDispatchMode):
     def _fake(self, tensor: torch.Tensor) -> bool:
         if self.capability is not None:
             return not tensor.is_cpu
-        return not tensor.is_cpu or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() == NOWHERE)
+        return not tensor.is_cpu or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() >= NOWHERE)
 
     def _makes_fake(self, device) -> bool:
         if self.capability is None:

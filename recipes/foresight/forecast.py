@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import data, machine, model
+from recipes import data, machine, model, parallelism, sharding
 from recipes.foresight import allocator
 
 MICRO_BATCHES = 2
@@ -22,8 +22,8 @@ class Forecast:
 
     parts: dict
     parameter_count: int
-    samples: int  # of one optimizer step
-    tokens: int
+    samples: int  # of one optimizer step of this rank
+    tokens: int  # of one optimizer step of all ranks
     model_flops: int | None  # of one optimizer step
     demand: allocator.Demand | None
     paged_bytes: int  # of optimizer states, outside the allocator
@@ -63,15 +63,17 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     capability = None if gpu is None else gpu.capability
     transformers.set_seed(cfg.train.seed)
     fake = FakeDevice(capability)
-    with fake, accelerator.pretended(fake):
+    with fake, accelerator.pretended(fake), accelerator.ranks_of(cfg, fake):
         args = accelerator.training_arguments(cfg, folder, fake.device)
         architecture = model.configuration(cfg)
         rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
             network = model.build(cfg, architecture, rows)
             network.tie_weights()  # which goes with the initialising that is left out
-        steps = args.gradient_accumulation_steps
+        if parallelism.sharded(cfg):
+            sharding.shard(cfg, network, fake.device.type)
         loop = Loop(cfg, args, network, rows)
+        steps = min(args.gradient_accumulation_steps, len(data.largest(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
         enough = min(steps, MICRO_BATCHES) if rows.collate is data.stack else steps
