@@ -15,7 +15,7 @@ from recipes.config import GROUPS
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
 # Nothing was resumed or saved, and a classification has no perplexity.
-UNUSED = {"error", "perplexity", "resumed_from_step", "save_seconds"}
+UNUSED = {"error", "estimate", "perplexity", "resumed_from_step", "save_seconds"}
 GPU_FIELDS = {"mfu", "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "device_used_at_start_bytes",
               "context_bytes", "weights_device_bytes"}
 

@@ -160,7 +160,7 @@ def bare_model(name: str, dropout: float):
             n_layer=1, n_embd=32, n_head=2, n_inner=64, vocab_size=512, n_positions=64,
             resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **sizes, num_key_value_heads=1, attention_dropout=dropout,
+        **sizes | {"num_attention_heads": 4}, num_key_value_heads=2, attention_dropout=dropout,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}))
 
 
