@@ -7,49 +7,12 @@ known beforehand: where CUDA puts a segment (here: each above the last), and wha
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Iterable
 
-MIB = 2**20
-ROUND = 512  # kMinBlockSize: every request is rounded up to a multiple
-SMALL = MIB  # kSmallSize: the largest request that the small pool serves
-SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
-LARGE_SEGMENT = 20 * MIB  # large_segment_size: the segment for a large request under MIN_LARGE
-MIN_LARGE = 10 * MIB  # kMinLargeAlloc
-ROUND_LARGE = 2 * MIB  # kRoundLarge: a segment of its own is rounded up to a multiple
-UNLIMITED = sys.maxsize
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What PYTORCH_ALLOC_CONF may say that changes memory. Sizes in bytes; UNLIMITED: no such limit."""
-
-    expandable_segments: bool = False
-    max_split_size: int = UNLIMITED  # larger blocks are never split, and serve only requests as large
-    max_non_split_rounding: int = LARGE_SEGMENT  # how much too large such a block may be
-    large_segment_size: int = LARGE_SEGMENT
-    memory_fraction: float = 1.0  # of the device, for this process
-
-
-def settings_from(text: str) -> tuple[Settings, list[str]]:
-    """(settings, unknown keys) of a PYTORCH_ALLOC_CONF: `key:value,key:value`. Raises ValueError for a bad number."""
-    found, unknown = {}, []
-    sizes = {"max_split_size_mb": "max_split_size", "max_non_split_rounding_mb": "max_non_split_rounding",
-             "large_segment_size_mb": "large_segment_size"}
-    harmless = ("pinned_", "release_lock_on_cudamalloc", "backend:native", "throw_on_cudamalloc_oom")
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        key, _, value = word.partition(":")
-        if key in sizes:
-            found[sizes[key]] = int(value) * MIB
-        elif key == "expandable_segments":
-            found[key] = value == "True"
-        elif key == "per_process_memory_fraction":
-            found["memory_fraction"] = float(value)
-        elif not word.startswith(harmless):
-            unknown.append(word)
-    return Settings(**found), unknown
+from recipes.foresight.alloc_conf import (
+    LARGE_SEGMENT, MIB, MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings, settings_from)
 
 
 class OutOfMemory(Exception):

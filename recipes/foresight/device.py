@@ -23,6 +23,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 from recipes.foresight import attention
 from recipes.foresight.autocast import Autocast
+from recipes.foresight.plans import GIVEN, NEW, PLAIN, VIEW, describe, meta, nbytes, sign, swap
 from recipes.measure import ledger
 
 NAME = "fakecuda"
@@ -33,7 +34,6 @@ HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # its kernels for view
 aten = torch.ops.aten
 set_storage = aten.set_.source_Storage_storage_offset.redispatch
 as_strided = aten.as_strided.default.redispatch
-NEW, GIVEN, VIEW, PLAIN = range(4)  # what a result is: a new tensor, an argument, a view of one, or no tensor
 
 
 class Unknown(Exception):
@@ -144,7 +144,7 @@ class FakeDevice(TorchDispatchMode):
     def compute(self, func, args, kwargs):
         """What an operation gives, without doing it; one of real tensors alone is done."""
         tensors: list[torch.Tensor] = []
-        signature = (func, _sign(args, tensors), _sign(tuple(kwargs.items()), tensors))
+        signature = (func, sign(args, tensors), sign(tuple(kwargs.items()), tensors))
         device = kwargs.get("device")
         if not (any(map(self._fake, tensors)) or self._makes_fake(device)):
             return func(*args, **kwargs)
@@ -158,7 +158,7 @@ class FakeDevice(TorchDispatchMode):
         if plan is None:
             plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
         where = self.device if device is None or torch.device(device).type == NAME else torch.device(device)
-        result = self._carry_out(plan, tensors, where)
+        result = self.carry_out(plan, tensors, where)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
             self._follow(func, args, kwargs, tensors, result)
         return result
@@ -170,9 +170,9 @@ class FakeDevice(TorchDispatchMode):
         if random or any(value is None for value in known.values()) or result.numel() > FOLLOWED:
             result.known = None
             return
-        swap = functools.partial(_swap, metas=known)
-        on_host = {name: torch.device("cpu") if name == "device" else swap(value) for name, value in kwargs.items()}
-        result.known = func(*map(swap, args), **on_host)
+        real = functools.partial(swap, metas=known)
+        on_host = {name: torch.device("cpu") if name == "device" else real(value) for name, value in kwargs.items()}
+        result.known = func(*map(real, args), **on_host)
 
     def _fake(self, tensor: torch.Tensor) -> bool:
         if self.capability is not None:
@@ -186,27 +186,27 @@ class FakeDevice(TorchDispatchMode):
 
     def _plan(self, func, args, kwargs, tensors):
         """Run an operation on the meta device, and say what its results are in terms of its arguments."""
-        metas = {id(tensor): _meta(tensor) for tensor in tensors}
+        metas = {id(tensor): meta(tensor) for tensor in tensors}
         # The meta kernel of this product knows bf16 only, all others any float.
         grouped = func._opname == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
         if grouped:
             metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
-        swap = functools.partial(_swap, metas=metas)
-        kwargs = {name: torch.device("meta") if name == "device" and value is not None else swap(value)
+        there = functools.partial(swap, metas=metas)
+        kwargs = {name: torch.device("meta") if name == "device" and value is not None else there(value)
                   for name, value in kwargs.items()}
         if self._building and self.capability is None and "device" in [a.name for a in func._schema.arguments]:
             kwargs["device"] = torch.device("meta")
         try:
-            result = func(*map(swap, args), **kwargs)
+            result = func(*map(there, args), **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             raise Unknown(f"the fake device cannot follow {func}: {str(error).splitlines()[0]}") from error
         if grouped:
             result = result.to(tensors[0].dtype)
         places = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
         storages = {metas[id(tensor)].untyped_storage()._cdata: index for index, tensor in enumerate(tensors)}
-        return _describe(result, places, storages)
+        return describe(result, places, storages)
 
-    def _carry_out(self, plan, tensors, device: torch.device):
+    def carry_out(self, plan, tensors, device: torch.device):
         kind, *told = plan
         if kind is NEW:
             return self.empty(*told, device)
@@ -216,7 +216,7 @@ class FakeDevice(TorchDispatchMode):
             return as_strided(HOST, tensors[told[0]], *told[1:])
         if kind is PLAIN:
             return told[0]
-        return kind(self._carry_out(part, tensors, device) for part in told)
+        return kind(self.carry_out(part, tensors, device) for part in told)
 
     def _read(self, tensor):
         """A number that a program reads from the device: where it is not known, one is made up and the reader named."""
@@ -262,11 +262,11 @@ def _softmax(run, tensor, dim: int, dtype: torch.dtype | None = None):
 
 # FSDP gives weights back by shrinking their storage to nothing. torch cannot resize a storage of another backend, and
 # need not: there is nothing in it, so that its size is a word.
-_nbytes, _resize_real = torch.UntypedStorage.nbytes, torch.UntypedStorage.resize_
+_resize_real = torch.UntypedStorage.resize_
 
 
 def _size(storage: torch.UntypedStorage) -> int:
-    return storage.__dict__.get("said_bytes") if "said_bytes" in storage.__dict__ else _nbytes(storage)
+    return storage.__dict__.get("said_bytes") if "said_bytes" in storage.__dict__ else nbytes(storage)
 
 
 def _resize(storage: torch.UntypedStorage, size: int):
@@ -274,51 +274,3 @@ def _resize(storage: torch.UntypedStorage, size: int):
         return _resize_real(storage, size)
     storage.said_bytes = size
     return storage
-
-
-# --- an operation by the shapes of its arguments ----------------------------------------------------
-
-
-def _sign(value, tensors: list):
-    """What an operation's result can depend on, hashable. Appends every tensor it comes by to `tensors`."""
-    kind = type(value)
-    if kind is int or kind is float or kind is bool:  # 1, 1.0 and True are equal, and do not mean the same
-        return kind, value
-    if kind is list or kind is tuple:
-        return tuple([_sign(item, tensors) for item in value])
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_cpu
-    return value if isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)) else None
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta:
-        return tensor
-    needed = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
-    held = _nbytes(tensor.untyped_storage()) // tensor.element_size()
-    whole = torch.empty(max(held, needed), dtype=tensor.dtype, device="meta")
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _swap(value, metas: dict):
-    if isinstance(value, torch.Tensor):
-        return metas[id(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)([_swap(item, metas) for item in value])
-    return value
-
-
-def _describe(result, places: dict[int, int], storages: dict[int, int]):
-    """A result as `FakeDevice._carry_out` reads it. places, storages: which argument a meta tensor or storage is of."""
-    if isinstance(result, (list, tuple)):
-        kind = tuple if isinstance(result, tuple) else list
-        return kind, *[_describe(item, places, storages) for item in result]
-    if not isinstance(result, torch.Tensor):
-        return PLAIN, result
-    if id(result) in places:
-        return GIVEN, places[id(result)]
-    known = storages.get(result.untyped_storage()._cdata)
-    if known is not None:
-        return VIEW, known, result.shape, result.stride(), result.storage_offset()
-    return NEW, result.shape, result.stride(), result.dtype, result.untyped_storage().nbytes()
