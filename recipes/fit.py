@@ -127,6 +127,9 @@ def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
     cfg, _, problems = compose(*words, *smallest)  # a batch of 1 divides the effective one, whatever it is
     if not problems and machine.device(cfg) == "cpu":
         problems = ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
+    if not problems and cfg.parallelism.name != "single":
+        problems = [f"fit searches for a single process, and parallelism={cfg.parallelism.name} is several. Leave it out; "
+                    "recipe=estimate tells what a rank of several takes."]
     if not problems and options.measure and cfg.gpu.name != "auto" and not gpu.at_hand(cfg.gpu.name):
         here = machine.gpus()[0].name if machine.gpus() else "none"
         problems = [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "

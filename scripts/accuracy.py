@@ -78,9 +78,10 @@ def prepare(words: list[str], records: Path) -> launch.Job | record.Record:
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", " ".join(problems))
         return outcome
     folder = records / outcome.config_key
-    before = sweep.settled(folder)
+    before = sweep.standing(folder)
     if before is None:
         folder.mkdir(parents=True, exist_ok=True)
+        sweep.clear(folder)
     return before or launch.Job(outcome, folder)
 
 
