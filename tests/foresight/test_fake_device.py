@@ -97,7 +97,7 @@ def test_numbers_that_follow_from_known_ones_can_be_read(gpu):
 def test_a_number_that_is_nowhere_is_made_up_and_its_reader_named(gpu):
     assert ones(gpu, 3).sum().item() == 1
     assert (ones(gpu, 3) > 0).all()
-    assert any("test_device.py" in line and "taken as 1" in line for line in gpu.warnings)
+    assert any("test_fake_device.py" in line and "taken as 1" in line for line in gpu.warnings)
 
 
 def test_random_numbers_are_not_known(gpu):
