@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from recipes import failure, machine, record
+from recipes import failure, machine
 from recipes.record import Error, Estimate, Record
 
 MIB = 2**20

@@ -65,7 +65,8 @@ def memory_hint(cfg) -> str:
                       + ("" if cfg.batch.effective or cfg.batch.per_device % 2 else f" {key}"))
     if cfg.checkpointing.name == "none":
         levers.append("checkpointing=full")
-    if cfg.optim.name in ("adamw", "adamw_fused"):
+    whole_weights = cfg.parallelism.name in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
+    if cfg.optim.name in ("adamw", "adamw_fused") and whole_weights:
         levers.append("optim=adam8bit")
     levers.append(f"data.seq_len={cfg.data.seq_len // 2}")
     return "Try, the cheapest first: " + ", ".join(levers) + "."

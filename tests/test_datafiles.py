@@ -7,36 +7,9 @@ import json
 import pytest
 import torch
 from conftest import compose, small
+from test_data import CLASSES, built, decoded, ids_of, refusal
 
-from recipes import data
 from recipes.refusal import Refusal
-
-LM, CLASSES = "language_modelling", "classification"
-
-
-def built(*overrides, task=LM, vocab=512) -> data.Data:
-    """The rows that these words give a model with such a vocabulary."""
-    cfg, _, problems = compose(*small(*overrides))
-    assert not problems, problems
-    return data.build(cfg, task, vocab)
-
-
-def ids_of(rows) -> list[list[int]]:
-    return [row["input_ids"].tolist() for row in rows]
-
-
-def decoded(ids) -> str:
-    """Byte tokens as text; 0 is the end of a text."""
-    return bytes(i - 1 for i in ids if i).decode()
-
-
-def refusal(*overrides, **more) -> str:
-    with pytest.raises(Refusal) as caught:
-        built(*overrides, **more)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
 
 # --- text: the user's files ------------------------------------------------------------------------
 

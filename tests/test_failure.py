@@ -42,6 +42,7 @@ def test_a_refusal_and_ctrl_c_are_no_failures():
     (["batch.per_device=1"], ["precision=bf16", "checkpointing=full"], ["batch.per_device", "accumulation"]),
     (["accumulation=x16"], ["batch.per_device=2 accumulation.steps=32"], []),
     (["batch.effective=16"], ["batch.per_device=2"], ["accumulation"]),
+    (["parallelism=fsdp"], ["precision=bf16"], ["optim"]),
 ], ids=lambda words: " ".join(words))
 def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
     hint = failure.memory_hint(compose("device=cpu", *words).cfg)
@@ -49,7 +50,7 @@ def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
 
 
 @pytest.mark.parametrize("words", [[], ["precision=bf16", "optim=sgd"], ["batch.effective=16"], ["accumulation=x2"],
-                                   ["model=llama_tiny", "batch.per_device=6"]], ids=str)
+                                   ["model=llama_tiny", "batch.per_device=6"], ["parallelism=fsdp"]], ids=str)
 def test_each_lever_of_a_hint_can_be_typed(words):
     hint = failure.memory_hint(compose("device=cpu", *words).cfg)
     for lever in hint.removeprefix("Try, the cheapest first: ").rstrip(".").split(", "):

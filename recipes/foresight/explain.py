@@ -7,13 +7,14 @@ forward pass made what the operation works on, as far as that is known.
 from __future__ import annotations
 
 import copy
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import yaml
 
-from recipes import config, machine, validate
+from recipes import config, validate
 from recipes.foresight.tape import Tape
 from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from recipes.refusal import Refusal
@@ -174,14 +175,15 @@ def picture(tape: Tape, path: Path, title: str, capacity_bytes: int | None) -> N
     axes.plot([peak], [top], "kv", markersize=6)
     axes.annotate(f"{top:,.0f} MiB", (peak, top), textcoords="offset points", xytext=(0, 7), ha="center")
     if capacity_bytes is not None and capacity_bytes / MIB < 1.5 * top:
-        axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8)
+        axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8, label="what the GPU has")
     for place, phase in phases:
         axes.axvline(place, color="#767676", linewidth=0.4)
+        axes.annotate(f" {phase}", (place, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676")
     axes.set_xlim(0, max(1, len(tape.log) - start - 1))
     axes.set_ylim(0, top * 1.15)
     axes.set_xlabel("births and deaths of tensors in one optimizer step, in their order")
     axes.set_ylabel("MiB of live tensors")
-    axes.set_title(title, fontsize=10)
+    figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10)
     axes.legend(*[part[::-1] for part in axes.get_legend_handles_labels()], fontsize=8, loc="center left",
                 bbox_to_anchor=(1, 0.5), frameon=False)
     figure.savefig(path, dpi=130)
