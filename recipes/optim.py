@@ -52,6 +52,7 @@ def build(args, model):
         from bitsandbytes.optim import GlobalOptimManager
 
         overrides = GlobalOptimManager.get_instance()
+        overrides.initialize()  # it tells weights by their ids, which this model's may share with an earlier one's
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
                 overrides.register_module_override(module, "weight", {"optim_bits": 32})

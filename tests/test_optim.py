@@ -78,6 +78,16 @@ def test_frozen_weights_are_left_out(tmp_path):
 # --- what the states take --------------------------------------------------------------------------
 
 
+def test_what_an_earlier_model_kept_in_32_bits_says_nothing_of_this_one(tmp_path):
+    from bitsandbytes.optim import GlobalOptimManager
+
+    model = torch.nn.Linear(64, 128)
+    GlobalOptimManager.get_instance().pid2config[id(model.weight)] = {"optim_bits": 32}  # of an embedding that is gone
+    optimizer = built(model, tmp_path, "optim=adam8bit")
+    step(model, optimizer, torch.ones(1, 64))
+    assert optimizer.state[model.weight]["state1"].dtype == torch.uint8
+
+
 def test_8_bit_states_take_2_bytes_a_parameter(tmp_path):
     """And a 32-bit scale for each state of each block of 256: 2 x 4 / 256 bytes more."""
     model = torch.nn.Linear(256, 256, bias=False)
