@@ -18,12 +18,13 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from recipes.foresight import attention
 from recipes.foresight.autocast import Autocast
-from recipes.foresight.plans import GIVEN, NEW, PLAIN, VIEW, describe, meta, nbytes, sign, swap
+from recipes.foresight.plans import DO, GIVEN, NEW, PLAIN, READ, VIEW, describe, meta, nbytes, sign, swap
 from recipes.measure import ledger
 
 NAME = "fakecuda"
@@ -108,6 +109,7 @@ class FakeDevice(TorchDispatchMode):
         self.capability = capability
         self.device = torch.device("cpu") if capability is None else torch.device(NAME, 0)
         self.warnings: dict[str, None] = {}
+        self.signature: tuple = ()  # of the operation that came last
         self._plans: dict[tuple, object] = {}
         self._addresses = itertools.count(NOWHERE, APART)
         self._building = False
@@ -137,26 +139,31 @@ class FakeDevice(TorchDispatchMode):
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+        if types and FakeTensor not in types and any(kind not in ledger.PLAIN for kind in types):
             return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func, args, kwargs):
         """What an operation gives, without doing it; one of real tensors alone is done."""
         tensors: list[torch.Tensor] = []
-        signature = (func, sign(args, tensors), sign(tuple(kwargs.items()), tensors))
+        # A function is told by its identity: it lives as long as torch, and torch's own hash of one takes longer.
+        signature = (id(func), sign(args, tensors), sign(kwargs.items(), tensors) if kwargs else ())
         device = kwargs.get("device")
-        if not (any(map(self._fake, tensors)) or self._makes_fake(device)):
-            return func(*args, **kwargs)
-        if func is aten._local_scalar_dense.default:
-            return self._read(args[0])
-        if func.namespace == "bitsandbytes" and not func._schema.returns:
-            return None  # its optimizers write in place, with kernels of their own
-        if func.namespace == "c10d":
-            return func(*args, **kwargs)  # torch's fake process group takes tensors without reading them
+        if any(map(self._fake, tensors)) or self._makes_fake(device):
+            result = self._pretend(func, args, kwargs, tensors, signature, device)
+        else:
+            result = func(*args, **kwargs)
+        self.signature = signature  # at the end: what was done in between has set its own
+        return result
+
+    def _pretend(self, func, args, kwargs, tensors, signature, device):
         plan = self._plans.get(signature)
         if plan is None:
             plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
+        if plan is DO:
+            return func(*args, **kwargs)
+        if plan is READ:
+            return self._read(args[0])
         where = self.device if device is None or torch.device(device).type == NAME else torch.device(device)
         result = self.carry_out(plan, tensors, where)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
@@ -186,6 +193,12 @@ class FakeDevice(TorchDispatchMode):
 
     def _plan(self, func, args, kwargs, tensors):
         """Run an operation on the meta device, and say what its results are in terms of its arguments."""
+        if func is aten._local_scalar_dense.default:
+            return READ
+        if func.namespace == "c10d":
+            return DO  # torch's fake process group takes tensors without reading them
+        if not func._schema.returns:
+            return PLAIN, None  # it writes in place: the foreach and fused optimizers', and bitsandbytes' own kernels
         metas = {id(tensor): meta(tensor) for tensor in tensors}
         # The meta kernel of this product knows bf16 only, all others any float.
         grouped = func._opname == "_grouped_mm" and tensors[0].dtype != torch.bfloat16

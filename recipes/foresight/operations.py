@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recipes.measure.ledger import _flops
+from recipes.measure.ledger import _flops, tensors_in
 
 MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE = (
     "matmul", "attention", "reduction", "elementwise", "optimizer", "copy", "collective")
@@ -74,22 +74,22 @@ class Tally:
     counts: dict[str, Counter] = field(default_factory=dict)  # phase -> operation -> times
     calls: Counter = field(default_factory=Counter)  # phase -> calls that the host makes, views too
     unknown: set[str] = field(default_factory=set)  # operations whose cost is a guess from their bytes
-    _seen: dict = field(default_factory=dict, repr=False)
+    seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; tallies may share it
 
-    def add(self, func, args, kwargs, result, phase: str) -> None:
-        """One dispatched operation in a phase: forward | backward | step."""
+    def add(self, func, args, kwargs, result, phase: str, signature: tuple) -> None:
+        """One dispatched operation in a phase: forward | backward | step. signature: tells calls apart (`plans.sign`)."""
         plan = _plan(func)
         if plan is None:
             return
         self.calls[phase] += 1
         if plan.kind == "":
             return
-        key = (func, _signature(args), _signature(tuple(kwargs.values())) if kwargs else ())
-        if key not in self._seen:
-            self._seen[key] = classify(func, args, result, kwargs)
+        operation = self.seen.get(signature)
+        if operation is None:
+            operation = self.seen[signature] = classify(func, args, result, kwargs)
             if not plan.known:
                 self.unknown.add(plan.name)
-        self.counts.setdefault(phase, Counter())[self._seen[key]] += 1
+        self.counts.setdefault(phase, Counter())[operation] += 1
 
     def put(self, operation: Operation, phase: str, times: int = 1) -> None:
         """An operation that no dispatcher has shown: a collective, or one made by hand."""
@@ -105,7 +105,7 @@ def classify(func, args, result, kwargs=None) -> Operation | None:
     plan, kwargs = _plan(func), kwargs or {}
     if plan is None or plan.kind == "":
         return None
-    given, made = _tensors(args) + _tensors(tuple(kwargs.values())), _tensors(result)
+    given, made = tensors_in(args) + tensors_in(kwargs.values()), tensors_in((result,))
     moved = _bytes(plan, args, given, made)
     flops, shape = 0, ()
     if plan.kind in (MATMUL, ATTENTION):
@@ -144,27 +144,6 @@ def _plan(func) -> _Plan | None:
     return _Plan(name, ELEMENTWISE, written, known=space in ("aten", "fsdp"))
 
 
-def _signature(arguments) -> tuple:
-    """What tells two calls of a function apart."""
-    parts = []
-    for value in arguments:
-        if isinstance(value, torch.Tensor):
-            parts.append((tuple(value.shape), value.dtype, 0 in value.stride()))
-        elif isinstance(value, (list, tuple)):
-            parts.append(_signature(value))
-        else:
-            parts.append(value if isinstance(value, (int, bool, str, type(None))) else None)
-    return tuple(parts)
-
-
-def _tensors(tree) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [tensor for item in tree for tensor in _tensors(item)]
-    return []
-
-
 def _size(tensor: torch.Tensor) -> int:
     """Bytes that reading a tensor once moves: what it repeats (stride 0) lies in memory once."""
     elements = math.prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride or not size)
@@ -173,10 +152,10 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _bytes(plan: _Plan, args, given, made) -> int:
     """Read plus written by one call."""
-    target = sum(_size(tensor) for i in plan.written if i < len(args) for tensor in _tensors(args[i]))
-    read, new = sum(map(_size, given)), sum(map(_size, made))
     if plan.kind == COLLECTIVE:  # of its shard and its whole, the whole
-        return max(target, new, read - target)
+        return max(sum(map(_size, tensors_in((value,)))) for value in (*args, made))
+    target = sum(_size(tensor) for i in plan.written if i < len(args) for tensor in tensors_in((args[i],)))
+    read, new = sum(map(_size, given)), sum(map(_size, made))
     if plan.name in GATHERING:
         return 2 * new
     return read + (target or new) - (target if plan.name in OVERWRITING else 0)
@@ -204,7 +183,7 @@ def _argument(func, name: str, args, kwargs):
 def _kernels(plan: _Plan, args, given) -> int:
     if not plan.name.startswith(("_foreach_", "_fused_")):
         return KERNELS.get(plan.name, 1)
-    lists = [argument for argument in args if isinstance(argument, (list, tuple)) and _tensors(argument)]
+    lists = [argument for argument in args if isinstance(argument, (list, tuple)) and tensors_in(argument)]
     if not lists:
         return 1
     chunks = sum(math.ceil(tensor.numel() / CHUNK) for tensor in lists[0])

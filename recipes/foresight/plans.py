@@ -5,20 +5,28 @@ from __future__ import annotations
 import torch
 
 NEW, GIVEN, VIEW, PLAIN = range(4)  # what a result is: a new tensor, an argument, a view of one, or no tensor
+READ, DO = ("read",), ("do",)  # no result to plan: a number is read, or the operation is done as it is
+PLAIN_VALUES = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 nbytes = torch.UntypedStorage.nbytes  # the storage's own word, whatever is put in its place later
 
 
-def sign(value, tensors: list):
-    """What an operation's result can depend on, hashable. Appends every tensor it comes by to `tensors`."""
-    kind = type(value)
-    if kind is int or kind is float or kind is bool:  # 1, 1.0 and True are equal, and do not mean the same
-        return kind, value
-    if kind is list or kind is tuple:
-        return tuple([sign(item, tensors) for item in value])
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_cpu
-    return value if isinstance(value, (str, torch.dtype, torch.device, torch.layout, torch.memory_format)) else None
+def sign(values, tensors: list) -> tuple:
+    """What an operation's result can depend on, hashable. Appends every tensor among values to `tensors`."""
+    parts = []
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            parts.append(value)
+        elif isinstance(value, torch.Tensor):
+            tensors.append(value)
+            parts.append((value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_cpu))
+        elif kind is list or kind is tuple:
+            parts.append(sign(value, tensors))
+        elif kind is float or kind is bool:  # 1.0 and True equal 1, and do not mean the same
+            parts.append((kind, value))
+        else:
+            parts.append(value if isinstance(value, PLAIN_VALUES) else None)
+    return tuple(parts)
 
 
 def meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from recipes.foresight import attention
+from recipes.foresight.device import FakeDevice
 from recipes.foresight.operations import PRODUCTS, Tally
 from recipes.measure.ledger import OTHER, Ledger, Storage
 
@@ -42,24 +43,25 @@ class Tape(Ledger):
         self.hidden: list[Hidden] = []
         self.starts: list[int] = []  # where in the log each step begins
         self.passes: list[Tally] = []  # of the last step: a tally for each forward and backward pass
-        self.tally = Tally()  # of the last step: all that is in no pass
+        self._seen: dict[tuple, object] = {}  # for all tallies: an operation is looked at once
+        self.tally = Tally(seen=self._seen)  # of the last step: all that is in no pass
         self.paged: dict[int, Storage] = {}  # states that the driver pages: not the allocator's
         self._handles: set[str] = set()  # the threads that have a cuBLAS handle
 
     def __enter__(self):
         self.starts.append(len(self.log))
-        self.passes, self.tally, self.flops = [], Tally(), 0
+        self.passes, self.tally, self.flops = [], Tally(seen=self._seen), 0
         super().__enter__()
-        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: self.passes.append(Tally())))
+        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: self.passes.append(Tally(seen=self._seen))))
         return self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented:
             return result
-        phase = self.phase()
+        phase = self._phase  # the ledger has just asked
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        tally.add(func, args, kwargs or {}, result, phase)
+        tally.add(func, args, kwargs or {}, result, phase, FakeDevice.current.signature)
         if self.capability is not None:
             self._hide(func, args, phase)
         return result

@@ -42,12 +42,13 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
         return
     speed = outcome.speed
     # The ledger's step is the largest; a usual one has as many FLOPs as it has tokens, to a good approximation.
-    usual, at_once = statistics.mean(journal.tokens), cfg.parallelism.replicas
-    everywhere = ledger.model_flops * (1 if cfg.parallelism.name == "dp" else at_once)  # dp's threads are all ours
+    usual = statistics.mean(journal.tokens)
+    everywhere = ledger.model_flops * cfg.parallelism.num_processes  # with dp one process sees all replicas
     speed.model_flops_per_step = round(everywhere * usual / tokens)
+    gpus = max(cfg.parallelism.num_processes, cfg.parallelism.replicas)
     peak = gpu.peak_flops(outcome.environment["device_name"], cfg.precision.name)
     if peak and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
-        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak * at_once)
+        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak * gpus)
 
 
 def per_rank(memory: record.Memory, place: ranks.Place) -> list[dict]:

@@ -12,12 +12,14 @@ import weakref
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
 RESIZE = torch.UntypedStorage.resize_
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 BACKWARD_PER_FORWARD = 2  # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward costs twice the forward
 
 
@@ -44,6 +46,7 @@ class Ledger(TorchDispatchMode):
         self.model, self.optimizer, self.device = model, optimizer, torch.device(device)
         self.log: list[tuple[Storage, int]] = []  # (storage, +1 at birth or -1 at death), in order
         self.flops = 0  # of the forward passes alone, without what checkpointing computes again
+        self._gathering = any(hasattr(weight, "ds_tensor") for weight in model.parameters())  # ZeRO's stage 3
         self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
         self._phase = "forward"
         self._start = 0  # where in the log the last step begins, which is the one that `parts` tells of
@@ -56,7 +59,13 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for tensor in _tensors((args, kwargs)):
+        if FakeTensor in types:  # with these DTensor works out how a result is sharded; they take no memory
+            return func(*args, **kwargs)
+        if types and any(kind not in PLAIN for kind in types):
+            if func._overloadpacket in flop_registry:
+                self.flops = None  # tensor parallelism: what several ranks compute alike would count several times
+            return NotImplemented  # a sharded tensor: its own rules turn this into operations on this rank's part
+        for tensor in tensors_in(args) + tensors_in(kwargs.values()):
             self._see(tensor, OTHER, given=True)  # what is new here was born before: the batch, mostly
         result = func(*args, **kwargs)
         phase = self.phase()
@@ -66,7 +75,7 @@ class Ledger(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and self._kind(args[0]) == PARAMETER:
             kind = COPY  # autocast's cast of a weight
         again = phase == "backward" and torch.is_grad_enabled()  # the backward pass itself runs without grad
-        for tensor in _tensors(result):
+        for tensor in tensors_in((result,)):
             entry = self._see(tensor, kind)
             if again and entry is not None and not entry.given:
                 entry.again = True
@@ -93,13 +102,17 @@ class Ledger(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor, kind: str, given: bool = False) -> Storage | None:
         """Enter a tensor's storage into the log if it is new."""
-        here = tensor.device.type == self.device.type or getattr(tensor, "is_paged", False)  # bitsandbytes' paged states
-        if not here or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         known = self._alive.get(storage._cdata)
-        entry = known[1] if known is not None and known[0]() is not None else self._enter(storage, kind, given)
-        if entry.kind == OTHER and hasattr(tensor, "ds_tensor"):
+        if known is not None and known[0]() is not None:
+            entry = known[1]
+        elif tensor.device.type == self.device.type or getattr(tensor, "is_paged", False):  # bitsandbytes' paged states
+            entry = self._enter(storage, kind, given)
+        else:
+            return None
+        if self._gathering and entry.kind == OTHER and hasattr(tensor, "ds_tensor"):
             entry.kind = COPY  # a weight that ZeRO's stage 3 has gathered for now
         return entry
 
@@ -181,7 +194,7 @@ class Ledger(TorchDispatchMode):
             if weight.grad is not None:
                 self._mark(weight.grad, GRADIENT)
         for state in self.optimizer.state.values():
-            for value in _tensors(state):
+            for value in tensors_in((state,)):
                 self._mark(value, OPTIMIZER)
 
     # --- what it says afterwards ---
@@ -242,15 +255,17 @@ def _flops(func, args, kwargs, result) -> int:
     return formula(*args, **kwargs, out_val=result) if formula else 0
 
 
-def _tensors(tree) -> list[torch.Tensor]:
-    """Every tensor in lists, tuples and dictionaries, however deep. Called for each operation, so it is kept plain."""
-    if isinstance(tree, torch.Tensor):
-        return [_local(tree)]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return []
-    return [tensor for item in tree if isinstance(item, (torch.Tensor, list, tuple, dict)) for tensor in _tensors(item)]
+def tensors_in(values) -> list[torch.Tensor]:
+    """Every tensor among values, and in the lists, tuples and dictionaries among them."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+        elif isinstance(value, dict):
+            found += tensors_in(value.values())
+    return found
 
 
 def _local(tensor):

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recipes import config, gpu
 from recipes.foresight import operations, roofline
 from recipes.foresight.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.foresight.plans import sign
 from recipes.measure.ledger import Ledger
 
 aten = torch.ops.aten
@@ -42,6 +43,10 @@ def product(batch=1, rows=8192, columns=8192, depth=8192, dtype="bf16") -> Opera
 
 def classified(func, *args, **kwargs) -> Operation | None:
     return operations.classify(func, args, func(*args, **kwargs), kwargs)
+
+
+def told_apart(func, args, kwargs=None) -> tuple:
+    return func, sign(args, []), sign((kwargs or {}).items(), [])
 
 
 def meta(*shape, dtype=torch.float32):
@@ -80,7 +85,7 @@ def test_the_bytes_that_an_operation_moves(func, args, moved):
 ], ids=str)
 def test_a_view_is_no_work_for_the_device_but_a_call_for_the_host(func, args):
     tally = Tally()
-    tally.add(func, args, {}, func(*args), "forward")
+    tally.add(func, args, {}, func(*args), "forward", told_apart(func, args))
     assert classified(func, *args) is None
     assert tally.calls["forward"] == 1 and not tally.counts
 
@@ -92,6 +97,15 @@ def test_a_foreach_operation_moves_every_list_in_few_launches():
     assert told.kernels == 5  # 48 tensors of three lists go into one launch
     large = classified(aten._foreach_add_.Scalar, [meta(65536 * 640)], 1.0)
     assert large.kernels == 2  # 320 chunks of 65536 elements in one launch
+
+
+def test_a_collective_moves_the_whole_and_not_its_shard_too():
+    whole, shard = torch.empty(64), torch.empty(16)
+    moved = lambda func, *args, made=(): operations.classify(func, args, made).bytes  # noqa: E731
+    assert moved(torch.ops.c10d._allgather_base_.default, whole, shard, None, made=(whole, None)) == 256
+    assert moved(torch.ops.c10d._reduce_scatter_base_.default, shard, whole, None, made=(shard, None)) == 256
+    assert moved(torch.ops.c10d.allreduce_.default, [whole], None, made=([whole], None)) == 256
+    assert moved(torch.ops._c10d_functional.all_gather_into_tensor.default, shard, 4, "0", made=whole) == 256
 
 
 @pytest.mark.parametrize("causal,share", [(False, 1), (True, 2)])
@@ -108,7 +122,7 @@ def test_an_operation_that_no_table_knows_is_named():
 
     tally, x = Tally(), torch.ones(8)
     func = torch.ops.headroom_tests.strange.default
-    tally.add(func, (x,), {}, func(x), "forward")
+    tally.add(func, (x,), {}, func(x), "forward", told_apart(func, (x,)))
     assert tally.unknown == {"strange"}
     told = roofline.predict(tally, device(), "fp32")
     assert any("strange" in note for note in told.notes) and told.by_kind[ELEMENTWISE] > 0
@@ -124,7 +138,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
-        self.tally.add(func, args, kwargs or {}, result, self.phase())
+        self.tally.add(func, args, kwargs or {}, result, self.phase(), told_apart(func, args, kwargs))
         return result
 
 
