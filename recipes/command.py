@@ -58,6 +58,8 @@ def _run(conf: Path) -> int:
             statuses.append(run_alone(composed, told, conf))
         return statuses[-1]
 
+    if folder is not None and not any(word.startswith("hydra/launcher=") for word in sys.argv[1:]):
+        sweep.nursery()  # its imports take longer than Hydra's part; other launchers run jobs in processes of their own
     try:
         with clusters.followed(this, folder):
             job()

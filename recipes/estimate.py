@@ -106,7 +106,7 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
             memory.peak_phase, "PredictedOutOfMemory",
             f"it would not fit: {memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
             f"{cfg.gpu.memory_bytes / MIB:,.0f}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
-            failure.memory_hint(cfg))
+            failure.memory_hint(cfg, memory.peak_phase))
 
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:
@@ -128,9 +128,18 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
 
 def notes(cfg) -> list[str]:
     """What the figures rest on, a line each."""
+    from recipes.foresight import forecast
+
     if machine.gpu(cfg) is None:
         return []
     found = []
+    if forecast.amd(cfg):
+        found.append(f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
+                     "A100; ROCm's own rules are not known to the estimate.")
+    evaluated, trained = cfg.eval.batch * (cfg.eval.window or cfg.data.seq_len), cfg.batch.per_device * cfg.data.seq_len
+    if cfg.eval.enabled and evaluated > 2 * trained:  # without gradients a pass takes less than half of one with them
+        found.append(f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
+                     "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false.")
     if cfg.gpu.context_from != "measured":
         found.append(f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
                      "nobody has measured it for this table.")

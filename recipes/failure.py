@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+from recipes import machine
 from recipes.record import Error
 from recipes.refusal import Refusal
 
@@ -49,15 +50,35 @@ def describe(error: BaseException, coarse: str, cfg) -> tuple[str, Error]:
     if isinstance(error, Refusal):
         return "refused", Error(phase_of(error, coarse), "Refusal", message)
     if is_out_of_memory(error):
-        return "oom", Error(phase_of(error, coarse), type(error).__name__, message, memory_hint(cfg))
+        phase = phase_of(error, coarse)
+        return "oom", Error(phase, type(error).__name__, message, memory_hint(cfg, phase))
     return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))
 
 
-def memory_hint(cfg) -> str:
-    """The levers against memory that this configuration has not pulled yet, the cheapest first."""
+def memory_hint(cfg, phase: str = "") -> str:
+    """The levers against memory that this configuration has not pulled yet, the cheapest first.
+
+    phase: where memory ran out. In the optimizer's step no activation is alive, so nothing that shrinks them helps.
+    """
+    gpu = machine.gpu(cfg)
+    newer = gpu is None or gpu.capability >= (8, 0)
+    whole_weights = cfg.parallelism.name in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
+    levers, optim = [], []
+    if cfg.optim.name in ("adamw", "adamw_fused") and whole_weights:
+        optim.append("optim=adam8bit")
+    if phase == "step":
+        levers += ["optim=adamw_fused"] if cfg.optim.name == "adamw" else []  # no temporary of all weights
+        levers += optim + (["precision=bf16_pure"] if newer and cfg.precision.name != "bf16_pure" else [])
+    if not levers:
+        levers = _levers_of_the_passes(cfg, newer) + optim + [f"data.seq_len={cfg.data.seq_len // 2}"]
+    return "Try, the cheapest first: " + ", ".join(levers) + "."
+
+
+def _levers_of_the_passes(cfg, newer: bool) -> list[str]:
+    """What makes activations smaller. newer: the GPU knows bf16."""
     levers = []
     if cfg.precision.name in ("fp32", "tf32"):
-        levers.append("precision=bf16")
+        levers.append("precision=bf16" if newer else "precision=fp16")
     if cfg.batch.per_device > 1:
         steps = cfg.accumulation.steps * 2
         key = f"accumulation=x{steps}" if steps in (2, 4, 8, 16) else f"accumulation.steps={steps}"
@@ -65,11 +86,7 @@ def memory_hint(cfg) -> str:
                       + ("" if cfg.batch.effective or cfg.batch.per_device % 2 else f" {key}"))
     if cfg.checkpointing.name == "none":
         levers.append("checkpointing=full")
-    whole_weights = cfg.parallelism.name in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
-    if cfg.optim.name in ("adamw", "adamw_fused") and whole_weights:
-        levers.append("optim=adam8bit")
-    levers.append(f"data.seq_len={cfg.data.seq_len // 2}")
-    return "Try, the cheapest first: " + ", ".join(levers) + "."
+    return levers
 
 
 def failure_hint(error: BaseException) -> str | None:

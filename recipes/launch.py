@@ -188,9 +188,8 @@ def tend(descriptor: int, eight_bit: bool) -> None:
     from recipes import worker
 
     control = socket.socket(fileno=descriptor)
-    worker.import_libraries(eight_bit)
-    gc.collect()
-    gc.freeze()  # a collection in a child would touch, and so copy, every page that it shares with us
+    worker.import_libraries()
+    _share()
     woken, waker = socket.socketpair()
     woken.setblocking(False)
     waker.setblocking(False)
@@ -223,6 +222,16 @@ def tend(descriptor: int, eight_bit: bool) -> None:
                     os.close(given)
                 children[pid] = socket.socket(fileno=descriptors[2])
                 control.sendall(b"%d\n" % pid)
+                if eight_bit:  # few jobs need it, and the first need not wait for it
+                    eight_bit = False
+                    worker.import_libraries(eight_bit=True)
+                    _share()
+
+
+def _share() -> None:
+    """Leave what is in memory to the children: a collection there would touch, and so copy, every page of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _reap(woken: socket.socket, children: dict[int, socket.socket]) -> None:

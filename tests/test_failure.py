@@ -49,6 +49,20 @@ def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
     assert all(lever in hint for lever in tried) and not any(lever in hint for lever in untried), hint
 
 
+@pytest.mark.parametrize("words,hint", [
+    ([], "optim=adamw_fused, optim=adam8bit, precision=bf16_pure"),
+    (["optim=adamw_fused", "precision=bf16_pure"], "optim=adam8bit"),
+    (["optim=adam8bit", "precision=bf16_pure"], "batch.per_device=2 accumulation=x2, checkpointing=full, data.seq_len=256"),
+], ids=str)
+def test_in_the_optimizers_step_no_smaller_batch_helps(words, hint):
+    assert failure.memory_hint(compose("device=cpu", *words).cfg, "step") == f"Try, the cheapest first: {hint}."
+
+
+def test_the_hint_for_an_older_gpu_names_what_it_can_do():
+    hint = failure.memory_hint(compose("recipe=estimate", "gpu=v100_16gb").cfg)
+    assert "precision=fp16" in hint and "bf16" not in hint
+
+
 @pytest.mark.parametrize("words", [[], ["precision=bf16", "optim=sgd"], ["batch.effective=16"], ["accumulation=x2"],
                                    ["model=llama_tiny", "batch.per_device=6"], ["parallelism=fsdp"]], ids=str)
 def test_each_lever_of_a_hint_can_be_typed(words):

@@ -13,6 +13,7 @@ from recipes import data, machine, model, parallelism, sharding
 from recipes.foresight import allocator
 
 MICRO_BATCHES = 2
+AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
 REPEATS = 3  # of the steady step in the allocator: until nothing new is reserved
 
 
@@ -30,6 +31,11 @@ class Forecast:
     tally: object  # operations.Tally of one optimizer step
     warnings: list[str]
     tape: object
+
+
+def amd(cfg) -> bool:
+    """Whether the GPU is AMD's: capabilities are NVIDIA's word, and say nothing of it."""
+    return cfg.gpu.link == "xgmi"
 
 
 def _batches(loader, count: int) -> list:
@@ -60,7 +66,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     kernel = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
     cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=kernel))
     gpu = machine.gpu(cfg)
-    capability = None if gpu is None else gpu.capability
+    capability = None if gpu is None else AS_AMPERE if amd(cfg) else gpu.capability
     transformers.set_seed(cfg.train.seed)
     fake = FakeDevice(capability)
     with fake, accelerator.pretended(fake), accelerator.ranks_of(cfg, fake):

@@ -123,6 +123,20 @@ def test_a_rank_of_many_is_one_process(train):
     assert run.record.estimate.fits and run.record.speed.samples_per_second > 0
 
 
+def test_amds_gpu_is_no_nvidia_one_and_the_record_says_so(predicted):
+    words = ["model=llama_tiny", "precision=bf16", "data.samples=16"]
+    amd, nvidia = (predicted(f"gpu={name}", *words) for name in ("mi300x_192gb", "h100_80gb"))
+    assert any("ROCm" in line for line in amd.warnings) and not any("ROCm" in line for line in nvidia.warnings)
+    # cuDNN's attention, which NVIDIA's Hopper prefers, keeps more than flash does; and cuBLAS has larger workspaces
+    assert amd.memory.peak_allocated_bytes < nvidia.memory.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("words,said", [([], False), (["eval.batch=32"], True), (["eval.batch=32", "eval.enabled=false"], False)])
+def test_an_evaluation_that_takes_more_is_named(predicted, words, said):
+    outcome = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", *words)
+    assert any("eval.batch" in line for line in outcome.warnings) == said
+
+
 def test_an_estimate_for_the_cpu_has_no_allocator(train):
     run = train("recipe=estimate", "precision=bf16")
     assert run.record.memory.peak_tensor_bytes and run.record.memory.peak_allocated_bytes is None
