@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 
-from recipes.rows import MEMORY_KINDS, Spread, Table
+from recipes.rows import Spread, Table
 from recipes.screen import PARTS
 from recipes.tables import number, percent
 
@@ -169,7 +169,7 @@ def _footnotes(made: Table) -> list[str]:
     """What the signs in the bars mean, of those that occur."""
     words = []
     if any(map(made.memory, made.rows)):
-        words.append(f"{made.memory_name.capitalize()}: {MEMORY_KINDS[made.memory_kind][1]}.")
+        words.append(f"{made.memory_name.capitalize()}: {made.memory_meaning}.")
     if made.baseline and len(made.rows) > 1:
         words.append("Bold, and the dotted line: the baseline.")
     if any(row.estimate for row in made.rows):

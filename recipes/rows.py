@@ -124,6 +124,14 @@ class Table:
         return f"{MEMORY_KINDS[self.memory_kind][0]} memory"
 
     @property
+    def memory_meaning(self) -> str:
+        """What the heading stands for. Nobody has asked NVML about an estimate."""
+        meaning = MEMORY_KINDS[self.memory_kind][1]
+        if all(row.estimate for row in self.rows):
+            return meaning.replace(" had in use, by NVML", " would have in use")
+        return meaning + ("; estimates are predicted" if any(row.estimate for row in self.rows) else "")
+
+    @property
     def unit(self) -> tuple[str, int]:
         """The unit of the memory columns, and its bytes."""
         most = max((m.high for m in map(self.memory, self.rows) if m), default=0)

@@ -11,7 +11,7 @@ from typing import Callable
 
 from recipes import record
 from recipes.labels import PACKAGES
-from recipes.rows import COLUMNS_AT_MOST, MEMORY_KINDS, Row, Spread, Table
+from recipes.rows import COLUMNS_AT_MOST, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same.
 CONTEXT = ("experiment", "recipe", "model", "data", "data.seq_len", "batch.per_device", "accumulation.steps", "precision",
@@ -98,7 +98,7 @@ def remarks(made: Table) -> list[str]:
         common = " ".join(f"{key}={value}" for key, value in made.common.items() if value not in ("", "null"))
         lines.append(f"A job is named by what sets it apart from the most common: {common}.")
     if any(map(made.memory, made.rows)):
-        lines.append(f"{made.memory_name.capitalize()} is {MEMORY_KINDS[made.memory_kind][1]}.")
+        lines.append(f"{made.memory_name.capitalize()} is {made.memory_meaning}.")
     if any(len(row.runs) > 1 for row in made.rows):
         lines.append("Repeats of a job are one row: the median (the least to the most).")
     if made.baseline and len(made.rows) > 1:

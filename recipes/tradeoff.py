@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recipes import plots
 from recipes.plots import BLUE, DPI, FONT, GREY, ORANGE, SMALL
-from recipes.rows import MEMORY_KINDS, Table
+from recipes.rows import Table
 
 NAMED_AT_MOST = 14  # jobs up to which the picture names every one
 
@@ -44,7 +44,7 @@ def draw(made: Table) -> bytes:
     axes.tick_params(labelsize=SMALL, colors=GREY)
     axes.grid(color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"{made.memory_name}, {unit} ({MEMORY_KINDS[made.memory_kind][1]})", fontsize=FONT)
+    axes.set_xlabel(f"{made.memory_name}, {unit} ({made.memory_meaning})", fontsize=FONT)
     axes.set_ylabel("throughput, samples/s", fontsize=FONT)
     figure.text(0.75 / width, 1 - 0.28 / height, "Memory against throughput: up and to the left is better",
                 fontsize=FONT + 1, weight="bold")

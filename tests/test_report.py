@@ -219,6 +219,14 @@ def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
     assert made.baseline is made.rows[1]
 
 
+def test_no_table_says_that_nvml_told_an_estimate():
+    run, estimate = job(device="cuda"), job("recipe=accelerate", device="cuda")
+    estimate.recipe = "estimate"
+    meanings = [report.table(records).memory_meaning for records in ([run], [estimate], [run, estimate])]
+    assert meanings == ["what the whole device had in use, by NVML", "what the whole device would have in use",
+                        "what the whole device had in use, by NVML; estimates are predicted"]
+
+
 def test_jobs_side_by_side_are_marked():
     made = report.table([job(jobs_at_once=4), job("precision=bf16", jobs_at_once=1)])
     assert report.columns(made)["note"] == ["", "4 jobs side by side: they disturb each other's times and device memory."]
