@@ -128,12 +128,14 @@ def run_alone(composed, told, conf: Path) -> str:
     if not problems:
         folder = resume.place(cfg, folder, told.overrides.hydra)
     before = resume.goes_on(cfg, folder) if not problems else None
-    done = before is not None and before.status == "ok" and cfg.resume == resume.LATEST
+    done = not problems and resume.is_over(cfg, folder, before)
     if folder != fresh and ranks.here().main:
         with contextlib.suppress(OSError):
             fresh.rmdir()  # Hydra has made it, for a run that begins
     if done:
         screen.say(screen.summary(before, folder))
+        if resume.model_missing(cfg, folder):
+            screen.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
         return "ok"
     if cfg.resume == resume.LATEST and not problems:
         problems = resume.strangers(cfg, checkpoint.found(folder))
@@ -149,6 +151,7 @@ def run_alone(composed, told, conf: Path) -> str:
     try:
         with claim.claimed(folder):
             outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
+            resume.keep_figures(before, outcome, folder)
     except Refusal as busy:
         screen.say_problems([str(busy)])
         return "refused"

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Callable
 
-from recipes import checkpoint, ranks, record
+from recipes import checkpoint, ranks, record, save
 from recipes.checkpoint import Broken, Checkpoint
 from recipes.config import to_dict
 from recipes.refusal import Refusal
@@ -119,6 +119,28 @@ def goes_on(cfg, folder: Path) -> record.Record | None:
         if same(to_dict(cfg), before.config, LENGTH if cfg.resume != LATEST else frozenset()):
             return before
     return None
+
+
+def is_over(cfg, folder: Path, before: record.Record | None) -> bool:
+    """Whether resume=latest finds a finished run, with nothing left to do. before: what `goes_on` gave.
+
+    The model that save.final asks for, and that the run did not save, is made from its last checkpoint.
+    """
+    if before is None or before.status != "ok" or cfg.resume != LATEST:
+        return False
+    return not (model_missing(cfg, folder) and checkpoint.found(folder))
+
+
+def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> None:
+    """A run that was over already, and now only left its model: what it measured while it trained stands."""
+    if before is not None and before.status == outcome.status == "ok" and before.training.steps == outcome.training.steps:
+        outcome.speed, outcome.memory = before.speed, before.memory
+        record.write(outcome, folder)
+
+
+def model_missing(cfg, folder: Path) -> bool:
+    """Whether save.final asks for a model that is not there."""
+    return cfg.save.final and not Path(folder, save.FOLDER).is_dir()
 
 
 # --- in the worker -------------------------------------------------------------------------------

@@ -45,6 +45,21 @@ def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_pa
     assert command(*SAVED).code == 0 and len(runs(tmp_path)) == 3, "without the word it is a new run"
 
 
+def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
+    assert command(*SAVED, "hydra.run.dir=a").code == 0
+    before = record.read(tmp_path / "a")
+    assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest").code == 0
+    assert list((tmp_path / "a/model").glob("*.safetensors"))
+    after = record.read(tmp_path / "a")
+    assert after.training.losses == before.training.losses and steps(tmp_path / "a") == [2, 4]
+    assert after.speed == before.speed and after.speed.measured_steps and after.memory == before.memory
+    assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest", nursery=None).code == 0, "nothing is left"
+    bare = [*SAVED, "save.every_steps=null", "hydra.run.dir=b"]
+    assert command(*bare).code == 0
+    told = command(*bare, "save.final=true", "resume=latest", nursery=None)
+    assert told.code == 0 and "no model to save" in told.out and not (tmp_path / "b/model").exists()
+
+
 def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a", nursery=fault(BREAKS)).code == 1
     assert command(*SAVED, "hydra.run.dir=b", "resume=latest").code == 0
