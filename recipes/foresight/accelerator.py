@@ -84,7 +84,8 @@ def ranks_of(cfg, fake):
 
     before = dict(os.environ)  # Accelerate, too, says there what it does
     ranks.settle(ranks.Place(0, count, 0, count))
-    dist.init_process_group(f"cpu:fake,{fake.device.type}:fake", store=FakeStore(), rank=0, world_size=count)
+    backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
+    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=count)
     try:
         with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP), \
                 mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True):

@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -127,7 +128,7 @@ class FakeDevice(TorchDispatchMode):
     def empty(self, size, stride, dtype: torch.dtype, size_bytes: int, device: torch.device) -> torch.Tensor:
         """A tensor of that shape with a storage of so many bytes, of which there is none."""
         made = torch.empty(0, dtype=dtype) if device.type == "cpu" else torch._C._acc.create_empty_tensor([0], dtype)
-        storage = torch._C._construct_storage_from_data_pointer(next(self._addresses), device, size_bytes)
+        storage = torch._C._construct_storage_from_data_pointer(next(self._addresses), made.device, size_bytes)
         return set_storage(HOST, made, storage, 0, size, stride)
 
     @classmethod
@@ -137,6 +138,8 @@ class FakeDevice(TorchDispatchMode):
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if FakeTensor in types:  # torch's own, by which DTensor asks for shapes: its mode comes after this one
+            return func(*args, **kwargs or {})
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})

@@ -122,11 +122,9 @@ class Ledger(TorchDispatchMode):
         before = storage.nbytes()
         result = RESIZE(storage, size)
         if storage.device.type == self.device.type and size != before:
-            kind = COPY if before == 0 else OTHER
             if known is not None and known[0]() is not None:
                 self.log.append((known[1], -1))
-                kind = known[1].kind
-            self._enter(storage, kind, given=False)
+            self._enter(storage, COPY, given=False)
         return result
 
     def _mark(self, tensor: torch.Tensor, kind: str) -> None:
