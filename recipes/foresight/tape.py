@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,6 +73,12 @@ class Tape(Ledger):
         if storage.device.type != self.device.type:
             self.paged[id(entry)] = entry
         return entry
+
+    def _put_first(self, alive):
+        late = super()._put_first(alive)
+        self.hidden = [replace(one, place=one.place + sum(index >= one.place for index in late))
+                       if one.place >= self._start else one for one in self.hidden]
+        return late
 
     def _hide(self, func, args, phase: str) -> None:
         name = func._opname

@@ -166,6 +166,19 @@ class Ledger(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         self._mark_states()
+        self._put_first({id(entry) for storage, entry in self._alive.values() if storage() is not None})
+
+    def _put_first(self, alive: set[int]) -> list[int]:
+        """What a step came by without having made it, and left behind, was there when it began: DDP's buckets, batches.
+
+        (gloo's own buffers come late, too, and go.) Returns where in the log the births stood that are put first.
+        """
+        late = [index for index in range(self._start, len(self.log)) if self.log[index][1] > 0
+                and self.log[index][0].given and id(self.log[index][0]) in alive]
+        moved = set(late)
+        others = [self.log[index] for index in range(self._start, len(self.log)) if index not in moved]
+        self.log[self._start:] = [self.log[index] for index in late] + others
+        return late
 
     def _mark_states(self) -> None:
         owners = [weight for group in self.optimizer.param_groups for weight in group["params"]]
