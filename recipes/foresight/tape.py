@@ -62,6 +62,8 @@ class Tape(Ledger):
         tally.add(func, args, kwargs or {}, result, phase)
         if self.capability is not None:
             self._hide(func, args, phase)
+        elif func._opname == "_reduce_scatter_base_":  # on a CPU by gloo, in a copy of what is sent; NCCL needs none
+            self._see(torch.empty_like(args[1]), OTHER)
         return result
 
     def hold(self, tensor: torch.Tensor) -> None:
