@@ -153,6 +153,8 @@ class FakeDevice(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
+        if func is aten.is_pinned.default:
+            return True  # on the host, for FSDP's offload: where exactly makes no difference
         if func.namespace == "bitsandbytes" and not func._schema.returns:
             return None  # its optimizers write in place, with kernels of their own
         if func.namespace == "c10d":
@@ -160,7 +162,10 @@ class FakeDevice(TorchDispatchMode):
         plan = self._plans.get(signature)
         if plan is None:
             plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
-        where = self.device if device is None or torch.device(device).type == NAME else torch.device(device)
+        if device is None:  # what is on the host, for FSDP's offload, stays there
+            where = torch.device("cpu") if tensors and all(tensor.is_cpu for tensor in tensors) else self.device
+        else:
+            where = self.device if torch.device(device).type == NAME else torch.device(device)
         result = self.carry_out(plan, tensors, where)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
             self._follow(func, args, kwargs, tensors, result)
@@ -178,8 +183,6 @@ class FakeDevice(TorchDispatchMode):
         result.known = func(*map(real, args), **on_host)
 
     def _fake(self, tensor: torch.Tensor) -> bool:
-        if self.capability is not None:
-            return not tensor.is_cpu
         return not tensor.is_cpu or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() >= NOWHERE)
 
     def _makes_fake(self, device) -> bool:

@@ -83,6 +83,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         for micro_batches in (1, enough):
             args.gradient_accumulation_steps = micro_batches
             tokens = loop.one_more_step(tape)
+            accelerator.settle_buckets(loop.model)
     more = steps / micro_batches
     paged = sum(entry.bytes for entry in tape.paged.values())
     demand, unknown = None, []

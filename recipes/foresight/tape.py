@@ -136,7 +136,8 @@ class Tape(Ledger):
                 if entry is None or id(entry) in self.paged:
                     continue
                 if sign > 0:
-                    keys[id(entry)] = ask(entry.bytes)
+                    if id(entry) not in keys:
+                        keys[id(entry)] = ask(entry.bytes)
                 elif id(entry) in keys:
                     made.append((keys.pop(id(entry)), -1))
                 elif left.get(entry.bytes):
@@ -147,7 +148,7 @@ class Tape(Ledger):
         for _ in range(repeats - 1):
             left.clear()
             for entry, sign in self.log[start:]:
-                if sign > 0 and id(entry) in keys:
+                if sign > 0 and id(entry) in keys and not entry.given:  # what it found, the next one finds too
                     left.setdefault(entry.bytes, []).append(keys.pop(id(entry)))
             play(start, [one for one in self.hidden if one.place >= start and not one.kept])
         return made
