@@ -11,7 +11,7 @@ from recipes.record import Error, Estimate, Record
 
 MIB = 2**20
 TIMELINE = "timeline.png"
-KNOWN = ("single", "ddp", "fsdp")  # modes of parallelism
+KNOWN = ("single", "ddp", "fsdp", "fsdp_tp")  # modes of parallelism
 
 
 def problems(cfg) -> list[str]:

@@ -157,8 +157,9 @@ class FakeDevice(TorchDispatchMode):
             return True  # on the host, for FSDP's offload: where exactly makes no difference
         if func.namespace == "bitsandbytes" and not func._schema.returns:
             return None  # its optimizers write in place, with kernels of their own
-        if func.namespace == "c10d":
-            return func(*args, **kwargs)  # torch's fake process group takes tensors without reading them
+        if func.namespace == "c10d":  # torch's fake process group copies what it has: on a fake CPU from stand-ins
+            stands = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and self._fake(t) else t for t in tensors}
+            return func(*[swap(value, stands) for value in args], **kwargs)
         plan = self._plans.get(signature)
         if plan is None:
             plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
