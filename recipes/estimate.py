@@ -116,9 +116,9 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
     speed, count = outcome.speed, cfg.parallelism.num_processes
     told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)
     speed.step_seconds_median = told.step_seconds
-    speed.samples_per_second = seen.samples * count / told.step_seconds
+    speed.samples_per_second = seen.samples * cfg.parallelism.replicas / told.step_seconds
     speed.tokens_per_second = seen.tokens / told.step_seconds
-    speed.model_flops_per_step = seen.model_flops and seen.model_flops * count
+    speed.model_flops_per_step = seen.model_flops and seen.model_flops * cfg.parallelism.replicas
     peak = gpu.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / told.step_seconds / (peak * count)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from recipes.foresight import attention
-from recipes.foresight.operations import PRODUCTS, Tally
+from recipes.foresight.operations import PRODUCTS, Tally, local
 from recipes.measure.ledger import OTHER, Ledger, Storage
 
 MIB = 2**20
@@ -50,7 +50,7 @@ class Tape(Ledger):
         self.starts.append(len(self.log))
         self.passes, self.tally, self.flops = [], Tally(), 0
         super().__enter__()
-        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: self.passes.append(Tally())))
+        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: self.passes.append(Tally()), prepend=True))
         return self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -59,7 +59,10 @@ class Tape(Ledger):
             return result
         phase = self.phase()
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        tally.add(func, args, kwargs or {}, result, phase)
+        done = args, result
+        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):  # sharded: this rank does its part
+            done = local(done)
+        tally.add(func, done[0], kwargs or {}, done[1], phase)
         if self.capability is not None:
             self._hide(func, args, phase)
         elif func._opname == "_reduce_scatter_base_":  # on a CPU by gloo, in a copy of what is sent; NCCL needs none
@@ -95,11 +98,14 @@ class Tape(Ledger):
             self.hidden.append(Hidden(len(self.log), size, kept=False))
 
     def step_tally(self, steps: int) -> Tally:
-        """The operations of one optimizer step of `steps` micro-batches; those that were not run are as the last one."""
+        """The operations of one optimizer step of `steps` micro-batches. Those that were not run are as the last one, or
+        where three were, as the second: the last alone sends gradients to the other ranks.
+        """
+        repeated = 1 if len(self.passes) == 3 else len(self.passes) - 1
         whole = Tally({phase: Counter(counts) for phase, counts in self.tally.counts.items()},
                       Counter(self.tally.calls), set(self.tally.unknown))
         for index, part in enumerate(self.passes):
-            times = 1 if index < len(self.passes) - 1 else steps - index
+            times = 1 + (steps - len(self.passes)) * (index == repeated)
             for phase, counts in part.counts.items():
                 into = whole.counts.setdefault(phase, Counter())
                 for operation, count in counts.items():

@@ -154,7 +154,7 @@ class Ledger(TorchDispatchMode):
         # What the optimizer finds are the gradients; what DDP and FSDP reduce them from has come and gone by then.
         self._hooks = [self.optimizer.register_step_pre_hook(lambda *_: self._mark_states())]
         torch.UntypedStorage.resize_ = lambda storage, size: self._resize(storage, size)
-        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward")))
+        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward"), prepend=True))
         self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._saved.__enter__()
         return super().__enter__()
