@@ -11,16 +11,20 @@ from recipes.record import Error, Estimate, Record
 
 MIB = 2**20
 TIMELINE = "timeline.png"
-KNOWN = ("single", "ddp", "fsdp")  # modes of parallelism
+# Modes of parallelism that it does not know, and what to type instead.
+UNKNOWN = {
+    "dp": "its copies come and go in threads. Type parallelism=ddp, or parallelism=single for what it is on one GPU.",
+    "zero": "its kernels are DeepSpeed's own. Type parallelism=fsdp with the same parallelism.num_processes, which shares "
+            "out the same: strategy=full_shard is near stage 3, strategy=shard_grad_op near stage 2.",
+}
 
 
 def problems(cfg) -> list[str]:
     """What an estimate does not know."""
     if cfg.recipe.name != "estimate":
         return []
-    if cfg.parallelism.name not in KNOWN:
-        return [f"recipe=estimate does not know parallelism={cfg.parallelism.name}. Choose one of {', '.join(KNOWN)}."]
-    return []
+    name = cfg.parallelism.name
+    return [f"recipe=estimate does not know parallelism={name}: {UNKNOWN[name]}"] if name in UNKNOWN else []
 
 
 def given_problems(cfg, given: set[str]) -> list[str]:
@@ -99,7 +103,8 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
     memory.device_used_bytes = max(used, min(used + seen.paged_bytes, cfg.gpu.memory_bytes))
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
     outcome.estimate = Estimate(not demand.missing_bytes, margin, cfg.gpu.memory_bytes)
-    _fill_speed(cfg, outcome, seen)
+    if not cfg.parallelism.cpu_offload:  # the optimizer's step on a host whose speed nobody knows
+        _fill_speed(cfg, outcome, seen)
     if demand.missing_bytes:
         outcome.status = "oom"
         outcome.error = Error(
@@ -116,9 +121,9 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
     speed, count = outcome.speed, cfg.parallelism.num_processes
     told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)
     speed.step_seconds_median = told.step_seconds
-    speed.samples_per_second = seen.samples * count / told.step_seconds
+    speed.samples_per_second = seen.samples * cfg.parallelism.replicas / told.step_seconds
     speed.tokens_per_second = seen.tokens / told.step_seconds
-    speed.model_flops_per_step = seen.model_flops and seen.model_flops * count
+    speed.model_flops_per_step = seen.model_flops and seen.model_flops * cfg.parallelism.replicas
     peak = gpu.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / told.step_seconds / (peak * count)
@@ -146,6 +151,9 @@ def notes(cfg) -> list[str]:
     if cfg.parallelism.num_processes > 1:
         found.append("NCCL's buffers lie outside torch's allocator and are not counted: some hundreds of MiB. Nor is it that "
                      "what one stream has freed another cannot have.")
+    if cfg.parallelism.cpu_offload:
+        found.append("parallelism.cpu_offload=true: the optimizer's step is the host's, whose speed and memory are not "
+                     "predicted.")
     if cfg.compile:
         found.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
     if cfg.model.attention == "flash_attention_2":

@@ -70,6 +70,9 @@ def problems(cfg) -> list[str]:
     if on_gpu and mode not in ONE_PROCESS and local > here and cfg.recipe.name != "estimate":
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
                      f"here. Type parallelism.num_processes={here}, or device=cpu.")
+    if cfg.parallelism.static_graph and cfg.accumulation.steps > 1:
+        found.append("parallelism.static_graph=true does not go with accumulation: DDP learns the graph from a first pass "
+                     "that sends gradients, and only the last of a step does. Leave it out.")
     if mode == "zero":
         found += zero.problems(cfg, on_gpu)
     elif sharded(cfg):

@@ -176,6 +176,7 @@ def problems_of(*words):
     (["parallelism=fsdp_tp", "parallelism.num_processes=3", "model=llama_tiny"], "tensor_size=2"),
     (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "model.kv_heads=1"], "model.kv_heads=1"),
     (["parallelism=ddp", TWO, "batch.effective=6", "batch.per_device=2"], "x 2 devices"),
+    (["parallelism=ddp", TWO, "parallelism.static_graph=true", "batch.effective=8", "batch.per_device=2"], "static_graph"),
 ])
 def test_what_cannot_be_is_refused_in_words(words, told):
     problems = problems_of(*words)

@@ -84,15 +84,23 @@ def ranks_of(cfg, fake):
 
     before = dict(os.environ)  # Accelerate, too, says there what it does
     ranks.settle(ranks.Place(0, count, 0, count))
-    dist.init_process_group(f"cpu:fake,{fake.device.type}:fake", store=FakeStore(), rank=0, world_size=count)
+    backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
+    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=count)
     try:
         with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP), \
-                mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True):
+                mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True), \
+                mock.patch.object(ranks, "total", functools.partial(_total, ranks.total)):
             yield
     finally:
         dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _total(ask, numbers, device):
+    """`ranks.total` where nobody answers: every rank has what this one has. () numbers that are known, (N,) on the host."""
+    ask(numbers, device)  # what it sends is sent
+    return torch.tensor([int(number) for number in numbers], dtype=torch.float64) * torch.distributed.get_world_size()
 
 
 class FakeDDP(torch.nn.parallel.DistributedDataParallel):
@@ -101,6 +109,14 @@ class FakeDDP(torch.nn.parallel.DistributedDataParallel):
     def __init__(self, module, device_ids=None, output_device=None, **settings):
         super().__init__(module, **settings)
         self.register_comm_hook(None, _reduced)
+
+
+def settle_buckets(model) -> None:
+    """What DDP does as its second forward pass begins, once for all: put gradients into buckets in the order in which
+    they came. Done between two steps, so that the second is like every later one.
+    """
+    if isinstance(model, FakeDDP):
+        model.reducer._rebuild_buckets()
 
 
 def _reduced(_, bucket):  # DDP reads the annotation that would stand here, and it must be no text

@@ -18,13 +18,12 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from recipes.foresight import attention
 from recipes.foresight.autocast import Autocast
-from recipes.foresight.plans import DO, GIVEN, NEW, PLAIN, READ, VIEW, describe, meta, nbytes, sign, swap
+from recipes.foresight.plans import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, sign, swap
 from recipes.measure import ledger
 
 NAME = "fakecuda"
@@ -129,7 +128,7 @@ class FakeDevice(TorchDispatchMode):
     def empty(self, size, stride, dtype: torch.dtype, size_bytes: int, device: torch.device) -> torch.Tensor:
         """A tensor of that shape with a storage of so many bytes, of which there is none."""
         made = torch.empty(0, dtype=dtype) if device.type == "cpu" else torch._C._acc.create_empty_tensor([0], dtype)
-        storage = torch._C._construct_storage_from_data_pointer(next(self._addresses), device, size_bytes)
+        storage = torch._C._construct_storage_from_data_pointer(next(self._addresses), made.device, size_bytes)
         return set_storage(HOST, made, storage, 0, size, stride)
 
     @classmethod
@@ -139,7 +138,9 @@ class FakeDevice(TorchDispatchMode):
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if types and FakeTensor not in types and any(kind not in ledger.PLAIN for kind in types):
+        if ledger.imagined(types):
+            return func(*args, **kwargs or {})
+        if types and any(kind not in ledger.PLAIN for kind in types):
             return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})
 
@@ -160,11 +161,15 @@ class FakeDevice(TorchDispatchMode):
         plan = self._plans.get(signature)
         if plan is None:
             plan = self._plans[signature] = self._plan(func, args, kwargs, tensors)
-        if plan is DO:
-            return func(*args, **kwargs)
         if plan is READ:
             return self._read(args[0])
-        where = self.device if device is None or torch.device(device).type == NAME else torch.device(device)
+        if plan is SEND:  # torch's fake process group copies what it has: on a fake CPU from stand-ins
+            stands = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and self._fake(t) else t for t in tensors}
+            return func(*[swap(value, stands) for value in args], **kwargs)
+        if device is None:  # what is on the host, for FSDP's offload, stays there
+            where = torch.device("cpu") if tensors and all(tensor.is_cpu for tensor in tensors) else self.device
+        else:
+            where = self.device if torch.device(device).type == NAME else torch.device(device)
         result = self.carry_out(plan, tensors, where)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
             self._follow(func, args, kwargs, tensors, result)
@@ -182,8 +187,6 @@ class FakeDevice(TorchDispatchMode):
         result.known = func(*map(real, args), **on_host)
 
     def _fake(self, tensor: torch.Tensor) -> bool:
-        if self.capability is not None:
-            return not tensor.is_cpu
         return not tensor.is_cpu or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() >= NOWHERE)
 
     def _makes_fake(self, device) -> bool:
@@ -196,7 +199,9 @@ class FakeDevice(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return READ
         if func.namespace == "c10d":
-            return DO  # torch's fake process group takes tensors without reading them
+            return SEND
+        if func is aten.is_pinned.default:
+            return PLAIN, True  # on the host, for FSDP's offload: where exactly makes no difference
         if not func._schema.returns:
             return PLAIN, None  # it writes in place: the foreach and fused optimizers', and bitsandbytes' own kernels
         metas = {id(tensor): meta(tensor) for tensor in tensors}

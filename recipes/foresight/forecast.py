@@ -1,7 +1,8 @@
 """What a configuration would take on a GPU: the step of the raw loop on a fake device, and what its tape says.
 
 The first step creates the optimizer's states, the second is every later one. Of the micro-batches of an
-accumulation of equal ones two tell all there is: one that makes the gradients, and one that adds to them.
+accumulation of equal ones two tell all there is: one that makes the gradients, and one that adds to them; with other
+ranks three: the last one sends the gradients, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import data, machine, model, parallelism, sharding
+from recipes import data, machine, model, parallelism, ranks, sharding
 from recipes.foresight import allocator
 
 MICRO_BATCHES = 2
@@ -82,13 +83,14 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         steps = min(args.gradient_accumulation_steps, len(data.largest(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
-        enough = min(steps, MICRO_BATCHES) if rows.collate is data.stack else steps
+        enough = min(steps, MICRO_BATCHES + ranks.several()) if rows.collate is data.stack else steps
         held = _batches(data.largest(rows, args), steps - enough)
         for tensor in held:
             tape.hold(tensor)
         for micro_batches in (1, enough):
             args.gradient_accumulation_steps = micro_batches
             tokens = loop.one_more_step(tape)
+            accelerator.settle_buckets(loop.model)
     more = steps / micro_batches
     paged = sum(entry.bytes for entry in tape.paged.values())
     demand, unknown = None, []

@@ -45,7 +45,7 @@ CHUNK, CHUNKS_A_LAUNCH, TENSORS_A_LAUNCH = 65536, 320, (110, 64, 48, 36, 30)
 class Operation:
     """One kind of call. flops and bytes (read plus written) are of one call, by all its kernels together.
 
-    shape: (batch, M, N, K) of a product. bytes of a collective: the whole tensor that all ranks share.
+    shape: (batch, M, N, K) of a product, (ranks,) of a collective, whose bytes are those of the whole tensor.
     """
 
     name: str
@@ -110,9 +110,11 @@ def classify(func, args, result, kwargs=None) -> Operation | None:
     flops, shape = 0, ()
     if plan.kind in (MATMUL, ATTENTION):
         flops, shape = _arithmetic(func, plan, args, kwargs, result)
+    elif plan.kind == COLLECTIVE:
+        shape = _ranks(args)
     floats = [tensor.dtype for tensor in given + made if tensor.dtype in DTYPES]
     # A product's factors decide on its arithmetic, and stand first or behind what it is added to.
-    dtype = DTYPES.get(args[PRODUCTS[plan.name]].dtype, "fp32") if shape else DTYPES[floats[0]] if floats else "fp32"
+    dtype = DTYPES.get(args[PRODUCTS[plan.name]].dtype, "fp32") if plan.name in PRODUCTS else DTYPES[floats[0]] if floats else "fp32"
     return Operation(plan.name, plan.kind, dtype, flops, moved, _kernels(plan, args, given), shape)
 
 
@@ -170,6 +172,18 @@ def _arithmetic(func, plan: _Plan, args, kwargs, result) -> tuple[int, tuple[int
     if plan.kind == ATTENTION and _argument(func, "is_causal", args, kwargs):
         flops //= 2
     return flops, ()
+
+
+def _ranks(args) -> tuple[int, ...]:
+    """How many ranks a collective has, by the process group among its arguments: torch's own object, or its name."""
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return (ProcessGroup.unbox(argument).size(),)
+    names = [argument for argument in args if isinstance(argument, str)]
+    return (_resolve_process_group(names[-1]).size(),) if names else ()
 
 
 def _argument(func, name: str, args, kwargs):

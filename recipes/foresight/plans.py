@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 NEW, GIVEN, VIEW, PLAIN = range(4)  # what a result is: a new tensor, an argument, a view of one, or no tensor
-READ, DO = ("read",), ("do",)  # no result to plan: a number is read, or the operation is done as it is
+READ, SEND = ("read",), ("send",)  # no result to plan: a number is read, or ranks exchange something
 PLAIN_VALUES = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 nbytes = torch.UntypedStorage.nbytes  # the storage's own word, whatever is put in its place later
 

@@ -153,13 +153,15 @@ _LARGEST = (256 * 128 / (256 + 128)) / (256 * 128 / (256 + 128) + REUSE)  # of t
 def collective_seconds(operation: Operation, gpu, num_processes: int, reached: Efficiencies) -> float:
     """A collective by a ring (Patarasuk and Yuan 2009): n - 1 steps of an nth each, twice that to reduce to all.
 
-    operation.bytes: the whole tensor, as each rank has it before or after.
+    operation.bytes: the whole tensor, as each rank has it before or after. operation.shape: the ranks that take part,
+    where they are not all of num_processes.
     """
-    if num_processes == 1:
+    together = operation.shape[0] if operation.shape else num_processes
+    if together == 1:
         return 0.0
     to_all = "allreduce" in operation.name or "all_reduce" in operation.name
-    steps = (num_processes - 1) * (2 if to_all else 1)
-    sent = steps / num_processes * operation.bytes
+    steps = (together - 1) * (2 if to_all else 1)
+    sent = steps / together * operation.bytes
     return steps * reached.link_seconds + sent / (gpu.link_gb_per_second * 1e9 * reached.link)
 
 

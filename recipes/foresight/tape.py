@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from recipes.foresight import attention
 from recipes.foresight.device import FakeDevice
 from recipes.foresight.operations import PRODUCTS, Tally
-from recipes.measure.ledger import OTHER, Ledger, Storage
+from recipes.measure.ledger import OTHER, Ledger, Storage, imagined
 
 MIB = 2**20
 
@@ -52,18 +52,21 @@ class Tape(Ledger):
         self.starts.append(len(self.log))
         self.passes, self.tally, self.flops = [], Tally(seen=self._seen), 0
         super().__enter__()
-        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: self.passes.append(Tally(seen=self._seen))))
+        new_pass = lambda *_: self.passes.append(Tally(seen=self._seen))  # noqa: E731
+        self._hooks.append(self.model.register_forward_pre_hook(new_pass, prepend=True))
         return self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented:
+        if result is NotImplemented or imagined(types):
             return result
         phase = self._phase  # the ledger has just asked
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
         tally.add(func, args, kwargs or {}, result, phase, FakeDevice.current.signature)
         if self.capability is not None:
             self._hide(func, args, phase)
+        elif func._opname == "_reduce_scatter_base_":  # on a CPU by gloo, in a copy of what is sent; NCCL needs none
+            self._see(torch.empty_like(args[1]), OTHER)
         return result
 
     def hold(self, tensor: torch.Tensor) -> None:
@@ -75,6 +78,12 @@ class Tape(Ledger):
         if storage.device.type != self.device.type:
             self.paged[id(entry)] = entry
         return entry
+
+    def _put_first(self, alive):
+        late = super()._put_first(alive)
+        self.hidden = [replace(one, place=one.place + sum(index >= one.place for index in late))
+                       if one.place >= self._start else one for one in self.hidden]
+        return late
 
     def _hide(self, func, args, phase: str) -> None:
         name = func._opname
@@ -89,11 +98,14 @@ class Tape(Ledger):
             self.hidden.append(Hidden(len(self.log), size, kept=False))
 
     def step_tally(self, steps: int) -> Tally:
-        """The operations of one optimizer step of `steps` micro-batches; those that were not run are as the last one."""
+        """The operations of one optimizer step of `steps` micro-batches. Those that were not run are as the last one, or
+        where three were, as the second: the last alone sends gradients to the other ranks.
+        """
+        repeated = 1 if len(self.passes) == 3 else len(self.passes) - 1
         whole = Tally({phase: Counter(counts) for phase, counts in self.tally.counts.items()},
                       Counter(self.tally.calls), set(self.tally.unknown))
         for index, part in enumerate(self.passes):
-            times = 1 if index < len(self.passes) - 1 else steps - index
+            times = 1 + (steps - len(self.passes)) * (index == repeated)
             for phase, counts in part.counts.items():
                 into = whole.counts.setdefault(phase, Counter())
                 for operation, count in counts.items():
@@ -130,7 +142,8 @@ class Tape(Ledger):
                 if entry is None or id(entry) in self.paged:
                     continue
                 if sign > 0:
-                    keys[id(entry)] = ask(entry.bytes)
+                    if id(entry) not in keys:
+                        keys[id(entry)] = ask(entry.bytes)
                 elif id(entry) in keys:
                     made.append((keys.pop(id(entry)), -1))
                 elif left.get(entry.bytes):
@@ -141,7 +154,7 @@ class Tape(Ledger):
         for _ in range(repeats - 1):
             left.clear()
             for entry, sign in self.log[start:]:
-                if sign > 0 and id(entry) in keys:
+                if sign > 0 and id(entry) in keys and not entry.given:  # what it found, the next one finds too
                     left.setdefault(entry.bytes, []).append(keys.pop(id(entry)))
             play(start, [one for one in self.hidden if one.place >= start and not one.kept])
         return made

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
 RESIZE = torch.UntypedStorage.resize_
+FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 BACKWARD_PER_FORWARD = 2  # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward costs twice the forward
 
@@ -59,7 +60,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if FakeTensor in types:  # with these DTensor works out how a result is sharded; they take no memory
+        if imagined(types):
             return func(*args, **kwargs)
         if types and any(kind not in PLAIN for kind in types):
             if func._overloadpacket in flop_registry:
@@ -135,11 +136,9 @@ class Ledger(TorchDispatchMode):
         before = storage.nbytes()
         result = RESIZE(storage, size)
         if storage.device.type == self.device.type and size != before:
-            kind = COPY if before == 0 else OTHER
             if known is not None and known[0]() is not None:
                 self.log.append((known[1], -1))
-                kind = known[1].kind
-            self._enter(storage, kind, given=False)
+            self._enter(storage, COPY, given=False)
         return result
 
     def _mark(self, tensor: torch.Tensor, kind: str) -> None:
@@ -169,7 +168,7 @@ class Ledger(TorchDispatchMode):
         # What the optimizer finds are the gradients; what DDP and FSDP reduce them from has come and gone by then.
         self._hooks = [self.optimizer.register_step_pre_hook(lambda *_: self._mark_states())]
         torch.UntypedStorage.resize_ = lambda storage, size: self._resize(storage, size)
-        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward")))
+        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward"), prepend=True))
         self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._saved.__enter__()
         return super().__enter__()
@@ -181,6 +180,19 @@ class Ledger(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         self._mark_states()
+        self._put_first({id(entry) for storage, entry in self._alive.values() if storage() is not None})
+
+    def _put_first(self, alive: set[int]) -> list[int]:
+        """What a step came by without having made it, and left behind, was there when it began: DDP's buckets, batches.
+
+        (gloo's own buffers come late, too, and go.) Returns where in the log the births stood that are put first.
+        """
+        late = [index for index in range(self._start, len(self.log)) if self.log[index][1] > 0
+                and self.log[index][0].given and id(self.log[index][0]) in alive]
+        moved = set(late)
+        others = [self.log[index] for index in range(self._start, len(self.log)) if index not in moved]
+        self.log[self._start:] = [self.log[index] for index in late] + others
+        return late
 
     def _mark_states(self) -> None:
         owners = [weight for group in self.optimizer.param_groups for weight in group["params"]]
@@ -253,6 +265,14 @@ def _flops(func, args, kwargs, result) -> int:
         return sdpa_flop_count(query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:]))
     formula = flop_registry.get(packet)
     return formula(*args, **kwargs, out_val=result) if formula else 0
+
+
+def imagined(types) -> bool:
+    """Whether an operation is on torch's own fake tensors, by which DTensor works out what a result will be like.
+
+    Their mode comes after any other, so that this one sees what takes neither memory nor time. types: as a mode gets them.
+    """
+    return torch._C._get_dispatch_mode(FAKE) is not None or FakeTensor in types
 
 
 def tensors_in(values) -> list[torch.Tensor]:

@@ -114,8 +114,25 @@ def test_fsdp_leaves_each_rank_its_part(predicted):
     assert memory.weights_bytes == pytest.approx(4 * count / 8, rel=0.01)
     assert memory.largest_bytes["optimizer"] == pytest.approx(8 * count / 8, rel=0.01)
     assert memory.peak_tensor_bytes < 20 * count / 3
+    assert memory.peak_allocated_bytes < 1.1 * memory.peak_tensor_bytes  # in the first step, too
     assert any("NCCL" in line for line in outcome.warnings)
     assert outcome.speed.tokens_per_second == pytest.approx(8 * outcome.speed.samples_per_second)
+
+
+def test_what_the_host_does_has_no_speed(predicted):
+    outcome = predicted(*LARGE, "parallelism=fsdp", "parallelism.cpu_offload=true")
+    assert outcome.speed.samples_per_second is None and any("cpu_offload" in line for line in outcome.warnings)
+
+
+def test_ranks_that_share_a_layer_share_its_samples(predicted):
+    """Eight ranks, four replicas. A rank keeps an eighth of the layers' matrices, and a quarter of both embeddings."""
+    whole, halves = predicted(*LARGE, "parallelism=fsdp"), predicted(*LARGE, "parallelism=fsdp_tp")
+    for outcome, replicas in ((whole, 8), (halves, 4)):
+        told = outcome.speed
+        assert told.samples_per_second == pytest.approx(replicas / told.step_seconds_median)
+        assert told.tokens_per_second == pytest.approx(8 * told.samples_per_second)
+    ends, everything = 4 * 2 * 8192 * 512, 4 * halves.memory.parameter_count
+    assert halves.memory.weights_bytes == pytest.approx((everything - ends) / 8 + ends / 4, rel=0.01)
 
 
 def test_a_rank_of_many_is_one_process(train):
@@ -168,7 +185,9 @@ def test_what_another_step_stands_for_is_flagged(predicted, word):
     (["gpu=v100_16gb", "precision=fp16", "model.attention=flash_attention_2"], "V100"),
     (["gpu=a100_40gb", "optim=paged_adam8bit"], None), (["gpu=a100_40gb", "compile=true"], None),
     (["gpu=a100_40gb", "device=cpu"], "gpu=a100_40gb"), (["gpu=v100_16gb", "parallelism=ddp", "parallelism.num_processes=8"], None),
-    (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], "parallelism=zero"),
+    (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], "Type parallelism=fsdp"),
+    (["gpu=v100_16gb", "parallelism=dp"], "Type parallelism=ddp"),
+    (["gpu=v100_16gb", "parallelism=fsdp_tp", "model=llama_tiny", "parallelism.num_processes=8"], None),
     (["gpu=a100_40gb", "precision=fp16", "device=cuda"], None),
 ])
 def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):

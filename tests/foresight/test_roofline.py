@@ -105,7 +105,6 @@ def test_a_collective_moves_the_whole_and_not_its_shard_too():
     assert moved(torch.ops.c10d._allgather_base_.default, whole, shard, None, made=(whole, None)) == 256
     assert moved(torch.ops.c10d._reduce_scatter_base_.default, shard, whole, None, made=(shard, None)) == 256
     assert moved(torch.ops.c10d.allreduce_.default, [whole], None, made=([whole], None)) == 256
-    assert moved(torch.ops._c10d_functional.all_gather_into_tensor.default, shard, 4, "0", made=whole) == 256
 
 
 @pytest.mark.parametrize("causal,share", [(False, 1), (True, 2)])

@@ -1,0 +1,165 @@
+"""Rank 0 of many that are not there against rank 0 of real ones, on a CPU: the ledger counts the same, whatever is sharded.
+
+Each real job is forked from one nursery; the fake ones run here. See also test_ledger_pairs, for one process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from conftest import compose, small
+from test_ledger_pairs import differing
+
+from recipes import estimate, supervise
+from recipes.foresight import forecast
+from recipes.foresight.roofline import efficiencies, predict
+
+SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
+# Wide enough that what is gathered and sent decides on the peak.
+WIDE = "model=llama_tiny model.width=64 model.feed_forward=256 model.vocab=4096 model.heads=4 model.kv_heads=4"
+TWO, FOUR = "parallelism.num_processes=2", "parallelism.num_processes=4"
+# gloo's threads hold on to what they have sent for a moment after the sender was told that it is done. What is measured
+# is a rank without that chance.
+PATIENCE = """
+import time
+from torch.distributed import Work
+wait = Work.wait
+def wait_longer(self, *args):
+    done = wait(self, *args)
+    time.sleep(0.003)
+    return done
+Work.wait = wait_longer
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Texts of many lengths, so that ranks and micro-batches differ."""
+    texts = [{"text": "a" * (3 + 7 * n % 40), "label": n % 2} for n in range(24)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    return ["data=text", f"data.path={tmp_path}/rows.jsonl", "data.seq_len=48", "data.samples=19"]
+
+
+@pytest.fixture
+def real(make_job, fault):
+    """real(*words) -> the parts that rank 0 counted in its ledger's step."""
+    nursery = fault(PATIENCE)
+
+    def real(*words: str) -> dict:
+        outcome = supervise.run(make_job(*small("recipe=accelerate", *words)), lambda *_: None, nursery)
+        assert outcome.status == "ok", outcome.error
+        return outcome.memory.per_rank[0]
+
+    return real
+
+
+def foreseen(folder, *words: str) -> forecast.Forecast:
+    cfg, _, problems = compose("recipe=estimate", *words)
+    assert not problems, problems
+    return forecast.foresee(cfg, str(folder), estimate.allocator_bytes(cfg))
+
+
+@pytest.mark.parametrize("words", [
+    f"parallelism=ddp {TWO} {WIDE} parallelism.bucket_cap_mb=1 accumulation.steps=3",
+    f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 parallelism.gradient_as_bucket_view=false precision=bf16",
+    f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows accumulation.steps=3",
+    f"parallelism=fsdp {TWO} {WIDE}",
+    f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
+    f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
+    f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
+    f"parallelism=fsdp {FOUR} {WIDE} parallelism.strategy=hybrid_shard parallelism.shard_size=2 precision=bf16_pure",
+    f"parallelism=fsdp {FOUR} model=gpt2_tiny parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2 data=rows",
+    f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
+    f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
+    f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
+    f"parallelism=fsdp_tp {FOUR} {WIDE}",
+    f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
+])
+def test_a_rank_that_is_not_there_counts_the_same(real, rows, tmp_path, words):
+    chosen = SHORT + [word for given in words.split() for word in (rows if given == "data=rows" else [given])]
+    assert not differing(real(*chosen), foreseen(tmp_path, *small(*chosen)).parts)
+
+
+def test_two_ranks_do_not_count_as_four(tmp_path):
+    """So that the comparison above can fail."""
+    two, four = (foreseen(tmp_path, *small(*SHORT, "parallelism=fsdp", count)).parts for count in (TWO, FOUR))
+    assert differing(two, four)
+
+
+# --- on a GPU, which has an allocator and a link ---------------------------------------------------------
+
+GPU = ["gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=128", "data.samples=64", "batch.per_device=2"]
+
+
+def test_buckets_stand_in_the_allocator_once(tmp_path):
+    """However often the step is repeated there: DDP's gradients lie in buckets, and take no more than one process's."""
+    words = ["gpu=a100_40gb", "model=bert_base", "model.layers=4", "data.seq_len=64", "data.samples=16", "batch.per_device=1"]
+    one, four = (foreseen(tmp_path, *words, *mode) for mode in ([], ["parallelism=ddp", FOUR]))
+    assert four.parts["peak_tensor_bytes"] == pytest.approx(one.parts["peak_tensor_bytes"], rel=0.001)
+    assert four.demand.peak_allocated_bytes == pytest.approx(one.demand.peak_allocated_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("words", [["model=gpt2_tiny", "precision=bf16"], ["model=bert_tiny", "accumulation.steps=3"]])
+def test_what_is_offloaded_is_not_on_the_device(tmp_path, words):
+    here, away = (foreseen(tmp_path, *GPU, *words, "parallelism=fsdp", FOUR, f"parallelism.cpu_offload={offload}")
+                  for offload in ("false", "true"))
+    kept = {"parameters", "optimizer"}
+    assert all(here.parts["largest_bytes"][kind] > 0 for kind in kept)
+    assert all(away.parts["largest_bytes"][kind] == 0 for kind in kept | {"gradients"})
+    assert away.parts["largest_bytes"]["weight_copies"] == here.parts["largest_bytes"]["weight_copies"]
+    assert away.demand.peak_allocated_bytes < here.demand.peak_allocated_bytes
+
+
+STEPS = 4
+
+
+@pytest.mark.parametrize("mode,told", [
+    ("ddp", {"allreduce_": 1}),
+    ("fsdp", {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1}),
+    ("fsdp parallelism.strategy=shard_grad_op", {"_allgather_base_": STEPS, "_reduce_scatter_base_": 1}),
+    ("fsdp parallelism.strategy=hybrid_shard parallelism.shard_size=2",
+     {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1, "allreduce_": 1 / 2}),
+])
+def test_what_ranks_send_each_other_is_what_the_algorithm_says(tmp_path, mode, told):
+    """In models: DDP reduces all gradients once a step. FSDP gathers all weights for each micro-batch, twice where they
+    are given back in between, and reduces once a step; the hybrid reduces a group's part between the groups, too."""
+    seen = foreseen(tmp_path, *GPU, f"accumulation.steps={STEPS}", *f"parallelism={mode}".split(), FOUR)
+    sent, groups = Counter(), {}
+    for counts in seen.tally.counts.values():
+        for operation, times in counts.items():
+            if operation.kind == "collective":
+                sent[operation.name] += operation.bytes * times
+                if operation.bytes > 1000:  # no mean of losses
+                    groups.setdefault(operation.name, set()).add(operation.shape)
+    weights = 4 * seen.parameter_count
+    assert sent == pytest.approx({name: share * weights for name, share in told.items()} | {
+        name: 0 for name in sent.keys() - told.keys()}, rel=0.01, abs=1000)
+    assert groups == dict.fromkeys(told, {(2,)} if "hybrid" in mode else {(4,)})
+
+
+def test_the_link_takes_the_seconds_of_a_ring(tmp_path):
+    """DDP on 4 ranks: (n - 1) / n of the gradients, twice."""
+    words = [*GPU, "model.width=512", "model.heads=8", "parallelism=ddp", FOUR]
+    cfg, seen = compose("recipe=estimate", *words).cfg, foreseen(tmp_path, *words)
+    reached = efficiencies(cfg.gpu.chip)
+    seconds = 2 * 3 / 4 * 4 * seen.parameter_count / (cfg.gpu.link_gb_per_second * 1e9 * reached.link)
+    told = predict(seen.tally, cfg.gpu, "fp32", 4)
+    calls = sum(times for counts in seen.tally.counts.values() for operation, times in counts.items()
+                if operation.kind == "collective")
+    assert told.link_seconds == pytest.approx(seconds + calls * 6 * reached.link_seconds, rel=0.01)
+
+
+def test_an_optimizer_moves_a_ranks_part_only(tmp_path):
+    def moved(*mode) -> int:
+        counts = foreseen(tmp_path, *GPU, *mode).tally.counts["step"]
+        return sum(operation.bytes * times for operation, times in counts.items() if operation.kind == "optimizer")
+
+    assert moved("parallelism=fsdp", FOUR) == pytest.approx(moved() / 4, rel=0.02)
+
+
+def test_tokens_of_uneven_batches_are_those_of_all_ranks(tmp_path, rows):
+    words = [*GPU, *rows, "batch.per_device=1", "model.vocab=512"]
+    alone, four = (foreseen(tmp_path, *words, *mode) for mode in ([], ["parallelism=ddp", FOUR]))
+    assert (four.tokens, four.warnings) == (4 * alone.tokens, [])
