@@ -16,7 +16,7 @@ import yaml
 
 from recipes import config, validate
 from recipes.foresight.tape import Tape
-from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
+from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, _local
 from recipes.refusal import Refusal
 
 MIB = 2**20
@@ -73,7 +73,7 @@ class TellingTape(Tape):
             mine = {"": weight, "gradient": weight.grad}
             mine |= {key: value for key, value in self.optimizer.state.get(weight, {}).items() if torch.is_tensor(value)}
             for what, tensor in mine.items():
-                known = None if tensor is None else self._alive.get(tensor.untyped_storage()._cdata)
+                known = None if tensor is None else self._alive.get(_local(tensor).untyped_storage()._cdata)
                 if known is not None:
                     self.makers[id(known[1])] = f"{name} {what}".rstrip()
 

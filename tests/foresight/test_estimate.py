@@ -226,3 +226,9 @@ def test_explained(train):
     assert not any("bf16" in word for word in words)  # a V100 has none
     saved = [lever["saved_bytes"] for lever in told.levers]
     assert saved == sorted(saved, reverse=True)
+
+
+def test_the_parts_of_sharded_weights_have_names(train):
+    run = train(*V100, "parallelism=fsdp", "parallelism.num_processes=2", "estimate.explain=true", "data.seq_len=8")
+    kept = [row for row in run.record.estimate.largest if row["part"] in ("parameters", "optimizer")]
+    assert kept and all("weight" in row["made_by"] or "bias" in row["made_by"] for row in kept), kept
