@@ -234,7 +234,7 @@ def _in_lines(lever: str, refused: dict[str, str]) -> list[str]:
     """Values of a lever and why each is refused; those with one reason in one line."""
     alike: dict[str, list] = {}
     for value, why in refused.items():
-        alike.setdefault(why.replace(f"{lever}={value}", ""), []).append(value)
+        alike.setdefault(why.replace(f"{lever}={value.split()[0]}", ""), []).append(value)
     return [f"{lever}={', '.join(values)}: {refused[values[0]]}" for values in alike.values()]
 
 

@@ -1,7 +1,8 @@
 """The configurations of a search, and what sketches say of each: how long a step takes, and how much memory at least.
 
-A sketch of each precision, kind of parallelism, checkpointing, attention and batch tells of the passes, and one of each
-precision, kind of parallelism and optimizer of what is done after them.
+A sketch of each precision, mode of parallelism, checkpointing, attention and batch tells of the passes, and one of each
+precision, mode and optimizer of what is done after them. Precisions that differ in speed only, and modes that differ
+only in when FSDP gives weights back, have the same.
 """
 
 from __future__ import annotations
@@ -39,72 +40,70 @@ def candidates_of(search: fit.Search, capacity_bytes: int, workers) -> tuple[lis
     for precision in tried["precision"]:
         precisions.setdefault(SAME_OPERATIONS.get(precision, precision), []).append(precision)
     for mode in tried["parallelism"]:
-        own = sketch.without_resharding(search.config(_free({"parallelism": mode}))).parallelism
+        own = sketch.without_resharding(_config(search, {"parallelism": mode})).parallelism
         modes.setdefault((own.name, own.strategy), []).append(mode)
-    groups = [_Group(search, tried, *alike, capacity_bytes, workers)
-              for alike in itertools.product(precisions.values(), modes.values())]
+    groups = []
+    for same in itertools.product(precisions.values(), modes.values()):
+        optims = [optim for optim in tried["optim"] if search.possible({"parallelism": same[1][0], "optim": optim})]
+        if optims:
+            groups.append(_Group(search, tried | {"optim": optims}, *same, capacity_bytes, workers))
     made = [candidate for group in groups for candidate in group.candidates()]
     results = [future.result() for group in groups for future in group.asked]
     return made, [why for _, why in results if why], sum(len(sketches) for sketches, _ in results)
 
 
 class _Group:
-    """The sketches of precisions that differ in speed only, and of modes that differ in what stays gathered only."""
+    """All choices with one of these precisions and modes, which share their sketches."""
 
     def __init__(self, search: fit.Search, tried: dict, precisions: list, modes: list, capacity_bytes: int, workers):
         self.search, self.tried, self.precisions, self.modes = search, tried, precisions, modes
-        self.asked = []  # futures
-        self.resharding = {mode: sketch.without_resharding(cfg) != cfg for mode in modes
-                           for cfg in [search.config(_free({"parallelism": mode}))]}
+        self.asked: list = []  # futures of `sketch_chain`
         self.light = {lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()}
         self.light |= {"precision": precisions[0], "parallelism": modes[0]}
-        self.optims = [optim for optim in tried["optim"] if search.possible(self.light | {"optim": optim})]
-        if not self.optims:
-            return
-        if self.light["optim"] not in self.optims:
-            self.light["optim"] = self.optims[0]
+        configs = {mode: _config(search, {"parallelism": mode}) for mode in modes}
+        self.resharding = [mode for mode in modes if sketch.without_resharding(configs[mode]) is not configs[mode]]
+        names = [precision or search.base.precision.name for precision in precisions]
 
-        def ask(levers: dict, batches: list, gathered: bool = True):
-            configs = [search.config(_free(self.light | levers | {fit.BATCH: batch})) for batch in batches]
-            if gathered:
-                configs = list(map(sketch.without_resharding, configs))
-            names = [precision or search.base.precision.name for precision in precisions]
-            self.asked.append(workers.submit(sketch_chain, configs, names, capacity_bytes, any(self.resharding.values())))
+        def ask(levers: dict, batches: list, as_it_is: bool = False):
+            made = [_config(search, self.light | levers | {fit.BATCH: batch}) for batch in batches]
+            made = made if as_it_is else list(map(sketch.without_resharding, made))
+            self.asked.append(workers.submit(sketch_chain, made, names, capacity_bytes, bool(self.resharding)))
             return self.asked[-1]
 
         batches = tried[fit.BATCH]
         self.chains = {(checkpointing, attention): ask({"checkpointing": checkpointing, "model.attention": attention}, batches)
-                       for checkpointing, attention in itertools.product(tried["checkpointing"], tried["model.attention"])}
-        self.steps = {optim: ask({"optim": optim}, batches[:1]) for optim in self.optims if optim != self.light["optim"]}
+                       for checkpointing in tried["checkpointing"] for attention in tried["model.attention"]}
+        self.steps = {optim: ask({"optim": optim}, batches[:1]) for optim in tried["optim"] if optim != self.light["optim"]}
         self.steps[self.light["optim"]] = self.chains[self.light["checkpointing"], self.light["model.attention"]]
-        self.resharded = {}
-        if any(self.resharding.values()):
-            giving_back = {"parallelism": next(mode for mode, gives_back in self.resharding.items() if gives_back)}
-            self.resharded = {checkpointing: ask(giving_back | {"checkpointing": checkpointing}, batches[:1], gathered=False)
-                              for checkpointing in tried["checkpointing"]}
+        self.small = {checkpointing: ask({"checkpointing": checkpointing, "parallelism": mode}, batches[:1], as_it_is=True)
+                      for mode in self.resharding[:1] for checkpointing in tried["checkpointing"]}
 
     def candidates(self):
         """Waits for the sketches. What was refused has no candidates."""
-        first = {optim: future.result()[0][:1] for optim, future in self.steps.items()} if self.optims else {}
-        for mode, (levers, future) in itertools.product(self.modes, self.chains.items() if self.optims else ()):
-            checkpointing, attention = levers
-            for batch, of_passes in zip(self.tried[fit.BATCH], future.result()[0]):
-                if self.resharding[mode]:
-                    of_passes = self._resharded(checkpointing, of_passes)
-                for optim, (index, precision) in itertools.product(self.optims, enumerate(self.precisions)):
+        steps = {optim: first for optim, future in self.steps.items() for first in future.result()[0][:1]}
+        light = steps.get(self.light["optim"])
+        for mode, (checkpointing, attention) in itertools.product(self.modes, self.chains):
+            for batch, of_passes in zip(self.tried[fit.BATCH], self._passes(mode, checkpointing, attention)):
+                for (index, precision), optim in itertools.product(enumerate(self.precisions), steps if light else ()):
                     chosen = {"precision": precision, "checkpointing": checkpointing, "model.attention": attention,
                               "optim": optim, "parallelism": mode, fit.BATCH: batch}
-                    if not (of_passes and first[optim] and first[self.light["optim"]] and self.search.possible(chosen)):
-                        continue
-                    passes, step, light = (told[index] for told in (of_passes, first[optim][0], first[self.light["optim"]][0]))
-                    yield Candidate(_free(chosen), sketch.step_seconds(passes, step, light), sketch.least_bytes(passes, step))
+                    if self.search.possible(chosen):
+                        passes, step = of_passes[index], steps[optim][index]
+                        yield Candidate(_free(chosen), sketch.step_seconds(passes, step, light[index]),
+                                        sketch.least_bytes(passes, step))
 
-    def _resharded(self, checkpointing, of_passes: list[Sketch]) -> list[Sketch]:
-        small = self.resharded[checkpointing].result()[0]
-        small_gathered = self.chains[checkpointing, self.light["model.attention"]].result()[0]
-        if not small:
-            return []
-        return [sketch.resharding(*told) for told in zip(of_passes, small[0], small_gathered[0])]
+    def _passes(self, mode, checkpointing, attention) -> list[list[Sketch]]:
+        """The sketches of growing batches."""
+        made = self.chains[checkpointing, attention].result()[0]
+        if mode not in self.resharding:
+            return made
+        gathered = self.chains[checkpointing, self.light["model.attention"]].result()[0]
+        small = self.small[checkpointing].result()[0]
+        return [list(map(sketch.resharding, told, small[0], gathered[0])) for told in made] if small and gathered else []
+
+
+def _config(search: fit.Search, chosen: dict):
+    return search.config(_free(chosen))
 
 
 def _free(chosen: dict) -> dict:
@@ -116,11 +115,11 @@ def _free(chosen: dict) -> dict:
 
 
 def sketch_chain(configs: list, precisions: list[str], capacity_bytes: int,
-                 giving_back: bool = False) -> tuple[list[list[Sketch]], str]:
+                 resharding: bool = False) -> tuple[list[list[Sketch]], str]:
     """(sketches of configurations with growing batches, for each of the precisions; why there are no more, or '').
 
-    None is made after the first whose passes take too much, whatever the optimizer. giving_back: they also stand for
-    those that give their weights back.
+    None is made after the first whose passes take too much, whatever the optimizer. resharding: they also stand for
+    those that give weights back, which take less.
     """
     made: list[list[Sketch]] = []
     try:
@@ -128,7 +127,7 @@ def sketch_chain(configs: list, precisions: list[str], capacity_bytes: int,
             for cfg in configs:
                 made.append(sketch.sketch(cfg, precisions, folder))
                 seen = made[-1][0]
-                if seen.pass_bytes - giving_back * seen.gathered_bytes > capacity_bytes:
+                if seen.pass_bytes - (seen.gathered_bytes if resharding else 0) > capacity_bytes:
                     break
     except (Refusal, Unknown) as error:
         return made, str(error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from recipes import parallelism, sharding
 from recipes.foresight import forecast, roofline
-from recipes.foresight.operations import Tally
+from recipes.foresight.operations import COLLECTIVE, Operation, Tally
 
 DEPTHS = (1, 2)  # layers of the two models that are looked at
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are made
@@ -93,19 +93,50 @@ def sketch(cfg, precisions: list[str], folder: str) -> list[Sketch]:
     depths = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
     if cfg.model.pretrained or layers <= depths[-1]:
         depths = (layers,)
-    looks = []
+    looks, weights = [], []
     for depth in depths:
         shallow = copy.deepcopy(cfg)
         shallow.model.layers = depth
-        looks.append(_figures(shallow, precisions, folder))
+        figures, sizes = _figures(shallow, precisions, folder)
+        looks.append(figures)
+        weights.append(sizes)
     if len(depths) == 1:
         return [Sketch(*figures) for figures in looks[0]]
-    times = (layers - depths[0]) / (depths[1] - depths[0])
-    return [Sketch(*(low + times * (high - low) for low, high in zip(*pair))) for pair in zip(*looks)]
+    more = layers - depths[0]
+    made = [Sketch(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*looks)]
+    if cfg.parallelism.num_processes == 1 or parallelism.sharded(cfg):
+        return made
+    first = len(_buckets(cfg, weights[0]))
+    return [_in_buckets(cfg, one, Sketch(*figures).pass_collectives / first * len(_buckets(cfg, _deeper(*weights, more))))
+            for one, figures in zip(made, looks[0])]
 
 
-def _figures(cfg, precisions: list[str], folder: str) -> list[list[float]]:
-    """The fields of a Sketch for each precision, of the model as it is."""
+def _in_buckets(cfg, made: Sketch, collectives: float) -> Sketch:
+    """DDP sends bucket by bucket, and two layers need not fill one more than one layer: their number is no line."""
+    empty = Operation("allreduce_", COLLECTIVE)
+    each = roofline.collective_seconds(empty, cfg.gpu, cfg.parallelism.num_processes, roofline.efficiencies(cfg.gpu.chip))
+    link = made.pass_link_seconds + (collectives - made.pass_collectives) * each
+    return replace(made, pass_collectives=collectives, pass_link_seconds=link)
+
+
+def _buckets(cfg, weights: list[tuple]) -> list[list[int]]:
+    """The buckets into which DDP puts gradients. weights: (elements, dtype) of each, in the order in which they come."""
+    import torch
+    import torch.distributed as dist
+
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, cfg.parallelism.bucket_cap_mb * 2**20]
+    tensors = [torch.empty(elements, dtype=dtype, device="meta") for elements, dtype in weights]
+    return dist._compute_bucket_assignment_by_size(tensors, limits)[0]
+
+
+def _deeper(low: list, high: list, more: int) -> list:
+    """The list of a model with `more` layers than `low`, of which `high` has one more."""
+    same = next((index for index, pair in enumerate(zip(low, high)) if pair[0] != pair[1]), len(low))
+    return low[:same] + high[same:same + len(high) - len(low)] * more + low[same:]
+
+
+def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]], list[tuple]]:
+    """(the fields of a Sketch for each precision, (elements, dtype) of each weight, the last first) of the model as it is."""
     seen = forecast.foresee(cfg, folder)
     states = seen.parts["largest_bytes"]["optimizer"] - seen.paged_bytes
     passes, step = _peaks(seen)
@@ -117,7 +148,7 @@ def _figures(cfg, precisions: list[str], folder: str) -> list[list[float]]:
         parts = [roofline.predict(_part(seen.tally, phases), cfg.gpu, name, cfg.parallelism.num_processes)
                  for phases in (PASSES, STEP)]
         made.append(sizes + [getattr(told, time) for told in parts for time in TIMES])
-    return made
+    return made, [(weight.numel(), weight.dtype) for weight in reversed(list(seen.tape.model.parameters()))]
 
 
 def _peaks(seen) -> tuple[int, int]:
