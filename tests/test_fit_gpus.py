@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 from conftest import small
-from test_fit import Here, planned, searched, tiny
+from test_fit import GPU, Here, planned, searched, tiny
 
 from recipes import fit, machine, record
 
@@ -126,8 +126,8 @@ def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
     from recipes.foresight import search as searching
     from recipes.foresight import sketch
 
-    words = tiny("model.layers=9", "model.width=128", "precision=bf16_pure", "parallelism=ddp", "parallelism.num_processes=4",
-                 "parallelism.bucket_cap_mb=1")  # a layer is a third of a bucket
+    words = ["model=bert_large", "data.samples=16", "data.seq_len=128", "batch.per_device=2", "accumulation=x2", "optim=sgd",
+             "precision=bf16_pure", "parallelism=ddp", "parallelism.num_processes=4", GPU]  # 24 MiB a layer, 25 a bucket
     (seen,) = sketch.sketch(fit.compose(*words)[0], ["bf16_pure"], str(tmp_path))
     outcome, why = searching.predict(words)
     assert not why and sketch.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=0.01)
