@@ -135,7 +135,8 @@ def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
 
 def test_it_finds_what_trying_all_finds(tried):
     search, found = tried
-    fitting = sorted((outcome.speed.step_seconds_median, chosen["parallelism"]) for chosen, outcome in found if outcome.estimate.fits)
+    fitting = sorted((outcome.speed.step_seconds_median, chosen["parallelism"]) for chosen, outcome in found
+                     if outcome.estimate.fits)
     assert 3 < len(fitting) < len(found), "some fit and some do not"
     result = searched(search, 3)
     told = [(row.outcome.speed.step_seconds_median, row.chosen["parallelism"]) for row in result.rows]
