@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+import itertools
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +11,20 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import command, complaints, config, gpu, machine, validate
+from recipes import command, complaints, config, gpu, machine, parallelism, validate
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 BATCH = "batch.per_device"
 ALL = None  # every option of the menu
 # What is searched: key -> values to try, in the order in which a command names them.
-LEVERS = {"precision": ALL, "checkpointing": ALL, "model.attention": ("sdpa", "eager"), "optim": ALL, BATCH: ALL}
+MODES = ("ddp", "fsdp", "fsdp shard_grad_op")  # of parallelism on several GPUs: an option, and a strategy not its default
+LEVERS = {"precision": ALL, "checkpointing": ALL, "model.attention": ("sdpa", "eager"), "optim": ALL, "parallelism": MODES,
+          BATCH: ALL}
 CHANGES_TRAINING = ("precision", "optim")  # levers that change the numbers a training computes
 NOT_TRIED = {"paged_adam8bit": "the estimate of time does not know what paging costs"}
-NOT_SEARCHED = "compile (the estimate of time does not know compiled code), parallelism (one GPU)"
-KEYS = "fit.top=5, fit.keep=[optim], fit.measure=3"
+NOT_SEARCHED = "compile (the estimate of time does not know compiled code)"
+KEYS = ("fit.top=5", "fit.keep=[optim]", "fit.measure=3", "fit.gpus=4")
+LEAST = {"fit.top": 1, "fit.measure": 0, "fit.gpus": 1}  # of the keys that are numbers
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Options:
     top: int = 5  # rows to show
     keep: tuple[str, ...] = ()  # levers that stay as they are
     measure: int = 0  # of those rows, how many to run on the GPU at hand
+    gpus: int | None = None  # how many GPUs there are; over several, parallelism is searched
 
 
 @dataclass
@@ -39,7 +43,8 @@ class Search:
 
     words: the person's, and what keeps the effective batch constant. base: their configuration, resolved.
     values: lever -> what is tried. parts: (menu, option) -> that section of the configuration.
-    pinned: lever -> the words that say why. left_out: what is not tried and why, a line each.
+    pinned: lever -> the words that say why. left_out: what is not tried and why, a line each. barred: what does not
+    go with a mode: (mode, lever, value).
     """
 
     words: list[str]
@@ -49,6 +54,7 @@ class Search:
     parts: dict = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    barred: set[tuple] = field(default_factory=set)
 
     def config(self, chosen: dict) -> config.Config:
         """The resolved configuration of a choice, without asking Hydra."""
@@ -59,19 +65,33 @@ class Search:
                 setattr(getattr(cfg, group), leaf, value)
             else:
                 setattr(cfg, group, self.parts[key, value])
-        cfg.accumulation.steps = self.effective // cfg.batch.per_device
+        cfg.accumulation.steps = self.effective // (cfg.batch.per_device * cfg.parallelism.replicas)
         return cfg
 
     def command_words(self, chosen: dict) -> list[str]:
         """What to type for a choice after `python train.py`."""
-        return self.words + [f"{key}={chosen[key]}" for key in LEVERS if key in chosen]
+        return self.words + [word for key in LEVERS if key in chosen for word in self.lever_words(key, chosen[key])]
+
+    def lever_words(self, lever: str, value) -> list[str]:
+        return mode_words(value, self.base.parallelism.num_processes) if lever == "parallelism" else [f"{lever}={value}"]
 
     def command(self, chosen: dict) -> str:
         return f"python train.py {shlex.join(self.command_words(chosen))}"
 
+    def possible(self, chosen: dict) -> bool:
+        """Whether nothing in a choice is barred by its mode of parallelism."""
+        return not any((chosen.get("parallelism"), lever, value) in self.barred for lever, value in chosen.items())
+
     def count(self) -> int:
         """How many configurations there are."""
-        return math.prod(map(len, self.values.values()))
+        return sum(self.possible(dict(zip(self.values, told))) for told in itertools.product(*self.values.values()))
+
+
+def mode_words(mode: str, gpus: int) -> list[str]:
+    """What to type for one of MODES."""
+    option, *strategy = mode.split()
+    return [f"parallelism={option}", *(f"parallelism.strategy={name}" for name in strategy),
+            f"parallelism.num_processes={gpus}"]
 
 
 # --- fit's own keys -------------------------------------------------------------------------------------
@@ -84,19 +104,18 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
         key, _, text = word.partition("=")
         if not key.startswith("fit."):
             others.append(word)
-        elif key in ("fit.top", "fit.measure"):
-            least = 1 if key == "fit.top" else 0
-            if text.isdigit() and int(text) >= least:
+        elif key in LEAST:
+            if text.isdigit() and int(text) >= LEAST[key]:
                 found[key[4:]] = int(text)
             else:
-                problems.append(f"{word}: must be a whole number, {least} or more.")
+                problems.append(f"{word}: must be a whole number, {LEAST[key]} or more.")
         elif key == "fit.keep":
             found["keep"] = tuple(filter(None, (name.strip() for name in text.strip("[]").split(","))))
             problems += [f"fit.keep: {name} is not searched. Searched are {', '.join(LEVERS)}."
                          + validate.nearest(name, LEVERS) for name in found["keep"] if name not in LEVERS]
         else:
-            problems.append(f"{key}: there is no such key. Fit has {KEYS}."
-                            + validate.nearest(key, ("fit.top", "fit.keep", "fit.measure")))
+            problems.append(f"{key}: there is no such key. Fit has {', '.join(KEYS)}."
+                            + validate.nearest(key, [known.split("=")[0] for known in KEYS]))
     return Options(**found), others, problems
 
 
@@ -124,34 +143,110 @@ def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
     pinned = {lever: word for lever in LEVERS for key, word in given.items()
               if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))}
     smallest = [f"{BATCH}=1"] if BATCH not in (*pinned, *options.keep) and "batch.effective" in given else []
-    cfg, _, problems = compose(*words, *smallest)  # a batch of 1 divides the effective one, whatever it is
-    if not problems and machine.device(cfg) == "cpu":
-        problems = ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
-    if not problems and cfg.parallelism.name != "single":
-        problems = [f"fit searches for a single process, and parallelism={cfg.parallelism.name} is several. Leave it out; "
-                    "recipe=estimate tells what a rank of several takes."]
-    if not problems and options.measure and cfg.gpu.name != "auto" and not gpu.at_hand(cfg.gpu.name):
-        here = machine.gpus()[0].name if machine.gpus() else "none"
-        problems = [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "
-                    "Leave one of them out."]
+    typed = "parallelism" in (*pinned, *options.keep)
+    searched = not typed and (options.gpus or 1) > 1
+    if typed and options.gpus and "parallelism.num_processes" not in given:
+        words = [*words, f"parallelism.num_processes={options.gpus}"]
+    mode = mode_words(MODES[0], options.gpus) if searched else []
+    cfg, _, problems = compose(*words, *mode, *smallest)  # a batch of 1 divides the effective one, whatever it is
+    if cfg is not None and smallest and cfg.batch.effective and cfg.batch.effective % parallelism.replicas(cfg):
+        problems = [problem for problem in problems if not problem.startswith("batch.effective=")]
+        problems.append(_uneven(cfg.batch.effective, parallelism.replicas(cfg)))
+    problems = problems or _device_problems(cfg, options) or _count_problems(cfg, options, given)
     if problems:
         return None, problems
     if cfg.accumulation.name != "none":
         pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # an experiment's
-    search = Search(words, cfg, cfg.batch.per_device * cfg.accumulation.steps)
+    share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
+    search = Search(words, cfg, share * cfg.parallelism.replicas)
     for lever in LEVERS:
-        if lever in pinned:
+        if lever == "parallelism" and not searched:
+            if typed or now(cfg, lever) != "single":
+                said = " ".join(word for word in words if word.startswith(lever))
+                search.pinned[lever] = said or f"{lever}={now(cfg, lever)}"
+        elif lever in pinned:
             search.pinned[lever] = pinned[lever]
         elif lever in options.keep:
             search.pinned[lever] = f"{lever}={now(cfg, lever)}"
         elif lever == BATCH:
-            search.values[lever] = [2**power for power in range(search.effective.bit_length())
-                                    if search.effective % 2**power == 0]
+            search.values[lever] = [2**power for power in range(share.bit_length()) if share % 2**power == 0]
             if "batch.effective" not in given:
                 search.words = [*words, f"batch.effective={search.effective}"]
         else:
-            search.values[lever] = _allowed(search, lever, [*words, *smallest])
+            search.values[lever] = _allowed(search, lever, [*words, *(mode if lever != "parallelism" else []), *smallest])
+    _bar(search)
     return search, []
+
+
+def _device_problems(cfg, options: Options) -> list[str]:
+    """What has no GPU to fit, or none to measure on."""
+    if machine.device(cfg) == "cpu":
+        return ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
+    if options.measure and cfg.gpu.name != "auto" and not gpu.at_hand(cfg.gpu.name):
+        here = machine.gpus()[0].name if machine.gpus() else "none"
+        return [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "
+                "Leave one of them out."]
+    return []
+
+
+def _count_problems(cfg, options: Options, given: dict[str, str]) -> list[str]:
+    """GPUs that are not there, not counted, or counted twice."""
+    own, asked, here = cfg.parallelism, options.gpus, len(machine.gpus())
+    typed = given.get("parallelism.num_processes")
+    if own.name in parallelism.ONE_PROCESS and typed and typed != "parallelism.num_processes=1":
+        return [f"{typed} has no effect on parallelism={own.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
+                "with it: parallelism=fsdp."]
+    if asked and asked != own.num_processes:
+        said = typed or f"parallelism={own.name}"
+        return [f"fit.gpus={asked} contradicts {said}, which is {own.num_processes} GPU{'s' * (own.num_processes != 1)}. "
+                f"Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp for {asked}."]
+    if not own.num_processes:
+        return [f"parallelism={own.name}, over how many GPUs? Say it with fit.gpus=4 or parallelism.num_processes=4."]
+    if asked and cfg.gpu.name == "auto" and asked > here:
+        return [f"fit.gpus={asked}, and {here} {'is' if here == 1 else 'are'} visible here. Type fit.gpus={here}, or say "
+                "which GPU they are: gpu=rtx4090_24gb."]
+    if options.measure and own.num_processes > here:
+        return [f"fit.measure={options.measure} runs on the GPUs at hand, and {here} {'is' if here == 1 else 'are'} visible "
+                f"here, not {own.num_processes}. Type fit.gpus={here}, or leave fit.measure out."]
+    return []
+
+
+def _uneven(effective: int, replicas: int) -> str:
+    above = effective - effective % replicas + replicas
+    below = f"{above - replicas} or " if above > replicas else ""
+    return (f"batch.effective={effective} cannot be shared evenly by {replicas} GPUs. Type batch.effective={below}{above}, "
+            "or another number of GPUs.")
+
+
+def _bar(search: Search) -> None:
+    """Find what a mode of parallelism rules out of the other levers."""
+    said = []
+    for mode, lever in itertools.product(search.values.get("parallelism", ()), search.values):
+        values = [] if lever in ("parallelism", BATCH) else search.values[lever]
+        found = {value: validate.validate(search.config({"parallelism": mode, lever: value})) for value in values}
+        refused = {value: " ".join(problems) for value, problems in found.items() if problems}
+        search.barred |= {(mode, lever, value) for value in refused}
+        said += [f"parallelism={mode.split()[0]} with {line}" for line in _in_lines(lever, refused)]
+    search.left_out += dict.fromkeys(said)
+
+
+def _in_lines(lever: str, refused: dict[str, str]) -> list[str]:
+    """Values of a lever and why each is refused; those with one reason in one line."""
+    alike: dict[str, list] = {}
+    for value, why in refused.items():
+        alike.setdefault(why.replace(f"{lever}={value.split()[0]}", ""), []).append(value)
+    return [f"{lever}={', '.join(values)}: {refused[values[0]]}" for values in alike.values()]
+
+
+def not_searched(search: Search) -> str:
+    """What fit does not try, and how it would."""
+    here = len(machine.gpus()) if search.base.gpu.name == "auto" else 0
+    if "parallelism" in search.values:
+        return f"{NOT_SEARCHED}, other modes of parallelism than these"
+    if search.base.parallelism.num_processes > 1:
+        return NOT_SEARCHED
+    many = f"of the {here} that are visible; fit.gpus={here} searches over all" if here > 1 else "fit.gpus=4 searches over four"
+    return f"{NOT_SEARCHED}, parallelism (one GPU{' ' if here > 1 else '; '}{many})"
 
 
 def now(cfg, lever: str):
@@ -162,16 +257,17 @@ def now(cfg, lever: str):
 
 def _allowed(search: Search, lever: str, words: list[str]) -> list:
     """The options of a lever that this GPU and the other words leave."""
-    allowed = []
+    allowed, refused = [], {}
     for value in LEVERS[lever] or validate.options(lever, [CONF]):
         if value in NOT_TRIED:
-            search.left_out.append(f"{lever}={value}: {NOT_TRIED[value]}.")
+            refused[value] = f"{NOT_TRIED[value]}."
             continue
-        cfg, _, problems = compose(*words, f"{lever}={value}")
+        cfg, _, problems = compose(*words, *search.lever_words(lever, value))
         if problems:
-            search.left_out.append(f"{lever}={value}: {' '.join(problems)}")
+            refused[value] = " ".join(problems)
             continue
         allowed.append(value)
         if "." not in lever:
             search.parts[lever, value] = getattr(cfg, lever)
+    search.left_out += _in_lines(lever, refused)
     return allowed

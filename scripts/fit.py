@@ -1,10 +1,12 @@
 """The fastest configurations that fit a GPU, with the commands to paste.
 
     python scripts/fit.py model=gpt2_xl gpu=rtx4090_24gb batch.effective=64 data.seq_len=1024
+    python scripts/fit.py model=gpt2_xl gpu=rtx4090_24gb fit.gpus=4 batch.effective=64 data.seq_len=1024
 
 Takes the words of train.py. What they leave open of precision, checkpointing, attention, optimizer and batch is
-searched; the effective batch stays the same. fit.keep=[optim,precision] leaves those as they are, fit.top=5 says
-how many rows, fit.measure=3 runs so many of them on the GPU at hand and prints predicted against measured.
+searched, and with fit.gpus=4 how four GPUs train together; the effective batch stays the same. fit.keep=[optim,precision]
+leaves those as they are, fit.top=5 says how many rows, fit.measure=3 runs so many of them on the GPU at hand and prints
+predicted against measured.
 Exit code 0 when something fits, 3 when nothing does, 2 for a refusal.
 """
 
@@ -132,8 +134,10 @@ def status():
 def heading(search: fit.Search) -> str:
     searched = [f"{lever} ({', '.join(map(str, values))})" for lever, values in search.values.items()]
     cfg = search.base
+    gpus = cfg.parallelism.num_processes
+    many, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
     lines = [f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
-             f"{cfg.gpu.device_name} ({cfg.gpu.memory_bytes / MIB:,.0f} MiB).",
+             f"{many}{cfg.gpu.device_name} ({cfg.gpu.memory_bytes / MIB:,.0f} MiB{each}).",
              f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}."]
     if search.pinned:
         lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
@@ -142,7 +146,7 @@ def heading(search: fit.Search) -> str:
         lines.append(f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "
                      f"computed; fit.keep=[{','.join(changing)}] keeps "
                      f"{' '.join(f'{lever}={fit.now(cfg, lever)}' for lever in changing)}.")
-    return "\n".join([*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {fit.NOT_SEARCHED}."])
+    return "\n".join([*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {fit.not_searched(search)}."])
 
 
 def report(search: fit.Search, result, seconds: float) -> str:
@@ -157,6 +161,8 @@ def report(search: fit.Search, result, seconds: float) -> str:
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
     lines.append("\nPredicted; the same command with recipe=estimate says more of each.")
+    if search.base.parallelism.num_processes > 1:
+        lines.append("Batch, memory and margin are of one GPU, samples/s of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.outcome.warnings)
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 

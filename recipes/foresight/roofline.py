@@ -49,7 +49,7 @@ class Prediction:
 
     device_seconds, host_seconds and link_seconds overlap: step_seconds is their longest, with the part of the
     link's that cannot hide. by_kind: the device's seconds by class of operation. notes: what to know before
-    relying on it.
+    relying on it. collectives: how many there are.
     """
 
     step_seconds: float
@@ -59,6 +59,7 @@ class Prediction:
     by_kind: dict[str, float]
     efficiencies_from: str
     notes: list[str] = field(default_factory=list)
+    collectives: int = 0
 
 
 @functools.cache
@@ -90,10 +91,14 @@ def predict(tally: Tally, gpu, precision: str, num_processes: int = 1, reached: 
                 by_kind[operation.kind] += times * device_seconds(operation, gpu, precision, reached)
     device = sum(by_kind.values())
     host = sum(times * reached.host_seconds[phase] for phase, times in tally.calls.items())
-    # Collectives run beside the computation, but for the last: nothing is left to hide it behind.
+    return Prediction(overlapped(device, host, link_seconds, collectives), device, host, link_seconds, dict(by_kind),
+                      reached.source, _notes(tally, gpu, num_processes, reached), collectives)
+
+
+def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:
+    """The seconds of a step: collectives run beside the computation, but for the last, which has nothing to hide behind."""
     exposed = link_seconds / collectives if collectives else 0.0
-    return Prediction(max(device, host, link_seconds - exposed) + exposed, device, host, link_seconds, dict(by_kind),
-                      reached.source, _notes(tally, gpu, num_processes, reached))
+    return max(device_seconds, host_seconds, link_seconds - exposed) + exposed
 
 
 def device_seconds(operation: Operation, gpu, precision: str, reached: Efficiencies) -> float:

@@ -11,22 +11,10 @@ from dataclasses import dataclass
 from typing import Callable
 
 from recipes import estimate, fit, machine, record
-from recipes.foresight import forecast, sketch
+from recipes.foresight import forecast
+from recipes.foresight.candidates import Candidate, candidates_of
 from recipes.foresight.device import Unknown
-from recipes.foresight.sketch import Sketch
 from recipes.refusal import Refusal
-
-SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one of which it is the same step at another speed
-CHEAP = ("sgd", "full", "sdpa")  # what a sketch has where it tells nothing of that lever
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A choice (lever -> value), and what sketches say of it."""
-
-    chosen: dict
-    step_seconds: float
-    least_bytes: float
 
 
 @dataclass
@@ -90,62 +78,7 @@ def _estimates(search: fit.Search, order: list[Candidate], workers):
             yield Found(first.chosen, *future.result())
 
 
-def candidates_of(search: fit.Search, capacity_bytes: int, workers) -> tuple[list[Candidate], list[str], int]:
-    """(all choices but those whose passes alone take too much, what was refused, how many sketches it took).
-
-    A sketch of each precision, checkpointing, attention and batch tells of the passes, one of each precision and
-    optimizer of what is done after them.
-    """
-    tried = {lever: search.values.get(lever, [None]) for lever in fit.LEVERS}  # None: pinned
-    light = {lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()}
-    batches, same = tried[fit.BATCH], {}
-    for precision in tried["precision"]:
-        same.setdefault(SAME_OPERATIONS.get(precision, precision), []).append(precision)
-
-    def look(precisions: list, batches: list, levers: dict):
-        chosen = light | {"precision": precisions[0]} | levers
-        configs = [search.config(_free(chosen | {fit.BATCH: batch})) for batch in batches]
-        names = [precision or search.base.precision.name for precision in precisions]
-        return workers.submit(sketch_chain, configs, names, capacity_bytes)
-
-    passes = [(precisions, told, look(precisions, batches, told)) for precisions, checkpointing, attention in
-              itertools.product(same.values(), tried["checkpointing"], tried["model.attention"])
-              for told in [{"checkpointing": checkpointing, "model.attention": attention}]]
-    steps = {(precisions[0], optim): look(precisions, batches[:1], {"optim": optim})
-             for precisions in same.values() for optim in tried["optim"]}
-    results = [future.result() for future in (*(future for _, _, future in passes), *steps.values())]
-    made = []
-    for precisions, told, future in passes:
-        for (batch, of_passes), optim in itertools.product(zip(batches, future.result()[0]), tried["optim"]):
-            for precision, one, other in zip(precisions, of_passes, *steps[precisions[0], optim].result()[0]):
-                chosen = {"precision": precision, **told, "optim": optim, fit.BATCH: batch}
-                made.append(Candidate(_free(chosen), sketch.step_seconds(one, other), sketch.least_bytes(one, other)))
-    return made, [why for _, why in results if why], sum(len(sketches) for sketches, _ in results)
-
-
-def _free(chosen: dict) -> dict:
-    """A choice without the levers that are pinned."""
-    return {lever: value for lever, value in chosen.items() if value is not None}
-
-
 # --- in a worker ----------------------------------------------------------------------------------------
-
-
-def sketch_chain(configs: list, precisions: list[str], capacity_bytes: int) -> tuple[list[list[Sketch]], str]:
-    """(sketches of configurations with growing batches, for each of the precisions; why there are no more, or '').
-
-    None is made after the first whose passes take too much, whatever the optimizer.
-    """
-    made: list[list[Sketch]] = []
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for cfg in configs:
-                made.append(sketch.sketch(cfg, precisions, folder))
-                if made[-1][0].pass_bytes > capacity_bytes:
-                    break
-    except (Refusal, Unknown) as error:
-        return made, str(error)
-    return made, ""
 
 
 def predict(words: list[str]) -> tuple[record.Record | None, str]:

@@ -3,37 +3,49 @@
 Layers are alike. So a step's seconds grow by the same amount with each, and so do the bytes alive at any place
 of the step: their peak is the largest of several straight lines, and a line through two points of it never lies
 above it further on. What the optimizer adds does not depend on the batch, nor the passes on the optimizer, so a
-few sketches stand for many configurations.
+few sketches stand for many configurations. FSDP with weights that are given back after the forward pass is not sketched:
+gathered ahead, they make the lines bend. Its sketch is made of the one where they stay.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from recipes import parallelism, sharding
 from recipes.foresight import forecast, roofline
-from recipes.foresight.operations import Tally
+from recipes.foresight.operations import COLLECTIVE, Operation, Tally
 
 DEPTHS = (1, 2)  # layers of the two models that are looked at
+DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are made
 PASSES, STEP = ("forward", "backward"), ("step",)
+TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
+STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}  # strategy -> its like
 
 
 @dataclass(frozen=True)
 class Sketch:
     """Of one optimizer step: the passes of its micro-batches, and what is done once after them.
 
-    pass_bytes: the peak in the passes, less the optimizer's states. step_bytes: the peak in the rest, with them.
-    Seconds of the device and of the host, which overlap.
+    pass_bytes: the peak until the last pass, less the optimizer's states. step_bytes: the peak in the rest, with them.
+    gathered_bytes: the weights, whole, of the units that FSDP gathers, but for the model's own. Seconds of the
+    device, the host and the link, which overlap, and the number of collectives.
     """
 
     pass_bytes: float
     step_bytes: float
     states_bytes: float
+    gathered_bytes: float
+    micro_batches: float
     pass_device_seconds: float
     pass_host_seconds: float
+    pass_link_seconds: float
+    pass_collectives: float
     step_device_seconds: float
     step_host_seconds: float
+    step_link_seconds: float
+    step_collectives: float
 
 
 def least_bytes(passes: Sketch, step: Sketch) -> float:
@@ -41,9 +53,35 @@ def least_bytes(passes: Sketch, step: Sketch) -> float:
     return max(passes.pass_bytes + step.states_bytes, step.step_bytes)
 
 
-def step_seconds(passes: Sketch, step: Sketch) -> float:
-    """A step of the passes of one sketch and the optimizer of another."""
-    return max(passes.pass_device_seconds + step.step_device_seconds, passes.pass_host_seconds + step.step_host_seconds)
+def step_seconds(passes: Sketch, step: Sketch, light: Sketch | None = None) -> float:
+    """A step of the passes of one sketch and the optimizer of another.
+
+    light: a sketch like `step` with the optimizer of `passes`. What `passes` does outside its passes is then its own,
+    and only the two optimizers' difference is taken from elsewhere.
+    """
+    light = light or passes
+    return roofline.overlapped(*(
+        getattr(passes, f"pass_{name}") + getattr(passes, f"step_{name}")
+        + getattr(step, f"step_{name}") - getattr(light, f"step_{name}") for name in TIMES))
+
+
+def without_resharding(cfg):
+    """The configuration whose weights stay gathered from the forward to the backward pass; itself where they do, or are whole."""
+    if cfg.parallelism.strategy not in STAYS_GATHERED:
+        return cfg
+    return replace(cfg, parallelism=replace(cfg.parallelism, strategy=STAYS_GATHERED[cfg.parallelism.strategy]))
+
+
+def resharding(gathered: Sketch, small: Sketch, small_gathered: Sketch) -> Sketch:
+    """The sketch of the passes that give weights back after the forward pass, from the one of those that do not.
+
+    It computes the same, and gathers more: so much a micro-batch, whatever its size, as `small` does more than
+    `small_gathered`. At any place it has the same alive, but for weights that are not gathered there.
+    """
+    times = gathered.micro_batches / small.micro_batches
+    more = {f"pass_{name}": getattr(gathered, f"pass_{name}")
+            + times * (getattr(small, f"pass_{name}") - getattr(small_gathered, f"pass_{name}")) for name in TIMES}
+    return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
 
 
 def sketch(cfg, precisions: list[str], folder: str) -> list[Sketch]:
@@ -52,41 +90,90 @@ def sketch(cfg, precisions: list[str], folder: str) -> list[Sketch]:
     Weights that are loaded say themselves how many layers they have: these models are looked at whole.
     """
     layers = cfg.model.layers
-    depths = DEPTHS if not cfg.model.pretrained and layers > DEPTHS[-1] else (layers,)
-    looks = []
+    depths = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
+    if cfg.model.pretrained or layers <= depths[-1]:
+        depths = (layers,)
+    looks, weights = [], []
     for depth in depths:
         shallow = copy.deepcopy(cfg)
         shallow.model.layers = depth
-        looks.append(_figures(shallow, precisions, folder))
+        figures, sizes = _figures(shallow, precisions, folder)
+        looks.append(figures)
+        weights.append(sizes)
     if len(depths) == 1:
         return [Sketch(*figures) for figures in looks[0]]
-    times = (layers - depths[0]) / (depths[1] - depths[0])
-    return [Sketch(*(low + times * (high - low) for low, high in zip(*pair))) for pair in zip(*looks)]
+    more = layers - depths[0]
+    made = [Sketch(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*looks)]
+    if cfg.parallelism.num_processes == 1 or parallelism.sharded(cfg):
+        return made
+    first = len(_buckets(cfg, weights[0]))
+    return [_in_buckets(cfg, one, Sketch(*figures).pass_collectives / first * len(_buckets(cfg, _deeper(*weights, more))))
+            for one, figures in zip(made, looks[0])]
 
 
-def _figures(cfg, precisions: list[str], folder: str) -> list[list[float]]:
-    """The fields of a Sketch for each precision, of the model as it is."""
+def _in_buckets(cfg, made: Sketch, collectives: float) -> Sketch:
+    """DDP sends bucket by bucket, and two layers need not fill one more than one layer: their number is no line."""
+    empty = Operation("allreduce_", COLLECTIVE)
+    each = roofline.collective_seconds(empty, cfg.gpu, cfg.parallelism.num_processes, roofline.efficiencies(cfg.gpu.chip))
+    link = made.pass_link_seconds + (collectives - made.pass_collectives) * each
+    return replace(made, pass_collectives=collectives, pass_link_seconds=link)
+
+
+def _buckets(cfg, weights: list[tuple]) -> list[list[int]]:
+    """The buckets into which DDP puts gradients. weights: (elements, dtype) of each, in the order in which they come."""
+    import torch
+    import torch.distributed as dist
+
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, cfg.parallelism.bucket_cap_mb * 2**20]
+    tensors = [torch.empty(elements, dtype=dtype, device="meta") for elements, dtype in weights]
+    return dist._compute_bucket_assignment_by_size(tensors, limits)[0]
+
+
+def _deeper(low: list, high: list, more: int) -> list:
+    """The list of a model with `more` layers than `low`, of which `high` has one more."""
+    same = next((index for index, pair in enumerate(zip(low, high)) if pair[0] != pair[1]), len(low))
+    return low[:same] + high[same:same + len(high) - len(low)] * more + low[same:]
+
+
+def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]], list[tuple]]:
+    """(the fields of a Sketch for each precision, (elements, dtype) of each weight, the last first) of the model as it is."""
     seen = forecast.foresee(cfg, folder)
     states = seen.parts["largest_bytes"]["optimizer"] - seen.paged_bytes
-    peaks = _peaks(seen)
+    passes, step = _peaks(seen)
     workspaces = sum(hidden.bytes for hidden in seen.tape.hidden if hidden.kept)
-    sizes = [max(peaks[phase] for phase in PASSES) - states + workspaces, peaks["step"] + workspaces, states]
+    sizes = [passes - states + workspaces, step + workspaces, states, _gathered_bytes(cfg, seen.tape.model),
+             seen.samples / cfg.batch.per_device]
     made = []
     for name in precisions:
-        parts = [roofline.predict(_part(seen.tally, phases), cfg.gpu, name) for phases in (PASSES, STEP)]
-        made.append(sizes + [figure for told in parts for figure in (told.device_seconds, told.host_seconds)])
-    return made
+        parts = [roofline.predict(_part(seen.tally, phases), cfg.gpu, name, cfg.parallelism.num_processes)
+                 for phases in (PASSES, STEP)]
+        made.append(sizes + [getattr(told, time) for told in parts for time in TIMES])
+    return made, [(weight.numel(), weight.dtype) for weight in reversed(list(seen.tape.model.parameters()))]
 
 
-def _peaks(seen) -> Counter:
-    """Phase of the last step -> the most bytes that are alive in it on the device."""
-    peaks, live = Counter(), -seen.paged_bytes
-    start = seen.tape.starts[-1]
+def _peaks(seen) -> tuple[int, int]:
+    """The most bytes that are alive on the device in the last step: until its last pass ends, and after that."""
+    passes = step = 0
+    live, start = -seen.paged_bytes, seen.tape.starts[-1]
     for index, (entry, sign) in enumerate(seen.tape.log):
         live += sign * entry.bytes
-        if index >= start and sign > 0:
-            peaks[entry.phase] = max(peaks[entry.phase], live)
-    return peaks
+        if index < start or sign < 0:
+            continue
+        if entry.phase in PASSES:
+            passes, step = max(passes, step, live), 0  # what seemed to be the step was between two passes
+        else:
+            step = max(step, live)
+    return passes, step
+
+
+def _gathered_bytes(cfg, network) -> int:
+    """The weights of the units that FSDP gathers one after the other, whole, in the type they are gathered in."""
+    if not parallelism.sharded(cfg):
+        return 0
+    computed = 2 if cfg.precision.name in ("fp16", "bf16") else None  # sharding.shard: MixedPrecisionPolicy
+    return sum(weight.numel() * (computed or weight.element_size())
+               for unit in sharding.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)
+               for weight in unit.parameters())
 
 
 def _part(tally: Tally, phases: tuple[str, ...]) -> Tally:
