@@ -17,8 +17,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, resume, screen, supervise,
-                     sweep, trackers, validate)
+from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, report, resume, screen,
+                     supervise, sweep, trackers, validate)
 from recipes.refusal import Refusal
 
 # One run's exit code by its status; 1 for any other.
@@ -213,6 +213,8 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
                         this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)
                     display = screen.Screen(" ".join(words), number + 1, jobs, quiet=quiet)
                     nursery = None if problems or in_task else sweep.nursery()
+                    if nursery is not None and number == 0:
+                        report.prepare()  # while the nursery imports
                     outcome = run_in(place, cfg, outcome, problems, display, nursery, folder.name)
             else:
                 outcome = before
@@ -265,8 +267,6 @@ def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], displ
 
 def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
     """The end of a sweep: its table and pictures, which jobs did not come to a result, and the exit code."""
-    from recipes import report
-
     jobs = [job for job in this.jobs(folder) if job["status"] != sweep.BEGUN]
     ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
     if sweep.MISSPELT in ended:

@@ -6,6 +6,7 @@ What differs between jobs is found in `labels`, the rows are made in `rows`, the
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -70,6 +71,13 @@ def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = 
     for path, content in contents.items():
         record.write_whole(path, content)
     return list(contents)
+
+
+def prepare() -> None:
+    """Load what draws, at a moment when nobody waits for it."""
+    with contextlib.suppress(ImportError):
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
 
 
 def _to_stderr(line: str) -> None:

@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 from recipes.foresight import attention
 from recipes.foresight.autocast import Autocast
-from recipes.foresight.plans import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, sign, swap
+from recipes.foresight.plans import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, signed, swap
 from recipes.measure import ledger
 
 NAME = "fakecuda"
@@ -108,7 +108,7 @@ class FakeDevice(TorchDispatchMode):
         self.capability = capability
         self.device = torch.device("cpu") if capability is None else torch.device(NAME, 0)
         self.warnings: dict[str, None] = {}
-        self.signature: tuple = ()  # of the operation that came last
+        self.watcher: ledger.Ledger | None = None  # a tape: told of each operation here, without a mode of its own
         self._plans: dict[tuple, object] = {}
         self._addresses = itertools.count(NOWHERE, APART)
         self._building = False
@@ -138,24 +138,22 @@ class FakeDevice(TorchDispatchMode):
     # --- operations ---
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.watcher is not None:
+            return self.watcher.__torch_dispatch__(func, types, args, kwargs)
         if ledger.imagined(types):
             return func(*args, **kwargs or {})
         if types and any(kind not in ledger.PLAIN for kind in types):
             return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})
 
-    def compute(self, func, args, kwargs):
-        """What an operation gives, without doing it; one of real tensors alone is done."""
-        tensors: list[torch.Tensor] = []
-        # A function is told by its identity: it lives as long as torch, and torch's own hash of one takes longer.
-        signature = (id(func), sign(args, tensors), sign(kwargs.items(), tensors) if kwargs else ())
+    def compute(self, func, args, kwargs, signature: tuple | None = None, tensors: list | None = None):
+        """What an operation gives, without doing it; one of real tensors alone is done. signature, tensors: of `signed`."""
+        if signature is None:
+            signature, tensors = signed(func, args, kwargs)
         device = kwargs.get("device")
         if any(map(self._fake, tensors)) or self._makes_fake(device):
-            result = self._pretend(func, args, kwargs, tensors, signature, device)
-        else:
-            result = func(*args, **kwargs)
-        self.signature = signature  # at the end: what was done in between has set its own
-        return result
+            return self._pretend(func, args, kwargs, tensors, signature, device)
+        return func(*args, **kwargs)
 
     def _pretend(self, func, args, kwargs, tensors, signature, device):
         plan = self._plans.get(signature)
@@ -167,7 +165,8 @@ class FakeDevice(TorchDispatchMode):
             stands = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and self._fake(t) else t for t in tensors}
             return func(*[swap(value, stands) for value in args], **kwargs)
         if device is None:  # what is on the host, for FSDP's offload, stays there
-            where = torch.device("cpu") if tensors and all(tensor.is_cpu for tensor in tensors) else self.device
+            on_host = tensors and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)
+            where = torch.device("cpu") if on_host else self.device
         else:
             where = self.device if torch.device(device).type == NAME else torch.device(device)
         result = self.carry_out(plan, tensors, where)

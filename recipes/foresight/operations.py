@@ -89,7 +89,9 @@ class Tally:
             operation = self.seen[signature] = classify(func, args, result, kwargs)
             if not plan.known:
                 self.unknown.add(plan.name)
-        self.counts.setdefault(phase, Counter())[operation] += 1
+        if phase not in self.counts:
+            self.counts[phase] = Counter()
+        self.counts[phase][operation] += 1
 
     def put(self, operation: Operation, phase: str, times: int = 1) -> None:
         """An operation that no dispatcher has shown: a collective, or one made by hand."""

@@ -10,6 +10,13 @@ PLAIN_VALUES = (str, torch.dtype, torch.device, torch.layout, torch.memory_forma
 nbytes = torch.UntypedStorage.nbytes  # the storage's own word, whatever is put in its place later
 
 
+def signed(func, args, kwargs) -> tuple[tuple, list[torch.Tensor]]:
+    """(what tells a call from others with different results, its tensors)."""
+    tensors: list[torch.Tensor] = []
+    # A function is told by its identity: it lives as long as torch, and torch's own hash of one takes longer.
+    return (id(func), sign(args, tensors), sign(kwargs.items(), tensors) if kwargs else ()), tensors
+
+
 def sign(values, tensors: list) -> tuple:
     """What an operation's result can depend on, hashable. Appends every tensor among values to `tensors`."""
     parts = []

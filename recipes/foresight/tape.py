@@ -15,6 +15,7 @@ import torch
 from recipes.foresight import attention
 from recipes.foresight.device import FakeDevice
 from recipes.foresight.operations import PRODUCTS, Tally
+from recipes.foresight.plans import signed
 from recipes.measure.ledger import OTHER, Ledger, Storage, imagined
 
 MIB = 2**20
@@ -39,7 +40,7 @@ class Tape(Ledger):
 
     def __init__(self, model, optimizer, device, capability: tuple[int, int] | None):
         super().__init__(model, optimizer, device)
-        self.capability = capability
+        self.capability, self.fake = capability, FakeDevice.current
         self.hidden: list[Hidden] = []
         self.starts: list[int] = []  # where in the log each step begins
         self.passes: list[Tally] = []  # of the last step: a tally for each forward and backward pass
@@ -62,12 +63,27 @@ class Tape(Ledger):
             return result
         phase = self._phase  # the ledger has just asked
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        tally.add(func, args, kwargs or {}, result, phase, FakeDevice.current.signature)
+        tally.add(func, args, kwargs or {}, result, phase, self._signature)
         if self.capability is not None:
             self._hide(func, args, phase)
         elif func._opname == "_reduce_scatter_base_":  # on a CPU by gloo, in a copy of what is sent; NCCL needs none
-            self._see(torch.empty_like(args[1]), OTHER)
+            self._see(self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {}), OTHER)
         return result
+
+    # The device tells of its operations: a mode of one's own for that would take as long as all the rest.
+
+    def _watch(self) -> None:
+        self.fake.watcher = self
+
+    def _look_away(self, *error) -> None:
+        self.fake.watcher = None
+
+    def _given(self, func, args, kwargs) -> list[torch.Tensor]:
+        self._signature, self._arguments = signed(func, args, kwargs)
+        return self._arguments
+
+    def _run(self, func, args, kwargs):
+        return self.fake.compute(func, args, kwargs, self._signature, self._arguments)
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor that is on the device without being used."""

@@ -66,9 +66,9 @@ class Ledger(TorchDispatchMode):
             if func._overloadpacket in flop_registry:
                 self.flops = None  # tensor parallelism: what several ranks compute alike would count several times
             return NotImplemented  # a sharded tensor: its own rules turn this into operations on this rank's part
-        for tensor in tensors_in(args) + tensors_in(kwargs.values()):
+        for tensor in self._given(func, args, kwargs):
             self._see(tensor, OTHER, given=True)  # what is new here was born before: the batch, mostly
-        result = func(*args, **kwargs)
+        result = self._run(func, args, kwargs)
         phase = self.phase()
         if phase == "forward":
             self._add_flops(func, args, kwargs, result)
@@ -86,6 +86,12 @@ class Ledger(TorchDispatchMode):
             if entry is not None and entry.again and entry.kind == OTHER:
                 entry.kind = ACTIVATION
         return result
+
+    def _given(self, func, args, kwargs) -> list[torch.Tensor]:
+        return tensors_in(args) + tensors_in(kwargs.values())
+
+    def _run(self, func, args, kwargs):
+        return func(*args, **kwargs)
 
     def _add_flops(self, func, args, kwargs, result) -> None:
         try:
@@ -171,11 +177,18 @@ class Ledger(TorchDispatchMode):
         self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward"), prepend=True))
         self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._saved.__enter__()
-        return super().__enter__()
+        self._watch()
+        return self
+
+    def _watch(self) -> None:
+        super().__enter__()
+
+    def _look_away(self, *error) -> None:
+        super().__exit__(*error)
 
     def __exit__(self, *error):
         torch.UntypedStorage.resize_ = RESIZE
-        super().__exit__(*error)
+        self._look_away(*error)
         self._saved.__exit__(*error)
         for hook in self._hooks:
             hook.remove()
