@@ -62,7 +62,10 @@ def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
 
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
     capacity = allocator_bytes(cfg) if machine.gpu(cfg) else None
-    explain.picture(seen.tape, folder / TIMELINE, title, capacity)
+    try:
+        explain.picture(seen.tape, folder / TIMELINE, title, capacity)
+    except ImportError:
+        outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(seen.tape)
         outcome.estimate.levers = [asdict(lever) for lever in

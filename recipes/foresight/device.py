@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from recipes.foresight import attention
+from recipes.foresight import attention, guard
 from recipes.foresight.autocast import Autocast
 from recipes.foresight.plans import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, signed, swap
 from recipes.measure import ledger
@@ -79,7 +79,7 @@ class _Backend(_DummyBackendModule):
 @functools.cache
 def _register() -> torch.library.Library:
     """Make `torch.device("fakecuda")` known, for the rest of the process."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), device_guard=guard.Guard())
     # torch.tensor and process groups work below the modes: no mode is asked, but the kernels of the device.
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_"):
@@ -248,7 +248,7 @@ class FakeDevice(TorchDispatchMode):
     # --- what torch does otherwise on CUDA ---
 
     def __enter__(self):
-        # An error must reach us: in a thread of the autograd engine it would abort the process.
+        # An error must reach us, and a thread of the autograd engine has nobody to give it to.
         self._left.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self.capability is not None:
             self._override(self._left)
@@ -257,6 +257,9 @@ class FakeDevice(TorchDispatchMode):
     def __exit__(self, *error):
         super().__exit__(*error)
         self._left.close()
+        lost = guard.found()
+        if lost is not None:
+            raise lost
 
     def _override(self, left: contextlib.ExitStack) -> None:
         left.callback(Autocast(NAME).close)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
@@ -270,12 +270,14 @@ class Ledger(TorchDispatchMode):
 def _flops(func, args, kwargs, result) -> int:
     """FLOPs of one operation by torch's own formulas; 0 for what they do not count (element-wise work)."""
     packet = func._overloadpacket
-    if packet._qualified_op_name.startswith("aten::_scaled_dot_product") and "backward" not in packet.__name__:
+    if packet._qualified_op_name.startswith("aten::_scaled_dot_product"):
         # One rule for every attention kernel. torch's table lacks the CPU's, and before 2.13 refuses heads that
         # share keys and values: the work is that of as many heads as the queries have.
-        query, key, value = (tuple(tensor.shape) for tensor in args[:3])
+        backward = "backward" in packet.__name__  # whose first argument is the result's gradient
+        query, key, value = (tuple(tensor.shape) for tensor in (args[1:4] if backward else args[:3]))
         heads = query[1]
-        return sdpa_flop_count(query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:]))
+        shapes = query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
+        return sdpa_backward_flop_count(tuple(args[0].shape), *shapes) if backward else sdpa_flop_count(*shapes)
     formula = flop_registry.get(packet)
     return formula(*args, **kwargs, out_val=result) if formula else 0
 

@@ -65,6 +65,33 @@ def test_gradients_and_their_shapes(gpu):
     assert weight.grad.shape == weight.shape and weight.grad.device == gpu.device
 
 
+@pytest.mark.parametrize("run", [lambda x: x.sin().sum(), lambda x: checkpoint(lambda x: x.sin(), x, use_reentrant=False).sum()],
+                         ids=["backward", "recomputed"])
+@pytest.mark.parametrize("operation", ["cos", "mul"])
+def test_an_unknown_operation_in_a_backward_pass_is_named(run, operation, monkeypatch):
+    def plan(self, func, *rest, plan=FakeDevice._plan):
+        if func._opname == operation:
+            raise Unknown(f"the fake device cannot follow {func}")
+        return plan(self, func, *rest)
+
+    monkeypatch.setattr(FakeDevice, "_plan", plan)
+    with pytest.raises(Unknown, match=f"cannot follow aten.{operation}"), FakeDevice((7, 0)) as gpu:
+        run(ones(gpu, 4, requires_grad=True)).backward()
+    with FakeDevice((7, 0)) as gpu:  # and the next one knows nothing of it
+        ones(gpu, 4, requires_grad=True).sum().backward()
+
+
+def test_an_error_of_a_hook_in_a_backward_pass_comes_as_it_is():
+    def fail(_):
+        raise KeyError("a hook's own")
+
+    with pytest.raises(KeyError, match="a hook's own"), FakeDevice((7, 0)) as gpu:
+        x = ones(gpu, 4, requires_grad=True)
+        y = x * 2
+        y.register_hook(fail)
+        y.sum().backward()
+
+
 def test_nothing_is_held(gpu):
     assert ones(gpu, 2**20, 2**20).untyped_storage().nbytes() == 4 * 2**40
 

@@ -114,6 +114,13 @@ def test_a_causal_kernel_does_half_of_the_work(causal, share):
     assert told.kind == "attention" and told.flops == 4 * 2 * 4 * 64 * 64 * 32 // share
 
 
+def test_heads_that_share_keys_and_values_work_as_many():
+    query, shared = meta(2, 8, 64, 32, dtype=torch.bfloat16), meta(2, 2, 64, 32, dtype=torch.bfloat16)
+    backward = aten._scaled_dot_product_flash_attention_backward.default
+    told = [operations.classify(backward, (query, query, key, key), (query, key, key)).flops for key in (query, shared)]
+    assert told[0] == told[1] == 5 * 2 * 2 * 8 * 64 * 64 * 32  # five products, one of them a second time
+
+
 def test_an_operation_that_no_table_knows_is_named():
     @torch.library.custom_op("headroom_tests::strange", mutates_args=())
     def strange(x: torch.Tensor) -> torch.Tensor:
