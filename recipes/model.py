@@ -173,10 +173,10 @@ def task_of(cfg, config) -> str:
     return "language_modelling" if causal else "classification"
 
 
-def build(cfg, config, data):
+def build(cfg, config, data, weights: bool = True):
     """The model, on the CPU, in the dtype that the precision keeps weights in.
 
-    config: what `configuration` gave; data: what `recipes.data.build` gave.
+    config: what `configuration` gave; data: what `recipes.data.build` gave. weights: False leaves trained ones unread.
     Raises Refusal when the data does not fit the model, or trained weights cannot be loaded.
     """
     import transformers
@@ -208,7 +208,7 @@ def build(cfg, config, data):
             else transformers.AutoModelForCausalLM)
     settings = {"attn_implementation": cfg.model.attention, "dtype": precision.weights_dtype(cfg),
                 "experts_implementation": experts.register()}
-    if cfg.model.pretrained and cfg.recipe.name != "estimate":  # which needs no weights
+    if cfg.model.pretrained and weights:
         model = _pretrained(kind.from_pretrained, cfg.model.pretrained, config=config, use_safetensors=True, **settings)
     else:
         model = kind.from_config(config, **settings)

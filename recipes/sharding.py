@@ -74,6 +74,31 @@ def _tensor_problems(cfg) -> list[str]:
 # --- in the worker ---------------------------------------------------------------------------------
 
 
+def spread(cfg, build, device: str):
+    """A model of which each rank has its part alone, from the weights of rank 0.
+
+    build(weights): the model, whole; without weights where that is False. Only rank 0's host ever holds all of it.
+    """
+    import torch
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    source = build(weights=True) if ranks.number() == 0 else None
+    with torch.device("meta"):
+        model = build(weights=False)
+    shard(cfg, model, device)
+    model.to_empty(device="cpu" if cfg.parallelism.cpu_offload else device)
+    whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, source.state_dict() if source else {}, options=whole)
+    buffers = dict(source.named_buffers()) if source else {}
+    for name, buffer in model.named_buffers():  # those that no state dict has, too: positions, frequencies
+        if source:
+            buffer.copy_(buffers[name])
+        torch.distributed.broadcast(buffer, src=0)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # whole matrices have come by, one at a time
+    return model
+
+
 def shard(cfg, model, device: str) -> None:
     """Leave each rank its part of every weight, on its device ('cpu' or 'cuda'). In place; the ranks must have met.
 

@@ -7,6 +7,7 @@ parent on a pipe what it is doing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -171,15 +172,14 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     args = arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
     rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
-    network = model.build(cfg, architecture, rows)
-    memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     before = devices.nvml_used_bytes()
-    if cfg.parallelism.name == "zero":
-        zero.place(cfg, network, machine.device(cfg))
-    elif parallelism.sharded(cfg):
-        sharding.shard(cfg, network, machine.device(cfg))
+    build = functools.partial(model.build, cfg, architecture, rows)
+    if parallelism.sharded(cfg):
+        network = sharding.spread(cfg, build, machine.device(cfg))
     else:
-        network.to(machine.device(cfg))
+        network = build()
+        zero.place(cfg, network, machine.device(cfg)) if cfg.parallelism.name == "zero" else network.to(machine.device(cfg))
+    memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     if on_gpu:
         memory.weights_device_bytes = devices.nvml_used_bytes() - before
         torch.cuda.reset_peak_memory_stats()

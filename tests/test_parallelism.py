@@ -91,6 +91,25 @@ def test_fsdp_halves_what_a_rank_holds_and_the_record_shows_it(train):
     assert two.peak_tensor_bytes == max(rank["peak_tensor_bytes"] for rank in two.per_rank)
 
 
+ONLY_RANK_0 = """
+import recipes.model
+def build(*what, weights=True, build=recipes.model.build):
+    assert job.place.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
+    return build(*what, weights=weights)
+recipes.model.build = build
+"""
+
+
+def test_the_whole_model_is_built_once(train, fault):
+    """And its weights, and buffers that no state dict has, are those of one process: so are the losses."""
+    words = ["model=llama_tiny", "data.samples=8"]
+    one = train(*words, "batch.per_device=4").record
+    two = train(*words, "parallelism=fsdp", TWO, "batch.per_device=2", nursery=fault(ONLY_RANK_0)).record
+    assert two.status == "ok" and two.training.losses == pytest.approx(one.training.losses, abs=1e-5)
+    whole = train(*words, "parallelism=ddp", TWO, "batch.per_device=2", nursery=fault(ONLY_RANK_0), status="failed").record
+    assert "the whole model" in whole.error.message
+
+
 def test_ddp_keeps_all_and_tells_how_long_it_waits(train):
     one, two = train().record, train("parallelism=ddp", TWO, "train.max_steps=4").record
     assert two.memory.weights_bytes == one.memory.weights_bytes

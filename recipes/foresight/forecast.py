@@ -75,7 +75,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         architecture = model.configuration(cfg)
         rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
-            network = model.build(cfg, architecture, rows)
+            network = model.build(cfg, architecture, rows, weights=False)
             network.tie_weights()  # which goes with the initialising that is left out
         if parallelism.sharded(cfg):
             sharding.shard(cfg, network, fake.device.type)
