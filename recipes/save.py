@@ -137,6 +137,8 @@ def save_final(loop, rows, folder: Path) -> None:
         weights = loop.accelerator.get_state_dict(loop.model)
     if ranks.number() == 0:
         target = Path(folder, FOLDER)
+        for twin in model.all_tied_weights_keys if weights else ():  # gathered, two names of one weight are two tensors
+            weights.pop(twin, None)
         model.config.use_cache = True  # training switched it off; who generates with the model wants it
         model.save_pretrained(target, state_dict=weights)
         model.config.use_cache = False

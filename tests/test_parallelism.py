@@ -91,6 +91,13 @@ def test_fsdp_halves_what_a_rank_holds_and_the_record_shows_it(train):
     assert two.peak_tensor_bytes == max(rank["peak_tensor_bytes"] for rank in two.per_rank)
 
 
+def test_a_weight_with_two_names_is_saved_once(train):
+    words = ["model=gpt2_tiny", "save.final=true", "batch.effective=4", "data.samples=8"]
+    one, two = (outcome(train(*words, *mode))[1] for mode in (["batch.per_device=4"],
+                                                              ["parallelism=fsdp", TWO, "batch.per_device=2"]))
+    assert one.keys() == two.keys() and "lm_head.weight" not in one
+
+
 ONLY_RANK_0 = """
 import recipes.model
 def build(*what, weights=True, build=recipes.model.build):
