@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import copy
 import csv
 import functools
 import io
 import itertools
 import json
+import os
 import random
 import statistics
 import subprocess

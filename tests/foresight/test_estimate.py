@@ -6,7 +6,7 @@ import pytest
 from conftest import compose, small
 
 from recipes import command as commands
-from recipes import estimate, record
+from recipes import estimate, machine, record
 from recipes.foresight import forecast, tape
 from recipes.foresight.allocator import MIB
 
@@ -221,6 +221,12 @@ def test_what_another_step_stands_for_is_flagged(predicted, word):
 def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):
     problems = compose("recipe=estimate", *words).problems
     assert not problems if wrong is None else any(wrong in line for line in problems)
+
+
+def test_what_an_estimate_does_not_know_needs_no_package(monkeypatch):
+    monkeypatch.setattr(machine, "has", lambda module: module != "deepspeed")
+    (problem,) = compose("recipe=estimate", "gpu=t4_16gb", "parallelism=zero", "parallelism.num_processes=4").problems
+    assert "pip" not in problem
 
 
 def test_explain_belongs_to_an_estimate():
