@@ -75,7 +75,7 @@ def _run(conf: Path) -> int:
         screen.say_problems([complaints.needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
         return EXIT_CODES["refused"]
     except OSError as error:
-        screen.say_problems([_unwritable(error)])
+        screen.say_problems([_unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir")])
         return EXIT_CODES["refused"]
     if folder is not None:
         return conclude(this, folder, statuses)

@@ -89,7 +89,7 @@ def fill(cfg, outcome: Record, seen) -> None:
     for key, value in seen.parts.items():
         setattr(memory, key, value)
     memory.parameter_count = seen.parameter_count
-    outcome.warnings += notes(cfg) + seen.warnings
+    outcome.warnings += notes(cfg, seen.evaluates) + seen.warnings
     if seen.demand is not None:
         _fill_device(cfg, outcome, seen)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
@@ -104,17 +104,21 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
     memory.context_bytes = cfg.gpu.context_bytes
     used = memory.context_bytes + demand.peak_reserved_bytes
     memory.device_used_bytes = max(used, min(used + seen.paged_bytes, cfg.gpu.memory_bytes))
+    capacity = min(capacity, demand.capacity_bytes)
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
     outcome.estimate = Estimate(not demand.missing_bytes, margin, cfg.gpu.memory_bytes)
     if not cfg.parallelism.cpu_offload:  # the optimizer's step on a host whose speed nobody knows
         _fill_speed(cfg, outcome, seen)
     if demand.missing_bytes:
         outcome.status = "oom"
-        outcome.error = Error(
-            memory.peak_phase, "PredictedOutOfMemory",
-            f"it would not fit: {memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
-            f"{cfg.gpu.memory_bytes / MIB:,.0f}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
-            failure.memory_hint(cfg, memory.peak_phase))
+        needed = f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has " \
+                 f"{cfg.gpu.memory_bytes / MIB:,.0f}"
+        if capacity < cfg.gpu.memory_bytes - memory.context_bytes:
+            needed = f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit " \
+                     f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
+        outcome.error = Error(memory.peak_phase, "PredictedOutOfMemory", f"it would not fit: {needed}. "
+                              f"{demand.missing_bytes / MIB:,.0f} MiB are missing.",
+                              failure.memory_hint(cfg, memory.peak_phase))
 
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:
@@ -124,7 +128,7 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
     speed, count = outcome.speed, cfg.parallelism.num_processes
     told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)
     speed.step_seconds_median = told.step_seconds
-    speed.samples_per_second = seen.samples * cfg.parallelism.replicas / told.step_seconds
+    speed.samples_per_second = seen.samples / told.step_seconds
     speed.tokens_per_second = seen.tokens / told.step_seconds
     speed.model_flops_per_step = seen.model_flops and seen.model_flops * cfg.parallelism.replicas
     peak = gpu.peak_flops(cfg.gpu.device_name, cfg.precision.name)
@@ -134,8 +138,8 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
     outcome.warnings += told.notes
 
 
-def notes(cfg) -> list[str]:
-    """What the figures rest on, a line each."""
+def notes(cfg, evaluates: bool) -> list[str]:
+    """What the figures rest on, a line each. evaluates: there are rows to evaluate on."""
     from recipes.foresight import forecast
 
     if machine.gpu(cfg) is None:
@@ -145,7 +149,7 @@ def notes(cfg) -> list[str]:
         found.append(f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
                      "A100; ROCm's own rules are not known to the estimate.")
     evaluated, trained = cfg.eval.batch * (cfg.eval.window or cfg.data.seq_len), cfg.batch.per_device * cfg.data.seq_len
-    if cfg.eval.enabled and evaluated > 2 * trained:  # without gradients a pass takes less than half of one with them
+    if evaluates and cfg.eval.enabled and evaluated > 2 * trained:  # without gradients a pass takes less than half of one with them
         found.append(f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
                      "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false.")
     if cfg.gpu.context_from != "measured":

@@ -67,10 +67,14 @@ def memory_hint(cfg, phase: str = "") -> str:
     if cfg.optim.name in ("adamw", "adamw_fused") and whole_weights:
         optim.append("optim=adam8bit")
     if phase == "step":
-        levers += ["optim=adamw_fused"] if cfg.optim.name == "adamw" else []  # no temporary of all weights
+        fused = cfg.optim.name == "adamw" and cfg.parallelism.name != "fsdp_tp"  # which it does not go with
+        levers += ["optim=adamw_fused"] if fused else []  # no temporary of all weights
         levers += optim + (["precision=bf16_pure"] if newer and cfg.precision.name != "bf16_pure" else [])
     if not levers:
-        levers = _levers_of_the_passes(cfg, newer) + optim + [f"data.seq_len={cfg.data.seq_len // 2}"]
+        levers = _levers_of_the_passes(cfg, newer) + optim
+        levers += [f"data.seq_len={cfg.data.seq_len // 2}"] if cfg.data.seq_len > 3 else []  # the least is 2
+    if not levers:
+        return "Every lever is pulled: choose a smaller model, or parallelism=fsdp over more GPUs."
     return "Try, the cheapest first: " + ", ".join(levers) + "."
 
 
@@ -79,7 +83,7 @@ def _levers_of_the_passes(cfg, newer: bool) -> list[str]:
     levers = []
     if cfg.precision.name in ("fp32", "tf32"):
         levers.append("precision=bf16" if newer else "precision=fp16")
-    if cfg.batch.per_device > 1:
+    if cfg.batch.per_device > 1 and not cfg.parallelism.static_graph:  # which does not go with accumulation
         steps = cfg.accumulation.steps * 2
         key = f"accumulation=x{steps}" if steps in (2, 4, 8, 16) else f"accumulation.steps={steps}"
         levers.append(f"batch.per_device={cfg.batch.per_device // 2}"

@@ -105,7 +105,7 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
         if not key.startswith("fit."):
             others.append(word)
         elif key in LEAST:
-            if text.isdigit() and int(text) >= LEAST[key]:
+            if text.isdecimal() and int(text) >= LEAST[key]:
                 found[key[4:]] = int(text)
             else:
                 problems.append(f"{word}: must be a whole number, {LEAST[key]} or more.")
@@ -179,9 +179,12 @@ def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
 
 
 def _device_problems(cfg, options: Options) -> list[str]:
-    """What has no GPU to fit, or none to measure on."""
+    """What has no GPU to fit, no speed to compare, or no GPU to measure on."""
     if machine.device(cfg) == "cpu":
         return ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
+    if cfg.parallelism.cpu_offload:
+        return ["fit looks for the fastest, and nobody knows how fast the host is, whose the optimizer's step is with "
+                "parallelism.cpu_offload=true. Leave it out; recipe=estimate tells what such a rank takes."]
     if options.measure and cfg.gpu.name != "auto" and not gpu.at_hand(cfg.gpu.name):
         here = machine.gpus()[0].name if machine.gpus() else "none"
         return [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "

@@ -73,7 +73,7 @@ def problems(cfg) -> list[str]:
     if cfg.parallelism.static_graph and cfg.accumulation.steps > 1:
         found.append("parallelism.static_graph=true does not go with accumulation: DDP learns the graph from a first pass "
                      "that sends gradients, and only the last of a step does. Leave it out.")
-    if mode == "zero":
+    if mode == "zero" and cfg.recipe.name != "estimate":  # which does not know it, whatever is installed
         found += zero.problems(cfg, on_gpu)
     elif sharded(cfg):
         found += sharding.problems(cfg, on_gpu)

@@ -75,7 +75,7 @@ def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = 
 
 def prepare() -> None:
     """Load what draws, at a moment when nobody waits for it."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(Exception):  # it is not there, or its settings are wrong: who draws will say so
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
 

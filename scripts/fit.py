@@ -40,6 +40,14 @@ def main(words: list[str] | None = None) -> int:
     if not words or {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
+    try:
+        return find(words)
+    except KeyboardInterrupt:
+        return command.EXIT_CODES["interrupted"]
+
+
+def find(words: list[str]) -> int:
+    """Search for what the words leave open, and print it. Returns the exit code."""
     options, words, problems = fit.read_options(words)
     search, more = (None, []) if problems else fit.plan(words, options)
     if search is None:
@@ -58,8 +66,6 @@ def main(words: list[str] | None = None) -> int:
     except BrokenProcessPool:
         screen.say_problems(["a process that estimates was ended from outside; perhaps this machine is out of memory."])
         return 1
-    except KeyboardInterrupt:
-        return command.EXIT_CODES["interrupted"]
     return 0 if result.fits else command.EXIT_CODES["oom"]
 
 

@@ -130,6 +130,7 @@ def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path, flags):
     ended = command(*[flag.format(tmp_path / "a-file") for flag in flags], *small())
     assert ended.code == 2, ended
     assert "a-file" in ended.err and "cannot be written" in ended.err and "Traceback" not in ended.err
+    assert flags[-2 if len(flags) > 1 else 0].split("=")[0] in ended.err, "the key to type"
 
 
 def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tmp_path):

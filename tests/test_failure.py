@@ -58,15 +58,23 @@ def test_in_the_optimizers_step_no_smaller_batch_helps(words, hint):
     assert failure.memory_hint(compose("device=cpu", *words).cfg, "step") == f"Try, the cheapest first: {hint}."
 
 
+def test_with_every_lever_pulled_the_hint_says_so():
+    words = ["optim=sgd", "precision=bf16", "batch.per_device=1", "checkpointing=full", "data.seq_len=2"]
+    assert "smaller model" in failure.memory_hint(compose("device=cpu", *words).cfg)
+
+
 def test_the_hint_for_an_older_gpu_names_what_it_can_do():
     hint = failure.memory_hint(compose("recipe=estimate", "gpu=v100_16gb").cfg)
     assert "precision=fp16" in hint and "bf16" not in hint
 
 
 @pytest.mark.parametrize("words", [[], ["precision=bf16", "optim=sgd"], ["batch.effective=16"], ["accumulation=x2"],
-                                   ["model=llama_tiny", "batch.per_device=6"], ["parallelism=fsdp"]], ids=str)
-def test_each_lever_of_a_hint_can_be_typed(words):
-    hint = failure.memory_hint(compose("device=cpu", *words).cfg)
+                                   ["model=llama_tiny", "batch.per_device=6"], ["parallelism=fsdp"], ["data.seq_len=3"],
+                                   ["parallelism=ddp", "parallelism.static_graph=true"],
+                                   ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.num_processes=4"]], ids=str)
+@pytest.mark.parametrize("phase", ["backward", "step"])
+def test_each_lever_of_a_hint_can_be_typed(words, phase):
+    hint = failure.memory_hint(compose("device=cpu", *words).cfg, phase)
     for lever in hint.removeprefix("Try, the cheapest first: ").rstrip(".").split(", "):
         named = {word.split("=")[0].split(".")[0] for word in lever.split()}
         kept = [word for word in words if word.split("=")[0].split(".")[0] not in named - {"batch"}]

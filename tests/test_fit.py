@@ -50,7 +50,7 @@ def searched(search: fit.Search, top: int = 5):
 
 @pytest.mark.parametrize("word,said", [
     ("fit.kep=[optim]", "Did you mean fit.keep"), ("fit.keep=[optm]", "Did you mean optim?"),
-    ("fit.top=0", "1 or more"), ("fit.measure=few", "0 or more"),
+    ("fit.top=0", "1 or more"), ("fit.measure=few", "0 or more"), ("fit.gpus=²", "1 or more"),
 ])
 def test_a_misspelt_key_of_fit_is_refused(word, said):
     _, _, problems = fit.read_options([word])

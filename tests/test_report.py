@@ -8,6 +8,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -579,6 +580,12 @@ def test_the_table_fits_the_terminal(width):
 
 def test_brackets_in_a_name_are_no_markup():
     assert "data.path=[bold]x" in report.screen_text(report.table([job("data.path='[bold]x'"), job("data.path=y")]), 20).replace("\n", "")
+
+
+def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
+    done = subprocess.run([sys.executable, "-c", "from recipes import report; report.prepare()"], cwd=ROOT,
+                          env=os.environ | {"MPLBACKEND": "none such"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def run(*words, cwd):

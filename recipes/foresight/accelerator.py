@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from recipes import machine, ranks
+from recipes import machine, parallelism, ranks
 
 
 class Scaler(torch.amp.GradScaler):
@@ -75,7 +75,7 @@ def pretended(fake):
 def ranks_of(cfg, fake):
     """Inside, this process is rank 0 of as many as the configuration has; the others are not there. fake: the FakeDevice."""
     count = cfg.parallelism.num_processes
-    if count == 1:
+    if count == 1 and not parallelism.sharded(cfg):  # Accelerate, too, has no DDP for one GPU
         yield
         return
     import torch.distributed as dist

@@ -5,6 +5,7 @@ Those are of torch 2.13, c10/core/AllocatorConfig.h.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ LARGE_SEGMENT = 20 * MIB  # large_segment_size: the segment for a large request 
 MIN_LARGE = 10 * MIB  # kMinLargeAlloc
 ROUND_LARGE = 2 * MIB  # kRoundLarge: a segment of its own is rounded up to a multiple
 UNLIMITED = sys.maxsize
+FRACTION = re.compile(r"0?\.\d+|[01](\.0*)?")
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,18 @@ class Settings:
 
 
 def settings_from(text: str) -> tuple[Settings, list[str]]:
-    """(settings, unknown keys) of a PYTORCH_ALLOC_CONF: `key:value,key:value`. Raises ValueError for a bad number."""
+    """(settings, what it does not know) of a PYTORCH_ALLOC_CONF: `key:value,key:value`."""
     found, unknown = {}, []
     sizes = {"max_split_size_mb": "max_split_size", "max_non_split_rounding_mb": "max_non_split_rounding",
              "large_segment_size_mb": "large_segment_size"}
     harmless = ("pinned_", "release_lock_on_cudamalloc", "backend:native", "throw_on_cudamalloc_oom")
     for word in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = word.partition(":")
-        if key in sizes:
+        if key in sizes and value.isdecimal():
             found[sizes[key]] = int(value) * MIB
         elif key == "expandable_segments":
             found[key] = value == "True"
-        elif key == "per_process_memory_fraction":
+        elif key == "per_process_memory_fraction" and FRACTION.fullmatch(value):
             found["memory_fraction"] = float(value)
         elif not word.startswith(harmless):
             unknown.append(word)

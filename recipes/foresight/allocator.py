@@ -300,12 +300,16 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run asks of the device. missing_bytes: how much the capacity would have to grow, 0 where it fits."""
+    """What a run asks of the device. missing_bytes: how much the capacity would have to grow, 0 where it fits.
+
+    capacity_bytes: what the settings leave of it.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     missing_bytes: int
     releases: int
+    capacity_bytes: int
 
 
 def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, settings: Settings = Settings()) -> Demand:
@@ -320,4 +324,5 @@ def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, setting
             held[key] = allocator.malloc(size)
         elif size < 0 and key in held:  # torch asks nothing for an empty tensor, and gives nothing back
             allocator.free(held.pop(key))
-    return Demand(allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases)
+    return Demand(allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases,
+                  start)

@@ -153,6 +153,10 @@ class FakeDevice(TorchDispatchMode):
         device = kwargs.get("device")
         if any(map(self._fake, tensors)) or self._makes_fake(device):
             return self._pretend(func, args, kwargs, tensors, signature, device)
+        if func is aten.is_pinned.default:
+            return True  # as for a fake one: DDP insists on it
+        if kwargs.get("pin_memory"):  # the list of weights that took part, which DDP sends: a host without a GPU pins none
+            kwargs = kwargs | {"pin_memory": False}
         return func(*args, **kwargs)
 
     def _pretend(self, func, args, kwargs, tensors, signature, device):

@@ -24,12 +24,14 @@ class Forecast:
 
     parts: dict
     parameter_count: int
-    samples: int  # of one optimizer step of this rank
+    samples: int  # of one optimizer step of all ranks
     tokens: int  # of one optimizer step of all ranks
+    micro_batches: int  # of one optimizer step
     model_flops: int | None  # of one optimizer step
     demand: allocator.Demand | None
     paged_bytes: int  # of optimizer states, outside the allocator
     tally: object  # operations.Tally of one optimizer step
+    evaluates: bool  # there are rows to evaluate on
     warnings: list[str]
     tape: object
 
@@ -91,17 +93,22 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
             args.gradient_accumulation_steps = micro_batches
             tokens = loop.one_more_step(tape)
             accelerator.settle_buckets(loop.model)
-    more = steps / micro_batches
+    at_once = args.train_batch_size * rows.ranks
+    samples = min(at_once * steps, len(rows.train))  # a step larger than the data has what there is
+    more = samples / min(at_once * micro_batches, len(rows.train))
     paged = sum(entry.bytes for entry in tape.paged.values())
-    demand, unknown = None, []
+    demand, unknown, scarce = None, [], []
+    if samples < at_once * cfg.accumulation.steps:
+        scarce = [f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {samples:,} to train on: the "
+                  "figures are of a step on those. Give it more data (data.samples), or a smaller batch."]
     if capability is not None:
         settings, unknown = allocator.settings_from(os.environ.get("PYTORCH_ALLOC_CONF")
                                                     or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
         demand = allocator.replay(tape.events(REPEATS), capacity_bytes, settings)
     return Forecast(
         parts=tape.parts(), parameter_count=sum(weight.numel() for weight in network.parameters()),
-        samples=cfg.batch.per_device * steps, tokens=round(tokens * more),
+        samples=samples, tokens=round(tokens * more), micro_batches=steps, evaluates=rows.eval is not None,
         model_flops=None if tape.model_flops is None else round(tape.model_flops * more),
         demand=demand, paged_bytes=paged, tally=tape.step_tally(steps),
-        warnings=[*fake.warnings, *(f"PYTORCH_ALLOC_CONF has {word}, which the estimate does not know." for word in unknown)],
+        warnings=[*fake.warnings, *scarce, *(f"PYTORCH_ALLOC_CONF has {word}, which the estimate does not know." for word in unknown)],
         tape=tape)

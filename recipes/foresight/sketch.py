@@ -142,7 +142,7 @@ def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]]
     passes, step = _peaks(seen)
     workspaces = sum(hidden.bytes for hidden in seen.tape.hidden if hidden.kept)
     sizes = [passes - states + workspaces, step + workspaces, states, _gathered_bytes(cfg, seen.tape.model),
-             seen.samples / cfg.batch.per_device]
+             seen.micro_batches]
     made = []
     for name in precisions:
         parts = [roofline.predict(_part(seen.tally, phases), cfg.gpu, name, cfg.parallelism.num_processes)

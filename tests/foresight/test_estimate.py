@@ -6,7 +6,7 @@ import pytest
 from conftest import compose, small
 
 from recipes import command as commands
-from recipes import estimate, record
+from recipes import estimate, machine, record
 from recipes.foresight import forecast, tape
 from recipes.foresight.allocator import MIB
 
@@ -136,6 +136,31 @@ def test_ranks_that_share_a_layer_share_its_samples(predicted):
     assert halves.memory.weights_bytes == pytest.approx((everything - ends) / 8 + ends / 4, rel=0.01)
 
 
+@pytest.mark.parametrize("word", ["find_unused_parameters", "static_graph"])
+def test_ddp_that_sends_which_weights_took_part(predicted, word):
+    """The list lies in pinned memory, which a host without a GPU has not."""
+    outcome = predicted(*LARGE, "parallelism=ddp", f"parallelism.{word}=true")
+    assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(20, rel=0.02)
+
+
+@pytest.mark.parametrize("words", ["batch.per_device=1000", "batch.per_device=10 accumulation.steps=9",
+                                   "batch.per_device=2 parallelism=ddp parallelism.num_processes=64"])
+def test_a_step_larger_than_the_data_has_what_there_is(predicted, words):
+    told = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=8", "data.samples=64", *words.split())
+    assert told.speed.samples_per_second * told.speed.step_seconds_median == pytest.approx(64)
+    assert told.speed.tokens_per_second == pytest.approx(8 * told.speed.samples_per_second)
+    assert any("there are 64 to train on" in line for line in told.warnings)
+
+
+def test_a_limit_is_named_where_it_decides(predicted, monkeypatch):
+    words = ["gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16"]
+    assert "the limit" in predicted(*words, "launch.memory_limit_gib=0.01").error.message
+    assert "the limit" not in predicted(*words, "launch.memory_limit_gib=100", "model.width=32768").error.message
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.01")
+    told = predicted(*words)
+    assert told.estimate.margin_bytes + told.memory.peak_reserved_bytes == pytest.approx(0.01 * 40 * 2**30, rel=0.05)
+
+
 def test_a_rank_of_many_is_one_process(train):
     run = train(*V100, "parallelism=ddp", "parallelism.num_processes=64")
     assert run.record.estimate.fits and run.record.speed.samples_per_second > 0
@@ -149,9 +174,11 @@ def test_amds_gpu_is_no_nvidia_one_and_the_record_says_so(predicted):
     assert amd.memory.peak_allocated_bytes < nvidia.memory.peak_allocated_bytes
 
 
-@pytest.mark.parametrize("words,said", [([], False), (["eval.batch=32"], True), (["eval.batch=32", "eval.enabled=false"], False)])
+@pytest.mark.parametrize("words,said", [
+    ("data.eval_samples=32", False), ("data.eval_samples=32 eval.batch=32", True), ("eval.batch=32", False),
+    ("data.eval_samples=32 eval.batch=32 eval.enabled=false", False)])
 def test_an_evaluation_that_takes_more_is_named(predicted, words, said):
-    outcome = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", *words)
+    outcome = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", *words.split())
     assert any("eval.batch" in line for line in outcome.warnings) == said
 
 
@@ -194,6 +221,12 @@ def test_what_another_step_stands_for_is_flagged(predicted, word):
 def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):
     problems = compose("recipe=estimate", *words).problems
     assert not problems if wrong is None else any(wrong in line for line in problems)
+
+
+def test_what_an_estimate_does_not_know_needs_no_package(monkeypatch):
+    monkeypatch.setattr(machine, "has", lambda module: module != "deepspeed")
+    (problem,) = compose("recipe=estimate", "gpu=t4_16gb", "parallelism=zero", "parallelism.num_processes=4").problems
+    assert "pip" not in problem
 
 
 def test_explain_belongs_to_an_estimate():

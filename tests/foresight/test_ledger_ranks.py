@@ -66,6 +66,7 @@ def foreseen(folder, *words: str) -> forecast.Forecast:
     f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 parallelism.gradient_as_bucket_view=false precision=bf16",
     f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows accumulation.steps=3",
     f"parallelism=fsdp {TWO} {WIDE}",
+    f"parallelism=fsdp parallelism.num_processes=1 {WIDE} precision=bf16 accumulation.steps=2",
     f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
     f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
     f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
