@@ -215,6 +215,16 @@ def test_predicted_stands_beside_measured(nursery, capsys):
     assert "samples/s measured" in said and f"{outcome.speed.samples_per_second:,.2f}" in said
 
 
+def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):
+    from fit import main
+
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit, "plan", pressed)
+    assert main(tiny()) == 130
+
+
 def test_the_script_from_the_shell():
     """In processes of its own: the table, and nothing that a library says."""
     import subprocess
