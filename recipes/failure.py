@@ -70,11 +70,11 @@ def memory_hint(cfg, phase: str = "") -> str:
         fused = cfg.optim.name == "adamw" and cfg.parallelism.name != "fsdp_tp"  # which it does not go with
         levers += ["optim=adamw_fused"] if fused else []  # no temporary of all weights
         levers += optim + (["precision=bf16_pure"] if newer and cfg.precision.name != "bf16_pure" else [])
-    if not levers:
+    else:
         levers = _levers_of_the_passes(cfg, newer) + optim
         levers += [f"data.seq_len={cfg.data.seq_len // 2}"] if cfg.data.seq_len > 3 else []  # the least is 2
     if not levers:
-        return "Every lever is pulled: choose a smaller model, or parallelism=fsdp over more GPUs."
+        return "Every lever against it is pulled: choose a smaller model, or parallelism=fsdp over more GPUs."
     return "Try, the cheapest first: " + ", ".join(levers) + "."
 
 

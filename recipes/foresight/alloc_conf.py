@@ -28,7 +28,7 @@ class Settings:
     max_split_size: int = UNLIMITED  # larger blocks are never split, and serve only requests as large
     max_non_split_rounding: int = LARGE_SEGMENT  # how much too large such a block may be
     large_segment_size: int = LARGE_SEGMENT
-    memory_fraction: float = 1.0  # of the device, for this process
+    memory_fraction: float = 1.0  # of the whole device, for this process: its allocator's capacity, whoever makes it
 
 
 def settings_from(text: str) -> tuple[Settings, list[str]]:

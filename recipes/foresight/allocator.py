@@ -62,8 +62,6 @@ class Allocator:
 
     def __init__(self, capacity: int = UNLIMITED, settings: Settings = Settings(), grow: bool = False):
         self.capacity, self.settings, self.grow = capacity, settings, grow
-        if settings.memory_fraction < 1:
-            self.capacity = int(capacity * settings.memory_fraction)
         self.small = Pool(True, SMALL_SEGMENT)
         self.large = Pool(False, settings.large_segment_size)
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from recipes import config, validate
+from recipes.foresight.device import Unknown
 from recipes.foresight.tape import Tape
 from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, _local
 from recipes.refusal import Refusal
@@ -114,7 +115,7 @@ def levers(cfg, before_bytes: int, folder: str) -> list[Lever]:
             continue
         try:
             used, seconds = _device_used(changed, folder)
-        except Refusal:
+        except (Refusal, Unknown):
             continue
         found.append(Lever(words, used, before_bytes - used, seconds))
     return sorted(found, key=lambda lever: -lever.saved_bytes)

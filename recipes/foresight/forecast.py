@@ -104,6 +104,8 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     if capability is not None:
         settings, unknown = allocator.settings_from(os.environ.get("PYTORCH_ALLOC_CONF")
                                                     or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        if settings.memory_fraction < 1:  # setMemoryFraction: of the total, not of what the context leaves
+            capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu.memory_bytes))
         demand = allocator.replay(tape.events(REPEATS), capacity_bytes, settings)
     return Forecast(
         parts=tape.parts(), parameter_count=sum(weight.numel() for weight in network.parameters()),

@@ -173,7 +173,6 @@ def test_settings_from_the_environment():
     assert settings_from("roundup_power2_divisions:4")[1] == ["roundup_power2_divisions:4"]
     for word in ("max_split_size_mb:many", "max_split_size_mb:-3", "max_split_size_mb", "per_process_memory_fraction:half"):
         assert settings_from(word) == (Settings(), [word])
-    assert Allocator(100 * MIB, found).capacity == 50 * MIB
 
 
 def test_a_hundred_thousand_events_take_seconds():
