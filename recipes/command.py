@@ -17,8 +17,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, report, resume, screen,
-                     supervise, sweep, trackers, validate)
+from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, report, resume,
+                     screen, supervise, sweep, trackers, validate)
 from recipes.refusal import Refusal
 
 # One run's exit code by its status; 1 for any other.

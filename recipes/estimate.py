@@ -149,7 +149,8 @@ def notes(cfg, evaluates: bool) -> list[str]:
         found.append(f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
                      "A100; ROCm's own rules are not known to the estimate.")
     evaluated, trained = cfg.eval.batch * (cfg.eval.window or cfg.data.seq_len), cfg.batch.per_device * cfg.data.seq_len
-    if evaluates and cfg.eval.enabled and evaluated > 2 * trained:  # without gradients a pass takes less than half of one with them
+    # Without gradients a pass takes less than half of one with them.
+    if evaluates and cfg.eval.enabled and evaluated > 2 * trained:
         found.append(f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
                      "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false.")
     if cfg.gpu.context_from != "measured":

@@ -178,7 +178,10 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         network = sharding.spread(cfg, build, machine.device(cfg))
     else:
         network = build()
-        zero.place(cfg, network, machine.device(cfg)) if cfg.parallelism.name == "zero" else network.to(machine.device(cfg))
+        if cfg.parallelism.name == "zero":
+            zero.place(cfg, network, machine.device(cfg))
+        else:
+            network.to(machine.device(cfg))
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     if on_gpu:
         memory.weights_device_bytes = devices.nvml_used_bytes() - before
