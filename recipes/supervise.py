@@ -63,6 +63,8 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
         code = workers[0].process.returncode if workers else 0
         if asked.to_stop and ended == "exited" and -signal.SIGTERM in died.values():
             ended, failures = "preempted", []  # before it had learnt to listen: nothing was trained
+        if LAUNCHER not in (None, os.getppid()) and not asked.listens:
+            failures = [_by_the_launcher(f) if f["lost"] else f for f in failures]
         cause = _cause(failures, died) if ended == "exited" or failures else None
         if job.place.main:
             return _leave_record(job, ended, code, told["phase"], kernel_kills, cause)
@@ -93,6 +95,12 @@ def _leave_record(job: launch.Job, ended: str, code: int, phase: str, kernel_kil
         outcome.status, outcome.error = cause
         record.write(outcome, job.folder)
     return outcome
+
+
+def _by_the_launcher(failure: dict) -> dict:
+    """What a rank says that lost contact because others heard before it that the launcher was killed."""
+    error = failure["error"] | {"type": "KeyboardInterrupt", "message": "the launcher was killed"}
+    return failure | {"status": "interrupted", "error": error}
 
 
 def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | None:

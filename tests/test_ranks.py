@@ -197,7 +197,8 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status)
         gone_by = time.monotonic() + 10
         while left_over(tmp_path) and time.monotonic() < gone_by:
             time.sleep(0.05)
-        assert left_over(tmp_path) == [] and record.read(tmp_path / "run").status == status
+        outcome = record.read(tmp_path / "run")
+        assert left_over(tmp_path) == [] and outcome.status == status, outcome.error
     finally:
         for one in left_over(tmp_path):
             one.kill()
