@@ -88,15 +88,22 @@ def spread(cfg, build, device: str):
     shard(cfg, model, device)
     model.to_empty(device="cpu" if cfg.parallelism.cpu_offload else device)
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, source.state_dict() if source else {}, options=whole)
-    buffers = dict(source.named_buffers()) if source else {}
-    for name, buffer in model.named_buffers():  # those that no state dict has, too: positions, frequencies
-        if source:
-            buffer.copy_(buffers[name])
+    set_model_state_dict(model, source.state_dict() if source is not None else {}, options=whole)
+    of_rank_0 = dict((model if source is None else source).named_buffers())
+    for name, _ in list(model.named_buffers()):  # those that no state dict has, too: positions, frequencies
+        # On the device, also where weights are offloaded: FSDP moves weights alone.
+        buffer = of_rank_0[name].to(device).contiguous()
         torch.distributed.broadcast(buffer, src=0)
+        put_buffer(model, name, buffer)
     if device == "cuda":
         torch.cuda.empty_cache()  # whole matrices have come by, one at a time
     return model
+
+
+def put_buffer(model, name: str, buffer) -> None:
+    """A tensor in the place of a model's buffer. name: as in named_buffers."""
+    owner, _, own = name.rpartition(".")
+    setattr(model.get_submodule(owner), own, buffer)
 
 
 def shard(cfg, model, device: str) -> None:

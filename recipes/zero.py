@@ -6,7 +6,7 @@ step itself, inside the last `accelerator.backward` of an accumulation.
 
 from __future__ import annotations
 
-from recipes import machine
+from recipes import machine, sharding
 
 
 def problems(cfg, on_gpu: bool) -> list[str]:
@@ -100,8 +100,7 @@ def place(cfg, model, device: str) -> None:
     import deepspeed
 
     for name, buffer in model.named_buffers():
-        owner, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(owner), own_name, buffer.to(device))
+        sharding.put_buffer(model, name, buffer.to(device))
     _skip_kernel(device)
     deepspeed.zero.Init(module=model, config_dict_or_path=configuration(cfg))
 
