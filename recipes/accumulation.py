@@ -8,9 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from recipes import config, gpu, machine, parallelism
+from recipes import config, gpu, launch, machine, parallelism
 
 MIB = 2**20
 CHOOSE = "from recipes.foresight.batch import entry; entry()"
@@ -101,10 +100,8 @@ def choose(cfg) -> list[str]:
 @functools.cache
 def _ask(asked: str) -> str:
     """What foresight.batch answers, in another process. asked, answer: JSON. The repeats of a sweep ask once."""
-    root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = subprocess.run([sys.executable, "-P", "-c", CHOOSE], input=asked, capture_output=True, text=True,
-                           env=os.environ | {"PYTHONPATH": path})
+                           env=os.environ | {"PYTHONPATH": launch.python_path()})
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
         return json.dumps({"refused": f"accumulation=auto: the estimate failed ({last}). Choose batch.per_device yourself."})

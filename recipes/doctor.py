@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes import machine, probe
+from recipes.paths import CONF, ROOT
 from recipes.nvml import Card, Driver, Nvml
 
-ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "conf"
 GIB = 2**30
 LEAST_FREE_BYTES = GIB  # below it, saved models and compiled kernels soon find a full disk
 ALSO = ("wandb", "flash-attn")  # packages of some use that pyproject.toml need not name

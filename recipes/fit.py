@@ -6,14 +6,13 @@ import copy
 import itertools
 import shlex
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from recipes.paths import CONF
 from recipes import command, complaints, config, gpu, machine, parallelism, validate
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
 BATCH = "batch.per_device"
 ALL = None  # every option of the menu
 # What is searched: key -> values to try, in the order in which a command names them.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from recipes import config, machine
+from recipes import config, machine, paths
 
-MENU = Path(__file__).resolve().parents[1] / "conf" / "gpu"
+MENU = paths.CONF / "gpu"
 VARIANTS = Path(__file__).with_name("gpu_variants.yaml")
 
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes import machine, ranks, record
+from recipes import machine, paths, ranks, record
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
 NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
@@ -111,7 +111,7 @@ def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
 
 def python_path() -> str:
     """PYTHONPATH with which another interpreter finds `recipes`."""
-    return os.pathsep.join([str(record.PACKAGE_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.pathsep.join([str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 # --- the nursery: the parent's side ----------------------------------------------------------------

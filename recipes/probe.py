@@ -11,9 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from recipes import launch
+
 SECONDS = 120  # a cold disk takes its time to read torch; most machines need some seconds
 MARK = "told: "  # stands before what a probe tells; libraries print on the same stream
 MODULES = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml", "pyyaml": "yaml",
@@ -27,10 +27,9 @@ def ask(code: str, seconds: float = SECONDS) -> dict[str, dict]:
 
     A part that began and never ended has the end of the process as its error; where none began, 'python' has it.
     """
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL,
-                              timeout=seconds, env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+                              timeout=seconds, env=os.environ | {"PYTHONPATH": launch.python_path(), "HF_HUB_OFFLINE": "1"})
         out, end = done.stdout, _ending(done.returncode, done.stderr.decode(errors="replace"))
         failed = done.returncode != 0
     except subprocess.TimeoutExpired as late:

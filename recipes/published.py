@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-from pathlib import Path
 
+from recipes import paths
 from recipes.record import Record
 
 MIB = 2**20
-GUIDE_FILE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "guide_v100.csv"
+GUIDE_FILE = paths.REFERENCE / "guide_v100.csv"
 GUIDE_SOURCE = "the guide, V100 16 GB, bert-large-uncased, January 2022"
 GUIDE_BASELINE = "vanilla"  # what the guide compares its other rows with
 # The file's columns that say what a row is, and the keys that say it here. A job whose experiment was then

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipes import machine
+from recipes import machine, paths
 from recipes.config import ESTIMATE_ONLY
 
 SCHEMA_VERSION = 1
@@ -28,7 +28,6 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "
 # What of the environment may stand in a record: settings that change speed or memory, and no secret.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS",
              "MKL_NUM_THREADS", "NCCL_P2P_DISABLE", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
-PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 
 @dataclass
@@ -170,7 +169,7 @@ def config_key(config: dict, versions: dict) -> str:
 def git_revision() -> str | None:
     """The checkout's commit, with '+changes' where tracked files differ from it; None outside git."""
     def git(*words):
-        return subprocess.run(["git", "-C", str(PACKAGE_FOLDER), *words], capture_output=True, text=True,
+        return subprocess.run(["git", "-C", str(paths.PACKAGE), *words], capture_output=True, text=True,
                               timeout=10, check=True).stdout.strip()
 
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from recipes import config, validate
+from recipes import config, paths, validate
 from recipes.foresight.device import Unknown
 from recipes.foresight.tape import Tape
 from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, _local
@@ -24,7 +24,7 @@ MIB = 2**20
 LARGEST = 10  # tensors that are listed
 ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # from the ground up
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito
-MENU = Path(__file__).resolve().parents[2] / "conf"
+MENU = paths.CONF
 # What each lever is, tried alone. Those that the configuration has pulled already, or that are refused, fall away.
 OPTIONS = {"precision": ("fp16", "bf16", "bf16_pure"), "optim": ("adamw_fused", "adafactor", "adam8bit"),
            "checkpointing": ("full",)}
