@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, report, resume,
                      screen, supervise, sweep, trackers, validate)
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}

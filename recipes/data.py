@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from recipes import datafiles, machine, parallelism
 from recipes.datafiles import BYTE_VOCAB
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # the guide's range of random ids

@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 SUFFIXES = {".txt": "text", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # suffix -> datasets' loader
 BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1

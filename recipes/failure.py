@@ -6,7 +6,8 @@ import traceback
 
 from recipes import machine
 from recipes.record import Error
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
+from recipes import errors
 
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
 FRAMES = (
@@ -20,15 +21,6 @@ FRAMES = (
     ("accelerate/optimizer.py", "step", "step"),
     ("torch/nn/utils/clip_grad.py", None, "step"),
 )
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED",
-                 "Cannot allocate memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that a device or the host has no memory left."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def phase_of(error: BaseException, coarse: str) -> str:
@@ -49,7 +41,7 @@ def describe(error: BaseException, coarse: str, cfg) -> tuple[str, Error]:
         return "interrupted", Error(phase_of(error, coarse), "KeyboardInterrupt", "stopped by the user")
     if isinstance(error, Refusal):
         return "refused", Error(phase_of(error, coarse), "Refusal", message)
-    if is_out_of_memory(error):
+    if errors.is_out_of_memory(error):
         phase = phase_of(error, coarse)
         return "oom", Error(phase, type(error).__name__, message, memory_hint(cfg, phase))
     return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from recipes import machine
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 # Our key -> the name in transformers' configuration of that family.
 NAMES = {
@@ -220,7 +220,7 @@ def _pretrained(load, name: str, **settings):
     """Call a from_pretrained, and put its ways to fail into one sentence."""
     from safetensors import SafetensorError
 
-    from recipes.failure import is_out_of_memory
+    from recipes.errors import is_out_of_memory
 
     folder = Path(name).expanduser()
     try:

@@ -18,7 +18,7 @@ from typing import Callable
 from recipes import published as others
 from recipes import record
 from recipes.record import Error, Evaluation, Record
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 from recipes.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
 from recipes.tables import columns, markdown, remarks, screen_text  # noqa: F401
 

@@ -9,7 +9,7 @@ from typing import Callable
 from recipes import checkpoint, ranks, record, save
 from recipes.checkpoint import Broken, Checkpoint
 from recipes.config import to_dict
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 LATEST = "latest"
 NO_FOLDER = "hydra.run.dir=."  # what a launcher's ranks are told, other than rank 0: make no folder

@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple
 from recipes import record
 from recipes.labels import facts, label_keys, label_of
 from recipes.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 from recipes.screen import MIB
 
 GIB = 2**30

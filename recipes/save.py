@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipes import checkpoint, ranks
 from recipes.checkpoint import Checkpoint
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 FOLDER = "model"
 # What a cluster sends before it takes a machine: SLURM's --signal=USR1, and SIGTERM, which comes before SIGKILL.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 
 from recipes import ranks
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 # strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
 STRATEGIES = {

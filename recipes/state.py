@@ -11,7 +11,7 @@ import random
 
 from recipes import ranks
 from recipes.checkpoint import Checkpoint
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 
 def inner(wrapped):

@@ -279,7 +279,7 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     import torch
 
     from recipes.measure import device as devices
-    from recipes.refusal import Refusal
+    from recipes.errors import Refusal
 
     if not torch.cuda.is_available():
         raise Refusal("NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes import report, screen  # noqa: E402
-from recipes.refusal import Refusal  # noqa: E402
+from recipes.errors import Refusal  # noqa: E402
 
 
 def main(words: list[str] | None = None) -> int:

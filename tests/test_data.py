@@ -13,7 +13,7 @@ import torch
 from conftest import compose, small
 
 from recipes import data
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 LM, CLASSES = "language_modelling", "classification"
 

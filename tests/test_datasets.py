@@ -16,7 +16,7 @@ import torch
 from conftest import compose, small
 
 from recipes import data, datafiles, experts, model
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 RECIPES = ["trainer", "accelerate"]
 PAIRS = [{"sentence1": f"The {n} dogs ran home .", "sentence2": f"{n} dogs ran , é said .", "label": n % 2, "idx": n}

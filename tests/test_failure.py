@@ -7,7 +7,7 @@ import torch
 from conftest import compose
 
 from recipes import failure
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 
 @pytest.mark.parametrize("error", [

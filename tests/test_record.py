@@ -13,7 +13,7 @@ import pytest
 from conftest import compose
 
 from recipes import record
-from recipes.record import Evaluation, Memory, Record, Speed, Training
+from recipes.record import Evaluation, Memory, Speed, Training
 
 
 @pytest.fixture

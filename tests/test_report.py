@@ -20,7 +20,7 @@ from conftest import CONF, ROOT
 
 from recipes import accumulation, config, plots, record, report, tradeoff, train
 from recipes.record import Error, Evaluation, Memory, Record, Speed, Training
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 sys.path.insert(0, str(ROOT))
 MIB = 2**20

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Iterable
 
 from recipes.foresight.alloc_conf import (
-    LARGE_SEGMENT, MIB, MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings, settings_from)
+    MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings)
 
 
 class OutOfMemory(Exception):

@@ -48,7 +48,7 @@ def entry() -> None:
     cfg = config.from_dict(json.load(sys.stdin))
     environment.settle(cfg, ranks.Place())
     from recipes.foresight.device import Unknown  # which imports torch
-    from recipes.refusal import Refusal
+    from recipes.errors import Refusal
 
     try:
         with tempfile.TemporaryDirectory() as folder:

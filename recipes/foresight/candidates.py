@@ -15,7 +15,7 @@ from recipes import fit
 from recipes.foresight import sketch
 from recipes.foresight.device import Unknown
 from recipes.foresight.sketch import Sketch
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one of which it is the same step at another speed
 CHEAP = ("sgd", "full", "sdpa")  # what a sketch has where it tells nothing of that lever

@@ -18,7 +18,7 @@ from recipes import config, paths, validate
 from recipes.foresight.device import Unknown
 from recipes.foresight.tape import Tape
 from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, _local
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 MIB = 2**20
 LARGEST = 10  # tensors that are listed

@@ -14,7 +14,7 @@ from recipes import estimate, fit, machine, record
 from recipes.foresight import forecast
 from recipes.foresight.candidates import Candidate, candidates_of
 from recipes.foresight.device import Unknown
-from recipes.refusal import Refusal
+from recipes.errors import Refusal
 
 
 @dataclass
