@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes import checkpointing, data, optim, parallelism, ranks
+from recipes import checkpointing, data, optim, parallelism
+from recipes.ranks import collectives
 from recipes.arguments import accelerator_arguments
 from recipes.step import forward_backward, plan
 
@@ -67,7 +68,7 @@ class Loop:
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
-        return ranks.mean(sum(losses[1:], losses[0])), samples, tokens
+        return collectives.all_reduce_mean(sum(losses[1:], losses[0])), samples, tokens
 
     def one_more_step(self, ledger) -> int:
         """The same step once more, on the largest batches there are, under the ledger. Returns its tokens."""

@@ -17,8 +17,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import (accumulation, checkpoint, claim, clusters, complaints, config, launch, ranks, record, report, resume,
-                     screen, supervise, sweep, trackers, validate)
+from recipes import accumulation, checkpoint, claim, clusters, complaints, config, launch, record, report, resume, screen, supervise, sweep, trackers, validate
+from recipes.ranks import rank_info
 from recipes.errors import Refusal
 
 # One run's exit code by its status; 1 for any other.
@@ -29,7 +29,7 @@ BEHIND_SECONDS = 10.0  # how long a rank that refuses lets rank 0 go first
 def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
     code = _run(conf)
-    if code == EXIT_CODES["refused"] and not ranks.here().main:
+    if code == EXIT_CODES["refused"] and not rank_info.current_rank().main:
         time.sleep(BEHIND_SECONDS)  # a launcher ends all ranks as soon as one has gone, and only rank 0 says why
     return code
 
@@ -37,7 +37,7 @@ def run(conf: Path) -> int:
 def _run(conf: Path) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
     ConfigStore.instance().store(name="schema", node=config.Config)
-    place = ranks.here()
+    place = rank_info.current_rank()
     if place.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
         screen.say_problems([f"a sweep starts the ranks of each job itself, and a launcher has started {place.ranks} "
                              "already. Type python train.py -m ... parallelism.num_processes="
@@ -82,7 +82,7 @@ def _run(conf: Path) -> int:
     return EXIT_CODES.get(statuses[-1], 1) if statuses else 0
 
 
-def spelt_out(words: list[str], place: ranks.Place = ranks.Place()) -> list[str]:
+def spelt_out(words: list[str], place: rank_info.RankInfo = rank_info.RankInfo()) -> list[str]:
     """A sweep's command line with its folder and its repeats said in Hydra's words; any other as it is.
 
     Only rank 0 makes a folder: the other ranks of a launcher are told to make none.
@@ -124,12 +124,12 @@ def run_alone(composed, told, conf: Path) -> str:
         return "refused"
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
-    fresh = folder = Path(told.runtime.output_dir if ranks.here().main else told.sweep.dir).absolute()
+    fresh = folder = Path(told.runtime.output_dir if rank_info.current_rank().main else told.sweep.dir).absolute()
     if not problems:
         folder = resume.place(cfg, folder, told.overrides.hydra)
     before = resume.goes_on(cfg, folder) if not problems else None
     done = not problems and resume.is_over(cfg, folder, before)
-    if folder != fresh and ranks.here().main:
+    if folder != fresh and rank_info.current_rank().main:
         with contextlib.suppress(OSError):
             fresh.rmdir()  # Hydra has made it, for a run that begins
     if done:
@@ -146,7 +146,7 @@ def run_alone(composed, told, conf: Path) -> str:
         screen.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
                                          "hydra.run.dir=, or go on with that training: resume=latest."])
         return "refused"
-    if not ranks.here().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
+    if not rank_info.current_rank().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
         return run_beside(outcome, problems)
     try:
         with claim.claimed(folder):
@@ -169,7 +169,7 @@ def run_beside(outcome: record.Record, problems: list[str]) -> str:
     """A rank that was started beside rank 0, which has the folder and the screen. Returns its status."""
     if problems:
         return "refused"
-    return supervise.run(launch.Job(outcome, None, ranks.here()), lambda *_, **__: None).status
+    return supervise.run(launch.Job(outcome, None, rank_info.current_rank()), lambda *_, **__: None).status
 
 
 def occupied(folder: Path) -> bool:
@@ -199,7 +199,7 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     words = sweep.told_apart(outcome.overrides, swept)
     place = folder / outcome.config_key
     with clusters.preemptible(in_task) as requeue:
-        if not ranks.here().main:
+        if not rank_info.current_rank().main:
             before = sweep.standing(place)
             return before.status if before else run_beside(outcome, problems)
         try:
@@ -255,7 +255,7 @@ def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], displ
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder, ranks.here()), hear, nursery)
+        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), hear, nursery)
         troubles = tracker.finish(outcome)
     if troubles:
         outcome.warnings += troubles

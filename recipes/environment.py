@@ -8,18 +8,19 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from recipes import machine, ranks
+from recipes import machine
+from recipes.ranks import rank_info
 
 SPENT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
 
 
-def settle(cfg, place: ranks.Place) -> None:
+def settle(cfg, place: rank_info.RankInfo) -> None:
     """What must stand before the libraries are imported."""
     # What a launcher says would change precision, accumulation and devices behind the configuration's back.
     for name in list(os.environ):
         if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
             del os.environ[name]
-    ranks.settle(place)
+    rank_info.export_environment(place)
     if cfg.parallelism.nccl_p2p is False:
         os.environ["NCCL_P2P_DISABLE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

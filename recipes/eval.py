@@ -41,7 +41,8 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
     """
     import torch
 
-    from recipes import data, ranks
+    from recipes import data
+    from recipes.ranks import collectives
 
     accelerator = loop.accelerator
     model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
@@ -71,8 +72,8 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
         model.train()
         if cfg.eval.precision:
             model.to(trained_dtype)
-    if ranks.several():
-        loss_sum, count, correct, samples = ranks.total([loss_sum, count, correct, samples], accelerator.device)
+    if collectives.is_distributed():
+        loss_sum, count, correct, samples = collectives.all_reduce_sum([loss_sum, count, correct, samples], accelerator.device)
     loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     if rows.task == "classification":

@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes import machine, paths, ranks, record
+from recipes import machine, paths, record
+from recipes.ranks import rank_info
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
 NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
@@ -38,7 +39,7 @@ class Job:
 
     record: record.Record
     folder: Path | None
-    place: ranks.Place = ranks.Place()
+    place: rank_info.RankInfo = rank_info.RankInfo()
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Running:
 
     process: Any
     pipe: Connection
-    place: ranks.Place
+    place: rank_info.RankInfo
 
 
 def start(job: Job, nursery: Nursery | None = None) -> list[Running]:
@@ -62,11 +63,11 @@ def start(job: Job, nursery: Nursery | None = None) -> list[Running]:
     if alone or job.record.recipe == "estimate":  # which plays one rank of many in one process
         return [_start(job, nursery)]
     started = []
-    with socket.create_server((ranks.Place.address, 0)) as listener:
+    with socket.create_server((rank_info.RankInfo.address, 0)) as listener:
         port = listener.getsockname()[1]
         try:
             for rank in range(count):
-                place = ranks.Place(rank, count, rank, count, port=port)
+                place = rank_info.RankInfo(rank, count, rank, count, port=port)
                 started.append(_start(Job(job.record, job.folder, place), nursery, listener))
         except BaseException:
             for running in started:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from recipes import machine, precision, ranks, sharding, zero
+from recipes import machine, precision, sharding, zero
+from recipes.ranks import rank_info
 
 # What a launcher says by variables, the option that means the same, and the word for it.
 LAUNCHER_MODES = {"ACCELERATE_USE_FSDP": ("fsdp", "fsdp_tp"), "ACCELERATE_USE_DEEPSPEED": ("zero",),
@@ -32,7 +33,7 @@ def processes(cfg) -> int:
     """How many ranks a configuration comes to, here."""
     if cfg.parallelism.name in ONE_PROCESS:
         return 1
-    place = ranks.here()
+    place = rank_info.current_rank()
     on_gpu = machine.device(cfg) == "cuda"
     return place.ranks if place.launched else cfg.parallelism.num_processes or (len(machine.gpus()) if on_gpu else 1)
 
@@ -42,7 +43,7 @@ def processes(cfg) -> int:
 
 def resolve(cfg) -> list[str]:
     """Fill in the number of ranks, and how many micro-batches they come to."""
-    mode, place, given = cfg.parallelism.name, ranks.here(), cfg.parallelism.num_processes
+    mode, place, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
     if place.launched and mode in ONE_PROCESS and place.ranks > 1:
         return [f"parallelism={mode} is one process, and the launcher started {place.ranks}. Type parallelism=ddp or "
                 "parallelism=fsdp, or start it as python train.py."]
@@ -66,7 +67,7 @@ def problems(cfg) -> list[str]:
     if mode == "dp" and here > 1 and cfg.precision.name in precision.AUTOCAST:
         found.append(f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
                      "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure.")
-    local = ranks.here().local_ranks if ranks.here().launched else count
+    local = rank_info.current_rank().local_ranks if rank_info.current_rank().launched else count
     if on_gpu and mode not in ONE_PROCESS and local > here and cfg.recipe.name != "estimate":
         found.append(f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
                      f"here. Type parallelism.num_processes={here}, or device=cpu.")
@@ -132,7 +133,7 @@ def warnings(cfg) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, machine.usable_cores()
     found = zero.warnings(cfg) if cfg.parallelism.name == "zero" else []
-    if machine.device(cfg) == "cpu" and count > cores and not ranks.here().launched:
+    if machine.device(cfg) == "cpu" and count > cores and not rank_info.current_rank().launched:
         found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
     return found
 
@@ -142,7 +143,7 @@ def warnings(cfg) -> list[str]:
 
 def data_share(cfg) -> tuple[int, int]:
     """(which part, of how many) of every batch this process trains on."""
-    place, together = ranks.here(), cfg.parallelism.tensor_size or 1
+    place, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1
     return place.rank // together, place.ranks // together
 
 

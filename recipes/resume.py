@@ -6,7 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Callable
 
-from recipes import checkpoint, ranks, record, save
+from recipes import checkpoint, record, save
+from recipes.ranks import collectives
 from recipes.checkpoint import Broken, Checkpoint
 from recipes.config import to_dict
 from recipes.errors import Refusal
@@ -155,14 +156,14 @@ def checkpoint_for(cfg, folder: Path, warn: Callable[[str], None]) -> Checkpoint
     if cfg.resume is None:
         return None
     found = None
-    if ranks.number() == 0:
+    if collectives.rank_index() == 0:
         for path in checkpoint.found(folder) if cfg.resume == LATEST else candidates(cfg.resume):
             try:
                 found = checkpoint.verify(path)
                 break
             except Broken as broken:
                 warn(f"checkpoint {path.name} is skipped: {broken}.")
-    found = ranks.gathered(found)[0]
+    found = collectives.all_gather(found)[0]
     if found is None and cfg.resume != LATEST:
         raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole.")
     return found

@@ -8,7 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from recipes import checkpoint, ranks
+from recipes import checkpoint
+from recipes.ranks import collectives
 from recipes.checkpoint import Checkpoint
 from recipes.errors import Refusal
 
@@ -69,7 +70,7 @@ class Saver:
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
         self._question = None
-        self.possible = all(ranks.gathered(folder is not None)) and cfg.parallelism.name != "zero"
+        self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
             raise Refusal("the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
                           "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out.")
@@ -97,10 +98,10 @@ class Saver:
 
         Ranks hear of one another a step later: the question travels while the step is computed, and nobody waits.
         """
-        if not self.cfg.save.on_signal or not ranks.several():
+        if not self.cfg.save.on_signal or not collectives.is_distributed():
             return self.asked.to_stop
         stop = self._question is not None and self._question()
-        self._question = None if stop else ranks.ask(self.asked.to_stop)
+        self._question = None if stop else collectives.any_rank(self.asked.to_stop)
         return stop
 
     def save(self, step: int) -> None:
@@ -111,11 +112,11 @@ class Saver:
         self.journal.flush()
         before = self.progress.phase
         self.progress.enter("save", "saving", step=step, total=self.loop.total_steps)
-        rank = ranks.number()
+        rank = collectives.rank_index()
         values, tensors = state.collect(self.loop)
         if rank == 0:
             values |= {"config": config.to_dict(self.cfg), "journal": self.journal.state()}
-        checkpoint.write(self.folder, step, values, tensors, self.cfg.save.keep, rank, ranks.count(), ranks.barrier)
+        checkpoint.write(self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier)
         self.progress.enter(before, "training", step=step, total=self.loop.total_steps)
         self.seconds += time.perf_counter() - begin
         self.journal.leave_out()
@@ -135,7 +136,7 @@ def save_final(loop, rows, folder: Path) -> None:
     deepspeed = loop.accelerator.deepspeed_plugin
     if deepspeed is not None and deepspeed.zero_stage == 3:
         weights = loop.accelerator.get_state_dict(loop.model)
-    if ranks.number() == 0:
+    if collectives.rank_index() == 0:
         target = Path(folder, FOLDER)
         for twin in model.all_tied_weights_keys if weights else ():  # gathered, two names of one weight are two tensors
             weights.pop(twin, None)
@@ -144,4 +145,4 @@ def save_final(loop, rows, folder: Path) -> None:
         model.config.use_cache = False
         if rows.tokenizer is not None:
             rows.tokenizer.save_pretrained(target)
-    ranks.barrier()
+    collectives.barrier()

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from recipes import ranks
+from recipes.ranks import rank_info
 from recipes.launch import log_name
 from recipes.record import Record
 
@@ -180,7 +180,7 @@ def say_problems(problems: list[str]) -> None:
 
 
 def _print(text: str, stream) -> None:
-    if not ranks.here().main:  # a launcher's other ranks would say it all again
+    if not rank_info.current_rank().main:  # a launcher's other ranks would say it all again
         return
     try:
         print(text, file=stream, flush=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 
-from recipes import ranks
+from recipes.ranks import collectives
+from recipes.ranks import rank_info
 from recipes.errors import Refusal
 
 # strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
@@ -23,7 +24,7 @@ STRATEGIES = {
 
 def group_size(cfg) -> int:
     """How many ranks share one copy of the model in the hybrid strategies: `shard_size`, or those of a machine."""
-    place = ranks.here()
+    place = rank_info.current_rank()
     return cfg.parallelism.shard_size or (place.local_ranks if place.launched else cfg.parallelism.num_processes)
 
 
@@ -82,7 +83,7 @@ def spread(cfg, build, device: str):
     import torch
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    source = build(weights=True) if ranks.number() == 0 else None
+    source = build(weights=True) if collectives.rank_index() == 0 else None
     with torch.device("meta"):
         model = build(weights=False)
     shard(cfg, model, device)
@@ -116,7 +117,7 @@ def shard(cfg, model, device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    own, count = cfg.parallelism, ranks.here().ranks
+    own, count = cfg.parallelism, rank_info.current_rank().ranks
     reshard, in_groups = STRATEGIES[own.strategy]
     if own.name == "fsdp_tp":
         whole = init_device_mesh(device, (count // own.tensor_size, own.tensor_size), mesh_dim_names=("shard", "tensor"))

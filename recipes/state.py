@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from recipes import ranks
+from recipes.ranks import collectives
 from recipes.checkpoint import Checkpoint
 from recipes.errors import Refusal
 
@@ -37,7 +37,7 @@ def named_tensors(loop) -> dict:
 
 def collect(loop) -> tuple[dict, dict]:
     """(values for JSON, {kind: {name: piece on the CPU}}) of this rank; what all ranks have is rank 0's to save."""
-    rank = ranks.number()
+    rank = collectives.rank_index()
     named = named_tensors(loop)
     names = {id(tensor): name for name, tensor in named.items()}
     pieces: dict[str, dict] = {"weights": {}, "optimizer": {}}
@@ -128,7 +128,7 @@ def restore(loop, checkpoint: Checkpoint) -> None:
     """
     import torch
 
-    rank = ranks.number()
+    rank = collectives.rank_index()
     pieces = Pieces(checkpoint)
     named = named_tensors(loop)
     names = {id(tensor): name for name, tensor in named.items()}

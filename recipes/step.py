@@ -9,7 +9,7 @@ give. (The Trainer left alone adds the micro-batches' means up for models that d
 
 from __future__ import annotations
 
-from recipes import ranks
+from recipes.ranks import collectives
 from recipes.data import IGNORED
 
 
@@ -37,7 +37,7 @@ def plan(batches) -> tuple[list, int, int]:
         everything = sum(counts)
         tokens = sum(batch["input_ids"].numel() * bool(batch.rows) for batch in batches)
         if first.ranks > 1:
-            everything, tokens = ranks.total([everything, tokens], labels.device) * first.ranks / ranks.count()
+            everything, tokens = collectives.all_reduce_sum([everything, tokens], labels.device) * first.ranks / collectives.world_size()
     if len(batches) == 1 and first.ranks == 1:
         return [None], samples, tokens
     shares = [count * first.ranks / everything for count in counts]

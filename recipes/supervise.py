@@ -13,7 +13,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable
 
-from recipes import failure, launch, ranks, record, save
+from recipes import failure, launch, record, save
+from recipes.ranks import failure_store
 from recipes.config import from_dict
 from recipes.record import Error, Record
 
@@ -73,7 +74,7 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
         if cause is not None:
             outcome.status, outcome.error = cause
             if not failures:  # it died without a word: rank 0 cannot know of whom
-                ranks.tell_all(job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False})
+                failure_store.publish_failure(job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False})
         return outcome
 
 
@@ -163,7 +164,7 @@ def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadli
         if None not in codes:
             return "exited"
         if last_words is None and (failures or any(codes)):
-            last_words = now + ranks.LAST_WORDS_SECONDS
+            last_words = now + failure_store.GRACE_SECONDS
         # Under a launcher one worker is ours; one that waits on a device does not see that the others are gone.
         others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].place.rank for f in failures)
         if last_words is not None and now > last_words and others:

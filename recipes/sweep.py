@@ -20,7 +20,8 @@ from typing import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
 
-from recipes import checkpoint, launch, ranks, record
+from recipes import checkpoint, launch, record
+from recipes.ranks import rank_info
 
 STANDS = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
@@ -49,7 +50,7 @@ class Sweep:
         A file for each job, replaced as a whole: where jobs run on several machines, a shared file system
         may lose lines that are appended at once. Of several ranks only the first has something to note.
         """
-        if not ranks.here().main:
+        if not rank_info.current_rank().main:
             return
         place = Path(folder, JOBS_FOLDER, self.name)
         place.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ import math
 
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from recipes import data, optim, parallelism, ranks
+from recipes import data, optim, parallelism
+from recipes.ranks import collectives
 from recipes.step import forward_backward, plan
 
 
@@ -73,7 +74,7 @@ class Watch(TrainerCallback):
         self.journal.begin()
 
     def on_step_end(self, args, state, control, **_):
-        self.journal.step(ranks.mean(self.loop.trainer.step_loss), *self.loop.trainer.step_size)
+        self.journal.step(collectives.all_reduce_mean(self.loop.trainer.step_loss), *self.loop.trainer.step_size)
         if self.saver.after_step(state.global_step):
             control.should_training_stop = True
 

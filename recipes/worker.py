@@ -21,7 +21,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, environment, failure, launch, machine, parallelism, ranks, record, save  # what a failure needs
+from recipes import config, environment, failure, launch, machine, parallelism, record, save
+from recipes.ranks import collectives
+from recipes.ranks import failure_store
+from recipes.ranks import rank_info  # what a failure needs
 
 
 
@@ -74,13 +77,13 @@ def _say_why(job: launch.Job, error: BaseException, phase: str, cfg, tell: Calla
     """Say to the parent, and to ranks that have another one, why this rank ends."""
     status, reason = failure.describe(error, phase, cfg)
     reason.rank = job.place.rank
-    words = {"status": status, "error": asdict(reason), "lost": ranks.lost_contact(error)}
+    words = {"status": status, "error": asdict(reason), "lost": failure_store.lost_contact(error)}
     with contextlib.suppress(OSError):
         tell("failed", **words)
     if job.place.launched and status != "interrupted":
-        others = ranks.heard(job.place, ranks.PATIENCE_SECONDS) if words["lost"] else None
+        others = failure_store.wait_for_failure(job.place, failure_store.REPORT_TIMEOUT_SECONDS) if words["lost"] else None
         if others is None:
-            ranks.tell_all(job.place, words)
+            failure_store.publish_failure(job.place, words)
         elif job.place.main:
             with contextlib.suppress(OSError):
                 tell("failed", **others)
@@ -133,7 +136,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     """
     place, folder, asked = job.place, job.folder, save.Asked()
     if cfg.parallelism.name in parallelism.ONE_PROCESS:  # under a launcher of one rank, too
-        place = ranks.Place()
+        place = rank_info.RankInfo()
     if cfg.save.on_signal:
         asked.listen()
     environment.settle(cfg, place)
@@ -155,7 +158,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, machine.usable_cores() // place.local_ranks))
         progress.enter("load", f"waiting for {place.ranks} ranks")
-        ranks.join(place, on_gpu, listener)
+        collectives.init_process_group(place, on_gpu, listener)
         folder = _meet(cfg, job, progress)
     if cfg.recipe.name == "trainer":
         from recipes.trainer import Loop
@@ -213,7 +216,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             memory.device_used_bytes = devices.nvml_used_bytes()
     waiting = parallelism.waiting_seconds(loop.model)
     if waiting is not None:
-        outcome.speed.waiting_seconds_per_rank = ranks.gathered(waiting)
+        outcome.speed.waiting_seconds_per_rank = collectives.all_gather(waiting)
     if outcome.training.final_loss is not None and outcome.training.final_loss != outcome.training.final_loss:
         progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
     if saver.stopped:
@@ -232,7 +235,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             outcome.evaluation = evaluate(cfg, args, loop, rows)
     except save.Stopped:
         asked.at_once = False
-        if saver.possible and not ranks.several():  # other ranks may be in the middle of something else
+        if saver.possible and not collectives.is_distributed():  # other ranks may be in the middle of something else
             saver.save(outcome.training.steps)
         outcome.status = "preempted"
         return
@@ -253,15 +256,15 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
 
     Whether the run resumes is rank 0's to say, too: it alone may have seen the folder before it was cleared.
     """
-    folder, cfg.resume = ranks.gathered((str(job.folder), cfg.resume))[0]
+    folder, cfg.resume = collectives.all_gather((str(job.folder), cfg.resume))[0]
     folder = Path(folder)
     if job.place.launched:
         def listen():
-            words = ranks.heard(job.place, seconds=10**8)
+            words = failure_store.wait_for_failure(job.place, seconds=10**8)
             if words is not None and job.place.main:
                 progress.tell("failed", **words)
             elif words is not None:  # this rank may wait for the other one on the device, for ever
-                time.sleep(ranks.LAST_WORDS_SECONDS)
+                time.sleep(failure_store.GRACE_SECONDS)
                 os._exit(1)
 
         threading.Thread(target=listen, daemon=True).start()

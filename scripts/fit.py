@@ -29,7 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, environment, fit, launch, machine, ranks, record, screen, supervise, worker  # noqa: E402
+from recipes import command, environment, fit, launch, machine, record, screen, supervise, worker
+from recipes.ranks import rank_info  # noqa: E402
 
 MIB = 2**20
 MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]
@@ -76,7 +77,7 @@ def find(words: list[str]) -> int:
 def crew(cfg):
     """A process for each core, forked from this one once it has imported the libraries; gone afterwards."""
     before = dict(os.environ)
-    environment.settle(cfg, ranks.Place())
+    environment.settle(cfg, rank_info.RankInfo())
     with quiet():
         # bitsandbytes opens CUDA when it is imported, and CUDA does not survive a fork.
         worker.import_libraries(not machine.gpus() and machine.has("bitsandbytes"))

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from conftest import CONF, ROOT, compose, small, start_headroom
-from recipes import clusters, ranks, record, sweep
+from recipes import clusters, record, sweep
+from recipes.ranks import rank_info
 from recipes import command as commands
 
 JOB = small("train.max_steps=3", "measure.ledger=false", "recipe=accelerate")
@@ -286,5 +287,5 @@ def test_two_machines_make_one_run_in_one_folder(tmp_path):
 
 
 def test_a_rank_beside_the_first_is_told_to_make_no_folder():
-    beside = ranks.Place(1, 2, launched=True)
+    beside = rank_info.RankInfo(1, 2, launched=True)
     assert commands.spelt_out(["hydra.run.dir=x", "a=1"], beside) == ["hydra.run.dir=.", "hydra.sweep.dir=x", "a=1"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import batches, environment, machine, ranks, sharding
+from recipes import batches, environment, machine, sharding
+from recipes.ranks import rank_info
 from recipes import command as commands
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
@@ -242,7 +243,7 @@ def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
     monkeypatch.setattr(machine, "gpus", gpus)
     cfg = compose(*small("parallelism=ddp", "parallelism.num_processes=4")).cfg
     cfg.device = "cuda"
-    environment.settle(cfg, ranks.Place(3, 4, 3, 4, launched, port=29500))
+    environment.settle(cfg, rank_info.RankInfo(3, 4, 3, 4, launched, port=29500))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-3"
     assert (os.environ["LOCAL_RANK"], os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "3", "4")
 
@@ -278,7 +279,7 @@ def launched(monkeypatch):
 
 def test_the_launcher_says_how_many(launched):
     launched()
-    assert ranks.here() == ranks.Place(0, 2, 0, 2, True, "127.0.0.1", 29500)
+    assert rank_info.current_rank() == rank_info.RankInfo(0, 2, 0, 2, True, "127.0.0.1", 29500)
     assert compose(*small("parallelism=ddp")).cfg.parallelism.num_processes == 2
 
 

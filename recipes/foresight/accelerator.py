@@ -13,7 +13,9 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from recipes import machine, parallelism, ranks
+from recipes import machine, parallelism
+from recipes.ranks import collectives
+from recipes.ranks import rank_info
 
 
 class Scaler(torch.amp.GradScaler):
@@ -30,7 +32,7 @@ class FakeAccelerator(accelerate.Accelerator):
 
     def __init__(self, **settings):
         PartialState._shared_state["device"] = torch.device("cuda")
-        if ranks.several():
+        if collectives.is_distributed():
             PartialState._shared_state |= {"distributed_type": DistributedType.MULTI_GPU, "process_index": 0,
                                            "num_processes": torch.distributed.get_world_size(), "local_process_index": 0}
         super().__init__(**settings | {"cpu": False})
@@ -83,13 +85,13 @@ def ranks_of(cfg, fake):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     before = dict(os.environ)  # Accelerate, too, says there what it does
-    ranks.settle(ranks.Place(0, count, 0, count))
+    rank_info.export_environment(rank_info.RankInfo(0, count, 0, count))
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
     dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=count)
     try:
         with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP), \
                 mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True), \
-                mock.patch.object(ranks, "total", functools.partial(_total, ranks.total)):
+                mock.patch.object(collectives, "all_reduce_sum", functools.partial(_total, collectives.all_reduce_sum)):
             yield
     finally:
         dist.destroy_process_group()

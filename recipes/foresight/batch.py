@@ -8,7 +8,8 @@ import os
 import sys
 import tempfile
 
-from recipes import config, environment, estimate, ranks
+from recipes import config, environment, estimate
+from recipes.ranks import rank_info
 
 
 def largest(cfg, folder: str) -> dict:
@@ -46,7 +47,7 @@ def entry() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     cfg = config.from_dict(json.load(sys.stdin))
-    environment.settle(cfg, ranks.Place())
+    environment.settle(cfg, rank_info.RankInfo())
     from recipes.foresight.device import Unknown  # which imports torch
     from recipes.errors import Refusal
 

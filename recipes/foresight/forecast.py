@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import data, machine, model, parallelism, ranks, sharding
+from recipes import data, machine, model, parallelism, sharding
+from recipes.ranks import collectives
 from recipes.foresight import allocator
 
 MICRO_BATCHES = 2
@@ -85,7 +86,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         steps = min(args.gradient_accumulation_steps, len(data.largest(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
-        enough = min(steps, MICRO_BATCHES + ranks.several()) if rows.collate is data.stack else steps
+        enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if rows.collate is data.stack else steps
         held = _batches(data.largest(rows, args), steps - enough)
         for tensor in held:
             tape.hold(tensor)

@@ -7,7 +7,9 @@ import time
 import traceback
 from dataclasses import asdict
 
-from recipes import ranks, record
+from recipes import record
+from recipes.ranks import collectives
+from recipes.ranks import rank_info
 
 
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
@@ -29,7 +31,7 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
             loop.accelerator.scaler.update(1.0)  # no overflow: this step must not be skipped
         tokens = loop.one_more_step(ledger)
     except Exception as error:
-        if ranks.several():  # the others are in the middle of it: the job ends here
+        if collectives.is_distributed():  # the others are in the middle of it: the job ends here
             raise
         traceback.print_exc()
         progress.warn(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
@@ -51,10 +53,10 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
         speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak * gpus)
 
 
-def per_rank(memory: record.Memory, place: ranks.Place) -> list[dict]:
+def per_rank(memory: record.Memory, place: rank_info.RankInfo) -> list[dict]:
     """Each rank's own memory."""
     own = {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
-    return ranks.gathered({"rank": place.rank} | own)
+    return collectives.all_gather({"rank": place.rank} | own)
 
 
 def take_largest(memory: record.Memory) -> None:
