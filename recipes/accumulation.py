@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 
-from recipes import config, gpu, launch, machine, parallelism
+from recipes import config, gpu, parallelism
+from recipes.machine import host
+from recipes.machine import interpreter
 
 MIB = 2**20
 CHOOSE = "from recipes.foresight.batch import entry; entry()"
@@ -62,7 +64,7 @@ def _resolve_auto(cfg) -> list[str]:
     if cfg.batch.effective is None:
         return ["accumulation=auto divides batch.effective into batches that fit: say how many samples that is, "
                 "batch.effective=64."]
-    if machine.device(cfg) == "cpu":
+    if host.device(cfg) == "cpu":
         return ["accumulation=auto asks what fits a GPU, and this job has none. Choose accumulation=x4, or leave it out."]
     if cfg.parallelism.name != "single":
         return [f"accumulation=auto knows what fits one process, and parallelism={cfg.parallelism.name} is several. "
@@ -101,7 +103,7 @@ def choose(cfg) -> list[str]:
 def _ask(asked: str) -> str:
     """What foresight.batch answers, in another process. asked, answer: JSON. The repeats of a sweep ask once."""
     ended = subprocess.run([sys.executable, "-P", "-c", CHOOSE], input=asked, capture_output=True, text=True,
-                           env=os.environ | {"PYTHONPATH": launch.python_path()})
+                           env=os.environ | {"PYTHONPATH": interpreter.python_path()})
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
         return json.dumps({"refused": f"accumulation=auto: the estimate failed ({last}). Choose batch.per_device yourself."})

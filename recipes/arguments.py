@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recipes import machine, parallelism
+from recipes import parallelism
+from recipes.machine import host
 from recipes.validate import modules
 
 
@@ -16,7 +17,7 @@ def training_arguments(cfg, folder: str):
     entries = {
         "output_dir": folder,
         "report_to": [],
-        "use_cpu": machine.device(cfg) == "cpu",
+        "use_cpu": host.device(cfg) == "cpu",
         "disable_tqdm": True,  # the parent draws the bar
         # Our journal logs, saves and evaluates, so the Trainer has no reason to touch the device for it.
         "logging_strategy": "no",

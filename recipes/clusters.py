@@ -18,7 +18,9 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from recipes import config, failure, launch, machine, record, screen, supervise, sweep
+from recipes import config, failure, launch, record, screen, supervise, sweep
+from recipes.machine import host
+from recipes.machine import interpreter
 
 POLL_SECONDS = 0.2  # how often the jobs' notes are read, on this machine
 SHARED_POLL_SECONDS = 2.0  # and on a file system that many share
@@ -38,7 +40,7 @@ def followed(this: sweep.Sweep, folder: Path | None):
     folder: the sweep's; None where there is none. Without effect for Hydra's other launchers. Raises HydraException
     with submitit's reason where it cannot start them.
     """
-    if folder is None or not machine.has("submitit"):
+    if folder is None or not host.has("submitit"):
         yield
         return
     from submitit.core.core import Executor
@@ -73,7 +75,7 @@ def _as_jobs_need_it():
     Variables with which another interpreter finds `recipes`, and nothing of the folder that a person stands in.
     And SIGINT blocked: a terminal's Ctrl-C is the command's to handle, not that of submitit's controllers.
     """
-    ours = {"PYTHONPATH": launch.python_path(), "PYTHONSAFEPATH": "1"}
+    ours = {"PYTHONPATH": interpreter.python_path(), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in ours}
     os.environ |= ours
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

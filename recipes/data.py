@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from recipes import datafiles, machine, parallelism
+from recipes import datafiles, parallelism
+from recipes.machine import host
 from recipes.datafiles import BYTE_VOCAB
 from recipes.errors import Refusal
 
@@ -81,10 +82,10 @@ def warnings(cfg) -> list[str]:
 def arguments(cfg) -> dict:
     """Entries for TrainingArguments."""
     return {
-        "dataloader_pin_memory": cfg.data.pin_memory and machine.device(cfg) == "cuda",
+        "dataloader_pin_memory": cfg.data.pin_memory and host.device(cfg) == "cuda",
         "dataloader_num_workers": cfg.data.workers,
         "dataloader_persistent_workers": cfg.data.workers > 0,
-        "accelerator_config": {"non_blocking": machine.device(cfg) == "cuda"},
+        "accelerator_config": {"non_blocking": host.device(cfg) == "cuda"},
     }
 
 

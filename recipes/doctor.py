@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipes import machine, probe
+from recipes import probe
+from recipes.machine import host
 from recipes.paths import CONF, ROOT
-from recipes.nvml import Card, Driver, Nvml
+from recipes.machine.nvml import Card, Driver, Nvml
 
 GIB = 2**30
 LEAST_FREE_BYTES = GIB  # below it, saved models and compiled kernels soon find a full disk
@@ -62,7 +63,7 @@ class Findings:
     driver: Driver
     cards: list[Card]
     links: dict[tuple[int, int], str | None]
-    jobs_gpus: tuple[machine.Gpu, ...]  # those that a job sees, in CUDA's order
+    jobs_gpus: tuple[host.Gpu, ...]  # those that a job sees, in CUDA's order
     jobs_error: str | None  # why asking for them, as every job does first, fails
     probes: dict[str, dict]
     host: Host
@@ -77,10 +78,10 @@ class Findings:
         return self.probes.get("torch", {}).get("cuda")
 
 
-def _asked() -> tuple[machine.Gpu, ...]:
+def _asked() -> tuple[host.Gpu, ...]:
     """What NVML tells of the GPUs that a job may see. Raises its error where it does not tell."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return () if hidden or not machine._torch_has_cuda() else machine.ask_nvml()
+    return () if hidden or not host.torch_has_cuda() else host.query_nvml()
 
 
 def examine() -> Findings:
@@ -89,7 +90,7 @@ def examine() -> Findings:
     cards = nvml.cards()  # before the probes, whose memory is then nobody else's
     try:
         # Jobs take a GPU that NVML does not describe for none at all; here the reason is wanted.
-        gpus, error = machine.gpus() or (_asked() if cards else ()), None
+        gpus, error = host.gpus() or (_asked() if cards else ()), None
     except Exception as failure:  # NVML's own errors: a lost GPU, one without memory of its own
         gpus, error = (), f"{type(failure).__name__}: {failure}"
     bound, wanted = packages()
@@ -113,9 +114,9 @@ def packages(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, list[Packa
     for extra, line in lines:
         name, bound = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line).groups()
         if name != project.get("name"):  # an extra that is made of others
-            found.setdefault(name, Package(name, machine.version(name), bound, extra))
+            found.setdefault(name, Package(name, host.version(name), bound, extra))
     for name in ALSO:
-        found.setdefault(name, Package(name, machine.version(name), None, ""))
+        found.setdefault(name, Package(name, host.version(name), None, ""))
     return project["requires-python"].removeprefix(">="), list(found.values())
 
 

@@ -6,7 +6,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from recipes import failure, machine
+from recipes import failure
+from recipes.machine import host
 from recipes.record import Error, Estimate, Record
 
 MIB = 2**20
@@ -61,7 +62,7 @@ def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
     from recipes.foresight import explain
 
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
-    capacity = allocator_bytes(cfg) if machine.gpu(cfg) else None
+    capacity = allocator_bytes(cfg) if host.gpu(cfg) else None
     try:
         explain.picture(seen.tape, folder / TIMELINE, title, capacity)
     except ImportError:
@@ -76,7 +77,7 @@ def allocator_bytes(cfg) -> int:
     """What is left of the device for torch's allocator, after the context."""
     from recipes.foresight import allocator
 
-    gpu = machine.gpu(cfg)
+    gpu = host.gpu(cfg)
     if gpu is None:
         return allocator.UNLIMITED
     free = gpu.memory_bytes - cfg.gpu.context_bytes
@@ -122,7 +123,7 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
 
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:
-    from recipes import gpu
+    from recipes.machine import gpu_specs
     from recipes.foresight import roofline
 
     speed, count = outcome.speed, cfg.parallelism.num_processes
@@ -131,7 +132,7 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
     speed.samples_per_second = seen.samples / told.step_seconds
     speed.tokens_per_second = seen.tokens / told.step_seconds
     speed.model_flops_per_step = seen.model_flops and seen.model_flops * cfg.parallelism.replicas
-    peak = gpu.peak_flops(cfg.gpu.device_name, cfg.precision.name)
+    peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / told.step_seconds / (peak * count)
     outcome.estimate.efficiencies_from = told.efficiencies_from
@@ -142,7 +143,7 @@ def notes(cfg, evaluates: bool) -> list[str]:
     """What the figures rest on, a line each. evaluates: there are rows to evaluate on."""
     from recipes.foresight import forecast
 
-    if machine.gpu(cfg) is None:
+    if host.gpu(cfg) is None:
         return []
     found = []
     if forecast.amd(cfg):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from recipes import machine
+from recipes.machine import host
 from recipes.record import Error
 from recipes.errors import Refusal
 from recipes import errors
@@ -52,7 +52,7 @@ def memory_hint(cfg, phase: str = "") -> str:
 
     phase: where memory ran out. In the optimizer's step no activation is alive, so nothing that shrinks them helps.
     """
-    gpu = machine.gpu(cfg)
+    gpu = host.gpu(cfg)
     newer = gpu is None or gpu.capability >= (8, 0)
     whole_weights = cfg.parallelism.name in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
     levers, optim = [], []

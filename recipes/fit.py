@@ -11,7 +11,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.paths import CONF
-from recipes import command, complaints, config, gpu, machine, parallelism, validate
+from recipes import command, complaints, config, parallelism, validate
+from recipes.machine import gpu_specs
+from recipes.machine import host
 
 BATCH = "batch.per_device"
 ALL = None  # every option of the menu
@@ -179,13 +181,13 @@ def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
 
 def _device_problems(cfg, options: Options) -> list[str]:
     """What has no GPU to fit, no speed to compare, or no GPU to measure on."""
-    if machine.device(cfg) == "cpu":
+    if host.device(cfg) == "cpu":
         return ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
     if cfg.parallelism.cpu_offload:
         return ["fit looks for the fastest, and nobody knows how fast the host is, whose the optimizer's step is with "
                 "parallelism.cpu_offload=true. Leave it out; recipe=estimate tells what such a rank takes."]
-    if options.measure and cfg.gpu.name != "auto" and not gpu.at_hand(cfg.gpu.name):
-        here = machine.gpus()[0].name if machine.gpus() else "none"
+    if options.measure and cfg.gpu.name != "auto" and not gpu_specs.is_installed(cfg.gpu.name):
+        here = host.gpus()[0].name if host.gpus() else "none"
         return [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "
                 "Leave one of them out."]
     return []
@@ -193,7 +195,7 @@ def _device_problems(cfg, options: Options) -> list[str]:
 
 def _count_problems(cfg, options: Options, given: dict[str, str]) -> list[str]:
     """GPUs that are not there, not counted, or counted twice."""
-    own, asked, here = cfg.parallelism, options.gpus, len(machine.gpus())
+    own, asked, here = cfg.parallelism, options.gpus, len(host.gpus())
     typed = given.get("parallelism.num_processes")
     if own.name in parallelism.ONE_PROCESS and typed and typed != "parallelism.num_processes=1":
         return [f"{typed} has no effect on parallelism={own.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
@@ -242,7 +244,7 @@ def _in_lines(lever: str, refused: dict[str, str]) -> list[str]:
 
 def not_searched(search: Search) -> str:
     """What fit does not try, and how it would."""
-    here = len(machine.gpus()) if search.base.gpu.name == "auto" else 0
+    here = len(host.gpus()) if search.base.gpu.name == "auto" else 0
     if "parallelism" in search.values:
         return f"{NOT_SEARCHED}, other modes of parallelism than these"
     if search.base.parallelism.num_processes > 1:

@@ -12,7 +12,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes import machine, paths, record
+from recipes import record
+from recipes.machine import host
 from recipes.ranks import rank_info
+from recipes.machine import interpreter
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
 NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
@@ -82,7 +83,7 @@ def _start(job: Job, nursery: Nursery | None, listener: socket.socket | None = N
         if nursery is not None:
             process = nursery.fork(theirs, log)
         else:
-            process = _python(CHILD, theirs, stdout=log, stderr=log)
+            process = interpreter.start_python(CHILD, theirs, stdout=log, stderr=log)
     pipe = Connection(ours.detach())
     pipe.send_bytes(pickle.dumps(job))
     if listener is not None and job.place.main:
@@ -102,19 +103,6 @@ def log_name(rank: int) -> str:
     return LOG_FILE if rank == 0 else f"log-rank{rank}.txt"
 
 
-def _python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
-    """A new interpreter that knows `recipes` and holds a socket. Its own session: Ctrl-C goes to us alone."""
-    # -P: no module of the folder that a person stands in may take the place of ours.
-    return subprocess.Popen([sys.executable, "-P", "-c", code, str(channel.fileno())], pass_fds=[channel.fileno()],
-                            env=os.environ | {"PYTHONPATH": python_path()}, stdin=subprocess.DEVNULL, start_new_session=True,
-                            **streams)
-
-
-def python_path() -> str:
-    """PYTHONPATH with which another interpreter finds `recipes`."""
-    return os.pathsep.join([str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
 # --- the nursery: the parent's side ----------------------------------------------------------------
 
 
@@ -125,8 +113,8 @@ class Nursery:
         self._control, theirs = socket.socketpair()
         with theirs:
             # bitsandbytes opens CUDA when it is imported, and CUDA does not survive a fork.
-            code = NURSERY.format(eight_bit=not machine.gpus() and machine.has("bitsandbytes"))
-            self._process = _python(code, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            code = NURSERY.format(eight_bit=not host.gpus() and host.has("bitsandbytes"))
+            self._process = interpreter.start_python(code, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._replies = self._control.makefile("rb")
         self._asking = threading.Lock()  # replies come in the order of the questions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from recipes import machine
+from recipes.machine import host
 from recipes.errors import Refusal
 
 # Our key -> the name in transformers' configuration of that family.
@@ -62,12 +62,12 @@ def problems(cfg) -> list[str]:
     """Sizes that make no model, and data that does not suit it."""
     model, found = cfg.model, []
     if model.attention == "flash_attention_2":
-        if machine.device(cfg) == "cpu":
+        if host.device(cfg) == "cpu":
             found.append("model.attention=flash_attention_2 needs a GPU. Choose model.attention=sdpa.")
-        elif machine.gpu(cfg) and machine.gpu(cfg).capability < (8, 0):
+        elif host.gpu(cfg) and host.gpu(cfg).capability < (8, 0):
             found.append(f"model.attention=flash_attention_2 needs compute capability 8.0 (Ampere) or newer, which "
-                         f"{machine.gpu(cfg).name} has not. Choose model.attention=sdpa.")
-        elif not machine.has("flash_attn") and cfg.recipe.name != "estimate":
+                         f"{host.gpu(cfg).name} has not. Choose model.attention=sdpa.")
+        elif not host.has("flash_attn") and cfg.recipe.name != "estimate":
             found.append("model.attention=flash_attention_2 needs the package flash-attn: "
                          "pip install flash-attn --no-build-isolation, or choose model.attention=sdpa.")
         elif cfg.precision.name not in ("fp16", "bf16", "bf16_pure"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes import machine
+from recipes.machine import host
 
 
 def arguments(cfg) -> dict:
@@ -23,9 +23,9 @@ def problems(cfg) -> list[str]:
     name = cfg.optim.name
     if "8bit" not in cfg.optim.transformers_name:
         return []
-    if not machine.has("bitsandbytes"):
+    if not host.has("bitsandbytes"):
         return [f"optim={name} needs the package bitsandbytes: pip install bitsandbytes, or choose optim=adafactor."]
-    if "paged" in cfg.optim.transformers_name and machine.device(cfg) == "cpu":
+    if "paged" in cfg.optim.transformers_name and host.device(cfg) == "cpu":
         return [f"optim={name} pages its states between a GPU and the host; there is no GPU here. "
                 "Choose optim=adam8bit."]
     return []

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from recipes import machine, precision, sharding, zero
+from recipes import precision, sharding, zero
+from recipes.machine import host
 from recipes.ranks import rank_info
 
 # What a launcher says by variables, the option that means the same, and the word for it.
@@ -25,7 +26,7 @@ def sharded(cfg) -> bool:
 def replicas(cfg) -> int:
     """How many micro-batches are trained on at a time. Asked before `resolve`, too."""
     if cfg.parallelism.name == "dp":
-        return max(1, len(machine.gpus()))
+        return max(1, len(host.gpus()))
     return max(1, processes(cfg) // (cfg.parallelism.tensor_size or 1))
 
 
@@ -34,8 +35,8 @@ def processes(cfg) -> int:
     if cfg.parallelism.name in ONE_PROCESS:
         return 1
     place = rank_info.current_rank()
-    on_gpu = machine.device(cfg) == "cuda"
-    return place.ranks if place.launched else cfg.parallelism.num_processes or (len(machine.gpus()) if on_gpu else 1)
+    on_gpu = host.device(cfg) == "cuda"
+    return place.ranks if place.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def problems(cfg) -> list[str]:
     """Modes that this machine, the launcher or another option rules out."""
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes
     found = _launcher_problems(cfg)
-    on_gpu, here = machine.device(cfg) == "cuda", len(machine.gpus())
+    on_gpu, here = host.device(cfg) == "cuda", len(host.gpus())
     if mode == "dp" and not on_gpu:
         found.append("parallelism=dp spreads a batch over GPUs, and there is none here. Choose parallelism=ddp.")
     if mode == "dp" and here > 1 and cfg.precision.name in precision.AUTOCAST:
@@ -131,9 +132,9 @@ def _launcher_problems(cfg) -> list[str]:
 
 def warnings(cfg) -> list[str]:
     """More ranks than cores; what a mode does not do."""
-    count, cores = cfg.parallelism.num_processes, machine.usable_cores()
+    count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero.warnings(cfg) if cfg.parallelism.name == "zero" else []
-    if machine.device(cfg) == "cpu" and count > cores and not rank_info.current_rank().launched:
+    if host.device(cfg) == "cpu" and count > cores and not rank_info.current_rank().launched:
         found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
     return found
 

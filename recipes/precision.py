@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes import machine
+from recipes.machine import host
 
 AUTOCAST = {"fp16": "fp16", "bf16": "bf16"}  # option -> Accelerate's mixed_precision
 
@@ -12,21 +12,21 @@ def arguments(cfg) -> dict:
     return {
         "fp16": cfg.precision.name == "fp16",
         "bf16": cfg.precision.name == "bf16",
-        "tf32": cfg.precision.name == "tf32" if machine.device(cfg) == "cuda" else None,
+        "tf32": cfg.precision.name == "tf32" if host.device(cfg) == "cuda" else None,
     }
 
 
 def problems(cfg) -> list[str]:
     """What this machine's arithmetic cannot do."""
     name = cfg.precision.name
-    if machine.device(cfg) == "cpu":
+    if host.device(cfg) == "cpu":
         if name == "tf32":
             return ["precision=tf32 needs an NVIDIA GPU: TF32 is a mode of its matrix units. "
                     "On a CPU choose precision=fp32 or precision=bf16."]
         if name == "fp16":
             return ["precision=fp16 needs a GPU: its loss scaling has no use on a CPU. Choose precision=bf16."]
         return []
-    gpu = machine.gpu(cfg)
+    gpu = host.gpu(cfg)
     if gpu is None:
         return []
     if name in ("tf32", "bf16", "bf16_pure") and gpu.capability < (8, 0):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-from recipes import launch
+from recipes.machine import interpreter
 
 SECONDS = 120  # a cold disk takes its time to read torch; most machines need some seconds
 MARK = "told: "  # stands before what a probe tells; libraries print on the same stream
@@ -29,7 +29,7 @@ def ask(code: str, seconds: float = SECONDS) -> dict[str, dict]:
     """
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL,
-                              timeout=seconds, env=os.environ | {"PYTHONPATH": launch.python_path(), "HF_HUB_OFFLINE": "1"})
+                              timeout=seconds, env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"})
         out, end = done.stdout, _ending(done.returncode, done.stderr.decode(errors="replace"))
         failed = done.returncode != 0
     except subprocess.TimeoutExpired as late:

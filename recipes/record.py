@@ -17,7 +17,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipes import machine, paths
+from recipes import paths
+from recipes.machine import host
 from recipes.config import ESTIMATE_ONLY
 
 SCHEMA_VERSION = 1
@@ -136,15 +137,15 @@ class Record:
 
 def environment(cfg) -> dict:
     """Versions, hardware and the allow-listed variables; found without importing torch."""
-    gpu = machine.gpu(cfg)
+    gpu = host.gpu(cfg)
     return {
         "versions": {"python": platform.python_version(),
-                     **{package: machine.version(package) for package in PACKAGES}},
-        "device": machine.device(cfg),
-        "device_name": gpu.name if gpu else machine.cpu_name(),
+                     **{package: host.version(package) for package in PACKAGES}},
+        "device": host.device(cfg),
+        "device_name": gpu.name if gpu else host.cpu_name(),
         "device_memory_bytes": gpu.memory_bytes if gpu else _host_memory_bytes(),
-        "cpu": machine.cpu_name(),
-        "cpu_cores": machine.usable_cores(),
+        "cpu": host.cpu_name(),
+        "cpu_cores": host.usable_cores(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "git_revision": git_revision(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Iterator
 
 from recipes import launch
+from recipes.machine import interpreter
 from recipes.record import Record
 from recipes.wandb_process import end_children, reason, stamp
 
@@ -184,7 +185,7 @@ class Helper:
     def __init__(self):
         self.channel, theirs = socket.socketpair()
         with theirs:
-            self.process = launch._python(HELPER, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.process = interpreter.start_python(HELPER, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def tell(self, **message) -> None:
         """Raises OSError when it is gone, or does not listen."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from recipes import machine
+from recipes.machine import host
 from recipes.config import GROUPS, MISSING, Config
 
 
@@ -115,8 +115,8 @@ def validate(cfg: Config, given: set[str] = frozenset()) -> list[str]:
     if problems:  # the checks below rely on sane values
         return problems
     problems = resolve(cfg)
-    if cfg.device == "cuda" and cfg.recipe.name != "estimate" and not machine.gpus():
-        why = "torch is a CPU build" if not machine._torch_has_cuda() else "no NVIDIA GPU is visible"
+    if cfg.device == "cuda" and cfg.recipe.name != "estimate" and not host.gpus():
+        why = "torch is a CPU build" if not host.torch_has_cuda() else "no NVIDIA GPU is visible"
         problems.append(f"device=cuda, but {why}. Choose device=cpu.")
     if cfg.launch.memory_limit_gib == 0 or cfg.launch.timeout_seconds == 0:
         problems.append("launch.timeout_seconds and launch.memory_limit_gib must be above 0, or null for no limit.")

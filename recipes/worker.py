@@ -21,7 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, environment, failure, launch, machine, parallelism, record, save
+from recipes import config, failure, launch, parallelism, record, save
+from recipes.machine import host
+from recipes.machine import worker_environment
 from recipes.ranks import collectives
 from recipes.ranks import failure_store
 from recipes.ranks import rank_info  # what a failure needs
@@ -139,7 +141,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         place = rank_info.RankInfo()
     if cfg.save.on_signal:
         asked.listen()
-    environment.settle(cfg, place)
+    worker_environment.prepare(cfg, place)
     progress.enter("load", "loading libraries")
     if cfg.recipe.name == "estimate":
         from recipes import estimate
@@ -153,10 +155,10 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
 
-    on_gpu = machine.device(cfg) == "cuda"
+    on_gpu = host.device(cfg) == "cuda"
     if place.ranks > 1 or place.launched or place.port:
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, machine.usable_cores() // place.local_ranks))
+            torch.set_num_threads(max(1, host.usable_cores() // place.local_ranks))
         progress.enter("load", f"waiting for {place.ranks} ranks")
         collectives.init_process_group(place, on_gpu, listener)
         folder = _meet(cfg, job, progress)
@@ -168,7 +170,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     memory = outcome.memory
     if on_gpu:
         _open_gpu(memory, progress)
-    environment.limit_memory(cfg)
+    worker_environment.limit_memory(cfg)
 
     progress.enter("load", f"building {cfg.model.pretrained or cfg.model.name}")
     transformers.set_seed(cfg.train.seed)
@@ -178,13 +180,13 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     before = devices.nvml_used_bytes()
     build = functools.partial(model.build, cfg, architecture, rows)
     if parallelism.sharded(cfg):
-        network = sharding.spread(cfg, build, machine.device(cfg))
+        network = sharding.spread(cfg, build, host.device(cfg))
     else:
         network = build()
         if cfg.parallelism.name == "zero":
-            zero.place(cfg, network, machine.device(cfg))
+            zero.place(cfg, network, host.device(cfg))
         else:
-            network.to(machine.device(cfg))
+            network.to(host.device(cfg))
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     if on_gpu:
         memory.weights_device_bytes = devices.nvml_used_bytes() - before

@@ -6,13 +6,14 @@ step itself, inside the last `accelerator.backward` of an accumulation.
 
 from __future__ import annotations
 
-from recipes import machine, sharding
+from recipes import sharding
+from recipes.machine import host
 
 
 def problems(cfg, on_gpu: bool) -> list[str]:
     """What ZeRO needs, and what would mean something else under it. Asked for parallelism=zero."""
     own, found = cfg.parallelism, []
-    if not machine.has("deepspeed"):
+    if not host.has("deepspeed"):
         found.append("parallelism=zero needs the package deepspeed: pip install deepspeed, or choose parallelism=fsdp.")
     if own.offload == "all" and own.stage != 3:
         found.append(f"parallelism.offload=all moves weights that only stage 3 shares out, not stage {own.stage}. "
@@ -88,7 +89,7 @@ def accelerator_arguments(cfg) -> dict:
     """What `Accelerator` takes. Call it once the process group stands."""
     from accelerate import DeepSpeedPlugin
 
-    _skip_kernel(machine.device(cfg))
+    _skip_kernel(host.device(cfg))
     return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(cfg), zero3_init_flag=False)}
 
 

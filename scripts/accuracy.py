@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, machine, record, supervise, sweep  # noqa: E402
+from recipes import command, launch, record, supervise, sweep
+from recipes.machine import host  # noqa: E402
 from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
 
 MIB, GIB = 2**20, 2**30
@@ -99,13 +100,13 @@ def predict_all(rows: list[Row], more: list[str], records: Path, nursery: launch
             row.predicted = finish(job, nursery)
             tell("predicted", row.predicted, row.words)
 
-    with ThreadPoolExecutor(machine.usable_cores()) as pool:
+    with ThreadPoolExecutor(host.usable_cores()) as pool:
         list(pool.map(one, rows, jobs))
 
 
 def measure_all(rows: list[Row], more: list[str], records: Path, nursery: launch.Nursery, deadline: float) -> None:
     """Real runs, one after the other: they must not disturb each other's times."""
-    on_gpu = bool(machine.gpus()) and "device=cpu" not in more
+    on_gpu = bool(host.gpus()) and "device=cpu" not in more
     ledger = f"measure.ledger={'false' if on_gpu else 'true'}"  # on a GPU CUDA itself counts
     for row in rows:
         if time.monotonic() > deadline:
@@ -199,7 +200,7 @@ def main(words: list[str] | None = None) -> int:
     told = parser.parse_args(words)
     deadline = time.monotonic() + told.seconds
     rows = [Row(line) for line in read(told.configurations)]
-    here = machine.gpus()[0].name if machine.gpus() and "device=cpu" not in told.words else "CPU"
+    here = host.gpus()[0].name if host.gpus() and "device=cpu" not in told.words else "CPU"
     name = "accuracy_" + here.lower().replace("nvidia", "").strip().replace(" ", "_")
     nursery = launch.Nursery()
     try:

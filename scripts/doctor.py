@@ -18,9 +18,10 @@ if sys.version_info < (3, 11):  # recipes.doctor reads pyproject.toml with a mod
     print(f"broken: Python {platform.python_version()} is below 3.11: make an environment with a newer one.")
     sys.exit(1)
 
-from recipes import doctor, machine  # noqa: E402
+from recipes import doctor
+from recipes.machine import host  # noqa: E402
 from recipes.doctor import GIB, Findings  # noqa: E402
-from recipes.nvml import Card  # noqa: E402
+from recipes.machine.nvml import Card  # noqa: E402
 
 WIDTH, COLUMN = 80, 22  # a row: two spaces, the name up to COLUMN, the text wrapped behind it
 NONE = "not available"
@@ -222,9 +223,9 @@ def links(out: Page, found: Findings) -> None:
 def host(out: Page, found: Findings) -> None:
     """Processor, memory, compiler, disks."""
     out.head("Machine")
-    out.row("processor", f"{machine.cpu_name()}, {machine.usable_cores()} cores for us")
+    out.row("processor", f"{host.cpu_name()}, {host.usable_cores()} cores for us")
     out.row("memory", f"{found.host.memory_bytes / GIB:.1f} GiB" if found.host.memory_bytes else NONE)
-    out.row("C++ compiler", (machine.compiler() or "none")
+    out.row("C++ compiler", (host.compiler() or "none")
             + ("" if found.host.headers else "; Python.h is missing, which compiled code includes"))
     for what, (folder, free) in found.host.disks.items():
         out.row(what, f"{free / GIB:.1f} GiB free at {folder}", "red" if free < doctor.LEAST_FREE_BYTES else "")
@@ -252,7 +253,7 @@ def installs(found: Findings) -> list[tuple[str, str]]:
         wanted.append(("pip install --force-reinstall torch", "the GPU (on Windows take the line from pytorch.org)"))
     wanted += [(p.install, FOR.get(p.name, p.name)) for p in found.packages
                if p.version is None and p.extra is not None and (p.name != "flash-attn" or modern)]
-    if not machine.compiler() or not found.host.headers:
+    if not host.compiler() or not found.host.headers:
         wanted.append(("sudo apt install g++ python3-dev", "compile=true"))
     return wanted
 

@@ -29,7 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, environment, fit, launch, machine, record, screen, supervise, worker
+from recipes import command, fit, launch, record, screen, supervise, worker
+from recipes.machine import host
+from recipes.machine import worker_environment
 from recipes.ranks import rank_info  # noqa: E402
 
 MIB = 2**20
@@ -77,16 +79,16 @@ def find(words: list[str]) -> int:
 def crew(cfg):
     """A process for each core, forked from this one once it has imported the libraries; gone afterwards."""
     before = dict(os.environ)
-    environment.settle(cfg, rank_info.RankInfo())
+    worker_environment.prepare(cfg, rank_info.RankInfo())
     with quiet():
         # bitsandbytes opens CUDA when it is imported, and CUDA does not survive a fork.
-        worker.import_libraries(not machine.gpus() and machine.has("bitsandbytes"))
+        worker.import_libraries(not host.gpus() and host.has("bitsandbytes"))
     import transformers
 
     transformers.logging.disable_progress_bar()
     gc.collect()
     gc.freeze()  # a collection in a child would copy what it shares with us
-    workers = ProcessPoolExecutor(machine.usable_cores(), multiprocessing.get_context("fork"), begin)
+    workers = ProcessPoolExecutor(host.usable_cores(), multiprocessing.get_context("fork"), begin)
     try:
         workers.submit(int).result()  # all are forked with the first task: before the status has a thread
         yield workers

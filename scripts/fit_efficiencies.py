@@ -19,7 +19,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import config, gpu, machine, record, report  # noqa: E402
+from recipes import config, record, report
+from recipes.machine import gpu_specs
+from recipes.machine import host  # noqa: E402
 from recipes.foresight.errors import rank_correlation, summary  # noqa: E402
 
 FIGURES = ("matmul", "attention", "bandwidth", "kernel_seconds", "host_seconds")
@@ -30,7 +32,7 @@ def fits(found: record.Record) -> bool:
     told = found.config
     return (found.status == "ok" and found.recipe != "estimate" and found.environment.get("device") == "cuda"
             and found.speed.step_seconds_median is not None and not told["compile"]
-            and told["parallelism"]["name"] == "single" and gpu.find(found.environment["device_name"]) is not None)
+            and told["parallelism"]["name"] == "single" and gpu_specs.find(found.environment["device_name"]) is not None)
 
 
 def measured(found: record.Record):
@@ -39,7 +41,7 @@ def measured(found: record.Record):
 
     cfg = config.from_dict(found.config)
     cfg.recipe.name = "estimate"
-    cfg.gpu = config.from_dict(gpu.find(found.environment["device_name"], found.environment["device_memory_bytes"]), config.Gpu)
+    cfg.gpu = config.from_dict(gpu_specs.find(found.environment["device_name"], found.environment["device_memory_bytes"]), config.Gpu)
     with tempfile.TemporaryDirectory() as folder:
         tally = forecast.foresee(cfg, folder).tally
     return fitting.Measured(found.config_key, tally, cfg.precision.name, found.speed.step_seconds_median)
@@ -57,9 +59,9 @@ def main(words: list[str] | None = None) -> int:
         return 2
     from recipes.foresight import fitting, roofline
 
-    with ProcessPoolExecutor(machine.usable_cores()) as pool:
+    with ProcessPoolExecutor(host.usable_cores()) as pool:
         steps = list(pool.map(measured, records))
-    device = config.from_dict(gpu.find(*names, records[0].environment["device_memory_bytes"]), config.Gpu)
+    device = config.from_dict(gpu_specs.find(*names, records[0].environment["device_memory_bytes"]), config.Gpu)
     before = roofline.efficiencies(device.chip)
     after = fitting.fit(steps[::2], device, before)
     for name, chosen in (("fitted on", steps[::2]), ("held out", steps[1::2])):

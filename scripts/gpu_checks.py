@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, machine, record, supervise, validate  # noqa: E402
+from recipes import command, launch, record, supervise, validate
+from recipes.machine import host  # noqa: E402
 
 MIB = 2**20
 JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guide's model, batch 4, 512 tokens
@@ -86,10 +87,10 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "docs/results", help="folder for the tables")
     parser.add_argument("--no-tests", action="store_true", help="the tables alone")
     options = parser.parse_args()
-    if not machine.gpus():
+    if not host.gpus():
         print("There is no GPU that torch could use here; nothing was run.", file=sys.stderr)
         return 2
-    gpu = machine.gpus()[0]
+    gpu = host.gpus()[0]
     failed = 0
     if not options.no_tests:
         failed = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-rfs"], cwd=ROOT).returncode

@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, config, gpu, machine, published, record  # noqa: E402
+from recipes import command, config, published, record
+from recipes.machine import gpu_specs
+from recipes.machine import host  # noqa: E402
 from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
 
 MIB = 2**20
@@ -108,7 +110,7 @@ def rtx_bytes(model: str, batch: int, length: int, optimizer: str, mode: int, de
     """Reserved bytes of an iteration of xMem's loop."""
     from recipes.foresight import elsewhere
 
-    capacity = total_bytes - gpu.options()["rtx3090_24gb"]["context_bytes"]  # no figure of these two cards
+    capacity = total_bytes - gpu_specs.options()["rtx3090_24gb"]["context_bytes"]  # no figure of these two cards
     taken = elsewhere.xmem(model, batch, length, optimizer, mode, RTX_CAPABILITY[device], capacity)
     return taken.demand.peak_reserved_bytes
 
@@ -138,7 +140,7 @@ def a100() -> str:
     """Allocated, device and speed of the fine-tunings on one GPU."""
     from recipes.foresight import elsewhere, roofline
 
-    chosen = config.from_dict(gpu.options()[A100], config.Gpu)
+    chosen = config.from_dict(gpu_specs.options()[A100], config.Gpu)
     lines, left_out, errors = [], [], {"allocated": [], "device": [], "speed": []}
     for row in rows("published_a100_bf16"):
         batch, length = int(row["per_device_batch"]), int(float(row["seq_len"]))
@@ -185,7 +187,7 @@ def main(words: list[str] | None = None) -> int:
         parts.append(TABLES[name]())
         print(parts[-1] + "\n", flush=True)
     if told.into:
-        libraries = ", ".join(f"{name} {machine.version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
+        libraries = ", ".join(f"{name} {host.version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
         told.into.write_text("# Predictions against published measurements\n\nMade by `python scripts/published.py --into` "
                              f"on {time.strftime('%Y-%m-%d')}, on a CPU, with {libraries}. Every figure that is not a "
                              "prediction was measured by others: docs/reference/README.md.\n\n" + "\n\n".join(parts) + "\n")

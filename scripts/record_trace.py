@@ -39,10 +39,10 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "tests/foresight/traces")
     parser.add_argument("--only", choices=CONFIGURATIONS, help="one configuration, in this process")
     options = parser.parse_args()
-    from recipes import machine
+    from recipes.machine import host
     from recipes.foresight import allocator, traces
 
-    if not machine.gpus():
+    if not host.gpus():
         print("There is no GPU that torch could use here; nothing was recorded.", file=sys.stderr)
         return 2
     options.into.mkdir(parents=True, exist_ok=True)

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import pytest
 
 from recipes import command as commands
-from recipes import config, launch, machine, record, supervise, sweep
+from recipes import config, launch, record, supervise, sweep
+from recipes.machine import host
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-GPU = machine.gpus()
+GPU = host.gpus()
 
 # Sizes that any family has, and what else a small job needs. They come before a test's own overrides.
 SMALL = ["model.layers=1", "model.width=32", "model.heads=2", "model.feed_forward=64", "model.vocab=512",
@@ -139,8 +140,8 @@ def pretend_gpu(monkeypatch):
     """pretend_gpu((7, 5)): let this process believe in one GPU of that compute capability. It can refuse, not train."""
 
     def pretend(capability: tuple[int, int], name: str = "NVIDIA Pretended"):
-        gpu = machine.Gpu(uuid="GPU-0", name=name, memory_bytes=16 * 2**30, capability=capability)
-        monkeypatch.setattr(machine, "gpus", lambda: (gpu,))
+        gpu = host.Gpu(uuid="GPU-0", name=name, memory_bytes=16 * 2**30, capability=capability)
+        monkeypatch.setattr(host, "gpus", lambda: (gpu,))
 
     return pretend
 

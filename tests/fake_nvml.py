@@ -10,7 +10,8 @@ import pynvml
 import pytest
 from conftest import ROOT
 
-from recipes import doctor, machine, probe
+from recipes import doctor, probe
+from recipes.machine import host
 
 GIB = 2**30
 
@@ -99,11 +100,11 @@ def visit(monkeypatch):
 
     def visit(nvml, probes=None, cuda=True, visible=None):
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        monkeypatch.setattr(machine, "_torch_has_cuda", lambda: cuda)
+        monkeypatch.setattr(host, "torch_has_cuda", lambda: cuda)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        machine.gpus.cache_clear()
+        host.gpus.cache_clear()
         told = healthy(len(nvml.gpus)) if probes is None else probes
         monkeypatch.setattr(probe, "ask", lambda code: told if "devices(" in code else {})
         found = doctor.examine()
@@ -112,7 +113,7 @@ def visit(monkeypatch):
         return text, doctor.broken(found)
 
     yield visit
-    machine.gpus.cache_clear()
+    host.gpus.cache_clear()
 
 
 def rows(text: str) -> str:

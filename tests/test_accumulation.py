@@ -6,7 +6,8 @@ import pytest
 from conftest import compose
 from test_fit import GPU, tiny
 
-from recipes import accumulation, config, machine
+from recipes import accumulation, config
+from recipes.machine import host
 
 AUTO = ("recipe=estimate", "accumulation=auto", "batch.effective=12", "model.width=128", "model.feed_forward=512",
         "model.vocab=2048", "data.samples=16")
@@ -29,7 +30,7 @@ def test_it_is_refused_where_it_cannot_choose(words, said):
 
 
 def test_a_run_on_a_cpu_is_refused(monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     words = [word for word in tiny(*AUTO[1:]) if word != GPU]
     (problem,) = compose(*words).problems
     assert "accumulation=auto asks what fits a GPU" in problem

@@ -7,13 +7,13 @@ import shutil
 import pytest
 from conftest import compose, small
 
-from recipes import machine
+from recipes.machine import host
 
 
 def test_compiled_training_loses_the_same_in_both_recipes(train):
     """Or is refused in words, where there is no compiler."""
     words = ["model=gpt2_tiny", "train.max_steps=4", "measure.warmup_steps=1"]
-    if machine.compiler() is None:
+    if host.compiler() is None:
         assert "compile=true" in "\n".join(compose(*small(*words, "compile=true")).problems)
         return
     plain, ours, theirs = (train(*words, f"recipe={recipe}", f"compile={value}").record
@@ -29,15 +29,15 @@ def test_compiled_training_loses_the_same_in_both_recipes(train):
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch):
-    monkeypatch.setattr(machine, "compiler", lambda: None)
+    monkeypatch.setattr(host, "compiler", lambda: None)
     (line,) = compose("device=cpu", "compile=true").problems
     assert "compile=true" in line and "g++" in line and "leave compile out" in line
 
 
 def test_compile_on_a_gpu_needs_triton_and_a_c_compiler(pretend_gpu, monkeypatch):
     pretend_gpu((9, 0))
-    monkeypatch.setattr(machine, "has", lambda module: module != "triton")
+    monkeypatch.setattr(host, "has", lambda module: module != "triton")
     assert "pip install triton" in "\n".join(compose("compile=true").problems)
-    monkeypatch.setattr(machine, "has", lambda module: True)
+    monkeypatch.setattr(host, "has", lambda module: True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "C compiler" in "\n".join(compose("compile=true").problems)

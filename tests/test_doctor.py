@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
-from recipes import doctor, machine, probe
+from recipes import doctor, probe
+from recipes.machine import host
 
 
 # --- the driver and torch ----------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def test_the_disk_is_asked_where_the_folders_will_be(monkeypatch, tmp_path):
 
 
 def test_a_missing_compiler_is_no_fault_and_the_install_line_is_there(visit, monkeypatch):
-    monkeypatch.setattr(machine, "compiler", lambda: None)
+    monkeypatch.setattr(host, "compiler", lambda: None)
     text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})
     assert not broken and "C++ compiler none" in rows(text) and "g++" in text.split("could install")[1]
     assert "compile not here - compile=true needs a C++ compiler" in rows(text)

@@ -11,7 +11,8 @@ from dataclasses import asdict
 import pytest
 from conftest import CONF, ROOT, small
 
-from recipes import fit, machine, record, validate
+from recipes import fit, record, validate
+from recipes.machine import host
 
 sys.path.insert(0, str(ROOT / "scripts"))
 GPU = "gpu=rtx4090_24gb"
@@ -67,7 +68,7 @@ def test_its_own_keys_are_not_trains():
     ("gpu=auto", "no GPU here"), ("device=cpu", "device=cpu"), ("batch.effective=x", "batch.effective"),
 ])
 def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, said, monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     search, problems = fit.plan(tiny(word), fit.Options())
     assert search is None and any(said in problem for problem in problems)
 
@@ -101,7 +102,7 @@ def test_what_the_gpu_lacks_is_left_out_and_said():
 
 
 def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu):
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     search, problems = fit.plan(tiny(), fit.Options(measure=3))
     assert search is None and "here is none, not gpu=rtx4090_24gb" in problems[0]
     pretend_gpu((8, 9), "NVIDIA L4")

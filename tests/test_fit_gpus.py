@@ -10,7 +10,8 @@ import pytest
 from conftest import small
 from test_fit import GPU, Here, planned, searched, tiny
 
-from recipes import fit, machine, record
+from recipes import fit, record
+from recipes.machine import host
 
 ALL_ELSE = ("precision", "checkpointing", "model.attention", "optim")  # to keep, where another lever is looked at
 FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
@@ -72,13 +73,13 @@ def test_what_is_typed_of_parallelism_is_kept():
     ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "how fast the host is"),
 ])
 def test_words_that_contradict_each_other_are_refused(words, options, said, monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     assert said in refused(*words.split(), **options)
 
 
 def test_the_gpus_at_hand_are_counted(monkeypatch):
-    gpus = tuple(machine.Gpu(f"GPU-{index}", "NVIDIA GeForce RTX 4090", 24 * 2**30, (8, 9)) for index in range(2))
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    gpus = tuple(host.Gpu(f"GPU-{index}", "NVIDIA GeForce RTX 4090", 24 * 2**30, (8, 9)) for index in range(2))
+    monkeypatch.setattr(host, "gpus", lambda: gpus)
     assert "Type fit.gpus=2" in refused("gpu=auto", gpus=4)
     assert "Type fit.gpus=2" in refused(gpus=4, measure=1)
     assert "Type fit.gpus=2" in refused("parallelism=ddp", "parallelism.num_processes=4", measure=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, compose
 
-from recipes import config, gpu, machine, record, validate
+from recipes import config, gpu, record, validate
+from recipes.machine import gpu_specs
+from recipes.machine import host
 
 TERA = 1e12
 GIB = 2**30
@@ -23,11 +25,11 @@ OPTIONS = sorted(set(validate.options("gpu", [CONF])) - {"auto"})
     ("NVIDIA A10G", "bf16", 70.0),
 ])
 def test_the_peak_of_a_known_device(name, precision, peak):
-    assert gpu.peak_flops(name, precision) == pytest.approx(peak * TERA)
+    assert gpu_specs.peak_flops(name, precision) == pytest.approx(peak * TERA)
 
 
 def test_16_bit_weights_use_the_16_bit_units():
-    assert gpu.peak_flops("NVIDIA H100 80GB HBM3", "bf16_pure") == gpu.peak_flops("NVIDIA H100 80GB HBM3", "bf16")
+    assert gpu_specs.peak_flops("NVIDIA H100 80GB HBM3", "bf16_pure") == gpu_specs.peak_flops("NVIDIA H100 80GB HBM3", "bf16")
 
 
 @pytest.mark.parametrize("name,precision", [
@@ -36,18 +38,18 @@ def test_16_bit_weights_use_the_16_bit_units():
     ("NVIDIA GH200 480GB", "bf16"),
 ])
 def test_what_the_table_lacks_has_no_peak(name, precision):
-    assert gpu.peak_flops(name, precision) is None
+    assert gpu_specs.peak_flops(name, precision) is None
 
 
 def test_cards_of_one_chip_are_told_apart_by_their_memory():
-    assert gpu.find("NVIDIA A100-SXM4-40GB", 40 * GIB)["name"] == "a100_40gb"
-    assert gpu.find("NVIDIA A100-SXM4-80GB", 80 * GIB)["name"] == "a100_80gb"
+    assert gpu_specs.find("NVIDIA A100-SXM4-40GB", 40 * GIB)["name"] == "a100_40gb"
+    assert gpu_specs.find("NVIDIA A100-SXM4-80GB", 80 * GIB)["name"] == "a100_80gb"
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_found_by_its_own_name_and_has_every_figure(option):
-    figures = gpu.options()[option]
-    assert gpu.find(figures["device_name"], figures["memory_bytes"]) == figures
+    figures = gpu_specs.options()[option]
+    assert gpu_specs.find(figures["device_name"], figures["memory_bytes"]) == figures
     assert set(figures) == set(config.node_types(config.Gpu))
     nominal = int(option.split("_")[1].removesuffix("gb"))
     assert 0.9 * nominal * 1e9 < figures["memory_bytes"] <= nominal * 1.08 * 1e9  # GiB or GB, less what is kept back
@@ -96,13 +98,13 @@ def test_auto_is_the_gpu_at_hand_with_its_own_memory(pretend_gpu):
 def test_auto_without_figures_is_refused(pretend_gpu, monkeypatch):
     pretend_gpu((7, 5), "NVIDIA Pretended")
     assert "NVIDIA Pretended" in gpu.resolve(estimated("auto"))[0]
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     assert "gpu=a100_40gb" in gpu.resolve(estimated("auto"))[0]
     assert gpu.resolve(estimated("l4_24gb")) == []
 
 
 def test_an_estimate_for_the_cpu_needs_no_gpu_and_takes_none(monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     assert compose("recipe=estimate", "device=cpu").problems == []
     problems = compose("recipe=estimate", "device=cpu", "gpu=l4_24gb").problems
     assert len(problems) == 1 and "device=cpu" in problems[0] and "gpu=l4_24gb" in problems[0]

@@ -14,7 +14,8 @@ import json
 import pytest
 from conftest import CONF, compose, small
 
-from recipes import config, machine, validate
+from recipes import config, validate
+from recipes.machine import host
 from recipes.config import ESTIMATE_ONLY
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
@@ -73,7 +74,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
     zero = ("parallelism", "zero")
     assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp"),
-                     ("accumulation", "auto")} | (set() if machine.has("deepspeed") else {zero})
+                     ("accumulation", "auto")} | (set() if host.has("deepspeed") else {zero})
     models = {("model", name) for name in validate.options("model", [CONF])}
     encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}

@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from fake_nvml import GIB, FakeNvml, gpu, healthy, nvlinked, process, rows, visit  # noqa: F401
 
-from recipes import machine
-from recipes.nvml import Nvml
+from recipes.machine import host
+from recipes.machine.nvml import Nvml
 
 
 # --- GPUs ------------------------------------------------------------------------------------------
@@ -34,8 +34,8 @@ def test_two_healthy_gpus_are_described_and_nothing_is_broken(visit):
     ((12, 0), ["tf32", "bf16", "fp8", "flash attention 2"], []),
 ])
 def test_what_a_capability_supports(visit, monkeypatch, capability, have, lack):
-    versions = machine.version
-    monkeypatch.setattr(machine, "version", lambda name: "2.8" if name == "flash-attn" else versions(name))
+    versions = host.version
+    monkeypatch.setattr(host, "version", lambda name: "2.8" if name == "flash-attn" else versions(name))
     text, _ = visit(FakeNvml(gpu(CudaComputeCapability=capability)))
     parts = [", ".join(have)] * bool(have) + ["not " + ", ".join(lack)] * bool(lack)
     assert f"compute capability {capability[0]}.{capability[1]}: {'; '.join(parts)} power limit" in rows(text)
@@ -43,8 +43,8 @@ def test_what_a_capability_supports(visit, monkeypatch, capability, have, lack):
 
 @pytest.mark.parametrize("capability,offered", [((8, 0), True), ((7, 0), False)])
 def test_flash_attention_is_offered_where_it_runs(visit, monkeypatch, capability, offered):
-    versions = machine.version
-    monkeypatch.setattr(machine, "version", lambda name: None if name == "flash-attn" else versions(name))
+    versions = host.version
+    monkeypatch.setattr(host, "version", lambda name: None if name == "flash-attn" else versions(name))
     text, _ = visit(FakeNvml(gpu(CudaComputeCapability=capability)))
     assert ("pip install flash-attn --no-build-isolation" in text) == offered
     assert ("(once flash-attn is installed)" in rows(text)) == offered

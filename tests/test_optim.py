@@ -7,7 +7,8 @@ import torch
 import transformers
 from conftest import compose
 
-from recipes import arguments, machine, optim
+from recipes import arguments, optim
+from recipes.machine import host
 
 DECAY = ["train.weight_decay=0.1", "device=cpu"]
 
@@ -133,7 +134,7 @@ def test_bytes_of_8_bit_state_in_a_whole_run(train, recipe):
 
 @pytest.mark.parametrize("option", ["adam8bit", "paged_adam8bit"])
 def test_8_bit_without_bitsandbytes_is_refused(monkeypatch, option):
-    monkeypatch.setattr(machine, "has", lambda module: module != "bitsandbytes")
+    monkeypatch.setattr(host, "has", lambda module: module != "bitsandbytes")
     (line,) = [line for line in compose("device=cpu", f"optim={option}").problems if "bitsandbytes" in line]
     assert f"optim={option}" in line and "pip install bitsandbytes" in line and "optim=adafactor" in line
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import batches, environment, machine, sharding
+from recipes import batches, sharding
+from recipes.machine import host
+from recipes.machine import worker_environment
 from recipes.ranks import rank_info
 from recipes import command as commands
 
@@ -239,11 +241,11 @@ def test_the_effective_batch_is_kept_by_deriving_the_accumulation(words, per_dev
 def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
     """Accelerate calls DistributedDataParallel(device_ids=[LOCAL_RANK]), and a rank sees no other device than its own."""
     monkeypatch.setattr(os, "environ", {})
-    gpus = functools.cache(lambda: tuple(machine.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(4)))
-    monkeypatch.setattr(machine, "gpus", gpus)
+    gpus = functools.cache(lambda: tuple(host.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(4)))
+    monkeypatch.setattr(host, "gpus", gpus)
     cfg = compose(*small("parallelism=ddp", "parallelism.num_processes=4")).cfg
     cfg.device = "cuda"
-    environment.settle(cfg, rank_info.RankInfo(3, 4, 3, 4, launched, port=29500))
+    worker_environment.prepare(cfg, rank_info.RankInfo(3, 4, 3, 4, launched, port=29500))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-3"
     assert (os.environ["LOCAL_RANK"], os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("0", "3", "4")
 
@@ -251,8 +253,8 @@ def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
 @pytest.mark.parametrize("precision, gpus, refused", [("bf16", 2, True), ("fp16", 2, True), ("fp32", 2, False),
                                                       ("bf16", 1, False)])
 def test_dp_over_several_gpus_takes_no_autocast(monkeypatch, precision, gpus, refused):
-    seen = tuple(machine.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(gpus))
-    monkeypatch.setattr(machine, "gpus", lambda: seen)
+    seen = tuple(host.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(gpus))
+    monkeypatch.setattr(host, "gpus", lambda: seen)
     told = problems_of("parallelism=dp", f"precision={precision}", "device=cuda")
     assert ["DataParallel's copies" in line for line in told] == [True] * refused, told
 

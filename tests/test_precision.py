@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes import machine
+from recipes.machine import host
 
 
 def lines_of(*overrides) -> str:
@@ -47,7 +47,7 @@ def test_a_cpu_is_told_what_to_choose_also_beside_a_gpu(pretend_gpu, option, ins
 
 def test_flash_attention_needs_its_package(pretend_gpu, monkeypatch):
     pretend_gpu((9, 0))
-    monkeypatch.setattr(machine, "has", lambda module: module != "flash_attn")
+    monkeypatch.setattr(host, "has", lambda module: module != "flash_attn")
     line = lines_of("model.attention=flash_attention_2", "precision=bf16")
     assert "flash-attn" in line and "pip install" in line and "model.attention=sdpa" in line
 
@@ -56,7 +56,7 @@ def test_flash_attention_needs_its_package(pretend_gpu, monkeypatch):
                                          ("bf16_pure", True)])
 def test_flash_attention_works_in_16_bits_alone(pretend_gpu, monkeypatch, option, fine):
     pretend_gpu((9, 0))
-    monkeypatch.setattr(machine, "has", lambda module: True)
+    monkeypatch.setattr(host, "has", lambda module: True)
     line = lines_of("model.attention=flash_attention_2", f"precision={option}")
     assert (line == "") if fine else ("model.attention=flash_attention_2" in line and "precision=bf16" in line)
 
@@ -64,7 +64,7 @@ def test_flash_attention_works_in_16_bits_alone(pretend_gpu, monkeypatch, option
 def test_flash_attention_needs_ampere(pretend_gpu, monkeypatch):
     """Its kernels are built for compute capability 8.0 and newer."""
     pretend_gpu((7, 5))
-    monkeypatch.setattr(machine, "has", lambda module: True)
+    monkeypatch.setattr(host, "has", lambda module: True)
     line = lines_of("model.attention=flash_attention_2", "precision=fp16")
     assert "model.attention=flash_attention_2" in line and "model.attention=sdpa" in line
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes import machine, validate
+from recipes import validate
+from recipes.machine import host
 
 # What a person typed, and the words that one line of the answer must hold.
 WRONG_VALUES = [
@@ -131,7 +132,7 @@ def test_values_that_do_not_go_together_are_refused(overrides, words):
 
 
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
     assert has_line(compose("device=cuda").problems, ["device=cuda", "device=cpu"])
 
 

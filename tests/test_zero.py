@@ -9,12 +9,13 @@ import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
-from recipes import machine, zero
+from recipes import zero
+from recipes.machine import host
 
 RECIPES = ["trainer", "accelerate"]
 TWO = ["parallelism=zero", "parallelism.num_processes=2"]
 MISSING = "parallelism=zero needs the package deepspeed: pip install deepspeed, or choose parallelism=fsdp."
-INSTALLED = machine.has("deepspeed")
+INSTALLED = host.has("deepspeed")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def problems(*overrides: str) -> list[str]:
 
 
 def test_without_the_package_it_is_refused_with_what_to_type(monkeypatch):
-    has = machine.has
-    monkeypatch.setattr(machine, "has", lambda module: module != "deepspeed" and has(module))
+    has = host.has
+    monkeypatch.setattr(host, "has", lambda module: module != "deepspeed" and has(module))
     assert compose(*small(*TWO)).problems == [MISSING]
 
 

@@ -13,7 +13,8 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from recipes import machine, parallelism
+from recipes import parallelism
+from recipes.machine import host
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 
@@ -65,7 +66,7 @@ def pretended(fake):
         if fake.capability is not None:
             ours = type("Accelerator", (FakeAccelerator,), {"device_to_use": fake.device})
             left.enter_context(mock.patch.object(accelerate, "Accelerator", ours))
-            if machine.has("bitsandbytes"):
+            if host.has("bitsandbytes"):
                 from bitsandbytes import functional
 
                 left.enter_context(mock.patch.multiple(functional, get_paged=functools.partial(_paged, fake),

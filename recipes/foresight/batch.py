@@ -8,7 +8,8 @@ import os
 import sys
 import tempfile
 
-from recipes import config, environment, estimate
+from recipes import config, estimate
+from recipes.machine import worker_environment
 from recipes.ranks import rank_info
 
 
@@ -47,7 +48,7 @@ def entry() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     cfg = config.from_dict(json.load(sys.stdin))
-    environment.settle(cfg, rank_info.RankInfo())
+    worker_environment.prepare(cfg, rank_info.RankInfo())
     from recipes.foresight.device import Unknown  # which imports torch
     from recipes.errors import Refusal
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import data, machine, model, parallelism, sharding
+from recipes import data, model, parallelism, sharding
+from recipes.machine import host
 from recipes.ranks import collectives
 from recipes.foresight import allocator
 
@@ -69,7 +70,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     # Compiled code allocates where nobody sees it: the step as it is written. And torch has flash attention of its own.
     kernel = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
     cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=kernel))
-    gpu = machine.gpu(cfg)
+    gpu = host.gpu(cfg)
     capability = None if gpu is None else AS_AMPERE if amd(cfg) else gpu.capability
     transformers.set_seed(cfg.train.seed)
     fake = FakeDevice(capability)

@@ -10,7 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Callable
 
-from recipes import estimate, fit, machine, record
+from recipes import estimate, fit, record
+from recipes.machine import host
 from recipes.foresight import forecast
 from recipes.foresight.candidates import Candidate, candidates_of
 from recipes.foresight.device import Unknown
@@ -70,10 +71,10 @@ def run(search: fit.Search, top: int, workers, tell: Callable[[str], None] = lam
 def _estimates(search: fit.Search, order: list[Candidate], workers):
     """Estimates in that order, with as many on the way as there are cores."""
     waiting = []
-    for one in itertools.chain(order, itertools.repeat(None, machine.usable_cores())):
+    for one in itertools.chain(order, itertools.repeat(None, host.usable_cores())):
         if one is not None:
             waiting.append((one, workers.submit(predict, search.command_words(one.chosen))))
-        if waiting and (one is None or len(waiting) > machine.usable_cores()):
+        if waiting and (one is None or len(waiting) > host.usable_cores()):
             first, future = waiting.pop(0)
             yield Found(first.chosen, *future.result())
 

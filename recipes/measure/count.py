@@ -14,7 +14,7 @@ from recipes.ranks import rank_info
 
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     """The ledger's step: the five parts at the peak, and the model's FLOPs."""
-    from recipes import gpu
+    from recipes.machine import gpu_specs
     from recipes.measure.ledger import Ledger
 
     start = time.perf_counter()
@@ -48,7 +48,7 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     everywhere = ledger.model_flops * cfg.parallelism.num_processes  # with dp one process sees all replicas
     speed.model_flops_per_step = round(everywhere * usual / tokens)
     gpus = max(cfg.parallelism.num_processes, cfg.parallelism.replicas)
-    peak = gpu.peak_flops(outcome.environment["device_name"], cfg.precision.name)
+    peak = gpu_specs.peak_flops(outcome.environment["device_name"], cfg.precision.name)
     if peak and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
         speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak * gpus)
 

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 
-from recipes import machine
+from recipes.machine import host
 
 MIB = 2**20
 BUSY_BYTES = 600 * MIB  # an idle GPU shows up to about 500 MiB that the driver keeps
@@ -14,11 +14,11 @@ BUSY_BYTES = 600 * MIB  # an idle GPU shows up to about 500 MiB that the driver 
 
 def nvml_used_bytes() -> int | None:
     """Memory in use on the job's GPU, by every process together; None without one."""
-    if not machine.gpus():
+    if not host.gpus():
         return None
     import pynvml
 
-    return int(pynvml.nvmlDeviceGetMemoryInfo(machine.nvml_handle()).used)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(host.nvml_handle()).used)
 
 
 def others_on_device() -> list[int]:
@@ -26,7 +26,7 @@ def others_on_device() -> list[int]:
     import pynvml
 
     try:
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(machine.nvml_handle())
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(host.nvml_handle())
     except pynvml.NVMLError:  # not every system tells
         return []
     return [process.pid for process in running if process.pid != os.getpid()]

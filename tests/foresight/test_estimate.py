@@ -6,7 +6,8 @@ import pytest
 from conftest import compose, small
 
 from recipes import command as commands
-from recipes import estimate, machine, record
+from recipes import estimate, record
+from recipes.machine import host
 from recipes.foresight import forecast, tape
 from recipes.foresight.allocator import MIB
 
@@ -224,7 +225,7 @@ def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):
 
 
 def test_what_an_estimate_does_not_know_needs_no_package(monkeypatch):
-    monkeypatch.setattr(machine, "has", lambda module: module != "deepspeed")
+    monkeypatch.setattr(host, "has", lambda module: module != "deepspeed")
     (problem,) = compose("recipe=estimate", "gpu=t4_16gb", "parallelism=zero", "parallelism.num_processes=4").problems
     assert "pip" not in problem
 

@@ -9,11 +9,12 @@ import sys
 import pytest
 from conftest import ROOT
 
-from recipes import config, gpu
+from recipes import config
+from recipes.machine import gpu_specs
 from recipes.foresight import fitting, roofline
 from recipes.foresight.operations import ELEMENTWISE, MATMUL, Operation, Tally
 
-A100 = config.from_dict(gpu.options()["a100_80gb"], config.Gpu)
+A100 = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
 TRUE = dataclasses.replace(roofline.efficiencies("A100"), matmul={"fp32": 0.5, "tf32": 0.6, "fp16": 0.7, "bf16": 0.6},
                            bandwidth=roofline.efficiencies("A100").bandwidth | {ELEMENTWISE: 0.55, MATMUL: 0.8},
                            host_seconds={"forward": 12e-6, "backward": 5e-6, "step": 6e-6})

@@ -7,7 +7,8 @@ import torch
 import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes import config, gpu
+from recipes import config
+from recipes.machine import gpu_specs
 from recipes.foresight import operations, roofline
 from recipes.foresight.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
 from recipes.foresight.plans import sign
@@ -17,7 +18,7 @@ aten = torch.ops.aten
 
 
 def device(option: str = "a100_80gb", **changed) -> config.Gpu:
-    return config.from_dict(gpu.options()[option] | changed, config.Gpu)
+    return config.from_dict(gpu_specs.options()[option] | changed, config.Gpu)
 
 
 def ideal(**changed) -> roofline.Efficiencies:
@@ -298,7 +299,7 @@ def test_more_ranks_than_a_machine_holds_deserve_a_note():
 
 
 def test_every_gpu_of_the_menu_has_efficiencies_and_says_from_where():
-    for figures in gpu.options().values():
+    for figures in gpu_specs.options().values():
         reached = roofline.efficiencies(figures["chip"])
         assert reached.source in ("published", "measured", "assumed")
         for values in (reached.matmul, reached.attention, reached.bandwidth):
@@ -309,7 +310,7 @@ def test_every_gpu_of_the_menu_has_efficiencies_and_says_from_where():
 
 def test_the_table_names_chips_of_the_menu_and_the_runs_of_what_was_fitted():
     table = yaml.safe_load(roofline.EFFICIENCIES.read_text())
-    assert set(table["chips"]) <= {figures["chip"] for figures in gpu.options().values()}
+    assert set(table["chips"]) <= {figures["chip"] for figures in gpu_specs.options().values()}
     for chip, values in table["chips"].items():
         assert set(values) - {"from", "runs"} <= set(table["default"]), chip
         assert values["from"] != "measured" or values["runs"], chip

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from recipes import machine
+from recipes.machine import host
 from recipes.ranks import rank_info
 
-SPENT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
+HUB_TIMEOUT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
 
 
-def settle(cfg, place: rank_info.RankInfo) -> None:
+def prepare(cfg, place: rank_info.RankInfo) -> None:
     """What must stand before the libraries are imported."""
     # What a launcher says would change precision, accumulation and devices behind the configuration's back.
     for name in list(os.environ):
@@ -27,13 +27,13 @@ def settle(cfg, place: rank_info.RankInfo) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if cfg.recipe.name == "estimate":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif machine.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
+    elif host.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
         # One device, also where several are visible: the Trainer would take them all.
-        os.environ["CUDA_VISIBLE_DEVICES"] = machine.gpus()[place.local_rank].uuid
-        machine.gpus.cache_clear()
+        os.environ["CUDA_VISIBLE_DEVICES"] = host.gpus()[place.local_rank].uuid
+        host.gpus.cache_clear()
         if "LOCAL_RANK" in os.environ:  # the device's number for DDP and DeepSpeed, and of one there is only 0
             os.environ["LOCAL_RANK"] = "0"
-    elif machine.device(cfg) == "cpu":
+    elif host.device(cfg) == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks at what torch is built for otherwise
     if _may_ask_hub(cfg) and not _hub_answers():
@@ -55,7 +55,7 @@ def _hub_answers() -> bool:
         return True
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
-        socket.create_connection((hub.hostname, hub.port or 443), timeout=SPENT_SECONDS).close()
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=HUB_TIMEOUT_SECONDS).close()
     except (OSError, TypeError):
         return False
     return True
@@ -66,7 +66,7 @@ def limit_memory(cfg) -> None:
     if cfg.launch.memory_limit_gib is None:
         return
     size = int(cfg.launch.memory_limit_gib * 2**30)
-    if machine.device(cfg) == "cuda":
+    if host.device(cfg) == "cuda":
         import torch
 
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / torch.cuda.get_device_properties(0).total_memory))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-
 @dataclass(frozen=True)
 class Gpu:
     """A GPU as NVML names it. `capability` is (major, minor); `memory_bytes` the whole device's."""
@@ -35,7 +34,7 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def _torch_has_cuda() -> bool:
+def torch_has_cuda() -> bool:
     """Whether the installed torch is a CUDA build: its CUDA library lies beside it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
@@ -51,18 +50,18 @@ def gpus() -> tuple[Gpu, ...]:
     Empty without a driver, without a CUDA build of torch, or where CUDA_VISIBLE_DEVICES hides them.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1") or not _torch_has_cuda() or not has("pynvml"):
+    if visible is not None and visible.strip() in ("", "-1") or not torch_has_cuda() or not has("pynvml"):
         return ()
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        return ask_nvml()
+        return query_nvml()
     except pynvml.NVMLError:  # no driver, or a device that does not tell what we must know
         return ()
 
 
-def ask_nvml() -> tuple[Gpu, ...]:
+def query_nvml() -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order. Raises NVMLError where one does not tell."""
     import pynvml
 
