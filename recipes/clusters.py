@@ -18,7 +18,8 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from recipes import config, failure, launch, record, screen, supervise, sweep
+from recipes import config, failure, launch, screen, supervise, sweep
+from recipes.records import record
 from recipes.machine import host
 from recipes.machine import interpreter
 

@@ -17,7 +17,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import accumulation, checkpoint, claim, clusters, complaints, config, launch, record, report, resume, screen, supervise, sweep, trackers, validate
+from recipes import accumulation, claim, clusters, complaints, config, launch, report, resume, screen, supervise, sweep, trackers, validate
+from recipes.records import checkpoint_files
+from recipes.records import record
 from recipes.ranks import rank_info
 from recipes.errors import Refusal
 
@@ -138,7 +140,7 @@ def run_alone(composed, told, conf: Path) -> str:
             screen.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
         return "ok"
     if cfg.resume == resume.LATEST and not problems:
-        problems = resume.strangers(cfg, checkpoint.found(folder))
+        problems = resume.strangers(cfg, checkpoint_files.found(folder))
         if problems:
             screen.say_problems(problems)
             return "refused"
@@ -207,7 +209,7 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
             if before is None:
                 with claim.claimed(place):
                     sweep.clear(place, cfg.resume == resume.LATEST)
-                    if checkpoint.found(place):
+                    if checkpoint_files.found(place):
                         cfg.resume = outcome.config["resume"] = resume.LATEST
                     if in_task:
                         this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recipes import failure
 from recipes.machine import host
-from recipes.record import Error, Estimate, Record
+from recipes.records.record import Error, Estimate, Record
 
 MIB = 2**20
 TIMELINE = "timeline.png"

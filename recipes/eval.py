@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from recipes.record import Evaluation
+from recipes.records.record import Evaluation
 from recipes.step import labels_in
 
 

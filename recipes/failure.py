@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from recipes.machine import host
-from recipes.record import Error
+from recipes.records.record import Error
 from recipes.errors import Refusal
 from recipes import errors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from recipes.record import Record
+from recipes.records.record import Record
 
 NOT_IN_LABELS = ("launch", "tracker", "train.log_seconds", "train.seed", "measure.repeat", "measure.repeats",
                  "model.learning_rate", "experiment")

@@ -20,15 +20,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes import record
+from recipes.records import record
 from recipes.machine import host
 from recipes.ranks import rank_info
 from recipes.machine import interpreter
+from recipes.records import run_folder
 
 CHILD = "import sys; from recipes.worker import entry; entry(int(sys.argv[1]))"
 NURSERY = "import sys; from recipes.launch import tend; tend(int(sys.argv[1]), {eight_bit})"
-LOG_FILE = "log.txt"  # what the libraries print
-STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 
 
 @dataclass
@@ -95,12 +94,7 @@ def log_of(job: Job):
     """The open file to which a rank's libraries print."""
     if job.folder is None:  # until rank 0 has told its folder
         return tempfile.TemporaryFile()
-    return open(job.folder / log_name(job.place.rank), "wb")
-
-
-def log_name(rank: int) -> str:
-    """The file in a run's folder to which a rank's libraries print."""
-    return LOG_FILE if rank == 0 else f"log-rank{rank}.txt"
+    return open(job.folder / run_folder.log_name(job.place.rank), "wb")
 
 
 # --- the nursery: the parent's side ----------------------------------------------------------------

@@ -10,7 +10,7 @@ import functools
 import io
 
 from recipes.rows import Spread, Table
-from recipes.screen import PARTS
+from recipes.records.units import PARTS
 from recipes.tables import number, percent
 
 BLUE, ORANGE, GREEN, YELLOW, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#767676"

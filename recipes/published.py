@@ -6,7 +6,7 @@ import csv
 import re
 
 from recipes import paths
-from recipes.record import Record
+from recipes.records.record import Record
 
 MIB = 2**20
 GUIDE_FILE = paths.REFERENCE / "guide_v100.csv"

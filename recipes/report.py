@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Callable
 
 from recipes import published as others
-from recipes import record
-from recipes.record import Error, Evaluation, Record
+from recipes.records import record
+from recipes.records.record import Error, Evaluation, Record
 from recipes.errors import Refusal
 from recipes.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
 from recipes.tables import columns, markdown, remarks, screen_text  # noqa: F401

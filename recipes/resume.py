@@ -6,9 +6,11 @@ import contextlib
 from pathlib import Path
 from typing import Callable
 
-from recipes import checkpoint, record, save
+from recipes.records import checkpoint_files
+from recipes.records import record
+from recipes.records import run_folder
 from recipes.ranks import collectives
-from recipes.checkpoint import Broken, Checkpoint
+from recipes.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 from recipes.config import to_dict
 from recipes.errors import Refusal
 
@@ -68,8 +70,8 @@ def problems(cfg) -> list[str]:
     folders = candidates(cfg.resume)
     if not folders:
         return [f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
-                f"{checkpoint.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."]
-    step = checkpoint.step_of(folders[0])
+                f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."]
+    step = checkpoint_files.step_of(folders[0])
     if cfg.train.max_steps is not None and cfg.train.max_steps < step:
         return [f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. "
                 "Give more steps."]
@@ -79,8 +81,8 @@ def problems(cfg) -> list[str]:
 def strangers(cfg, folders: list[Path], besides: set[str] = frozenset()) -> list[str]:
     """A problem where checkpoints are of another training, told by the first of them that can be read."""
     for folder in folders:
-        with contextlib.suppress(Broken):
-            others = differences(to_dict(cfg), checkpoint.config_of(folder), besides)
+        with contextlib.suppress(BrokenCheckpoint):
+            others = differences(to_dict(cfg), checkpoint_files.config_of(folder), besides)
             return [f"{folder} is of another training: {', '.join(others)}. Give the same values, or another "
                     "folder."] if others else []
     return []
@@ -89,9 +91,9 @@ def strangers(cfg, folders: list[Path], besides: set[str] = frozenset()) -> list
 def candidates(named: str) -> list[Path]:
     """The checkpoints that a folder means, the newest first: a run's, or the folder itself."""
     folder = Path(named)
-    if checkpoint.NAME.fullmatch(folder.name):
+    if checkpoint_files.NAME.fullmatch(folder.name):
         return [folder] if folder.is_dir() else []
-    return checkpoint.found(folder)
+    return checkpoint_files.found(folder)
 
 
 def place(cfg, folder: Path, words: list[str]) -> Path:
@@ -104,9 +106,9 @@ def place(cfg, folder: Path, words: list[str]) -> Path:
     if cfg.resume != LATEST or chosen:
         return folder
     ours, newest = to_dict(cfg), {}
-    for manifest in Path("outputs").absolute().glob(f"*/*/{checkpoint.FOLDER}/step-*/{checkpoint.MANIFEST}"):
-        with contextlib.suppress(Broken, OSError):
-            if same(ours, checkpoint.config_of(manifest.parent)):
+    for manifest in Path("outputs").absolute().glob(f"*/*/{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}"):
+        with contextlib.suppress(BrokenCheckpoint, OSError):
+            if same(ours, checkpoint_files.config_of(manifest.parent)):
                 newest[manifest.stat().st_mtime_ns] = manifest.parents[2]
     return newest[max(newest)] if newest else folder
 
@@ -129,7 +131,7 @@ def is_over(cfg, folder: Path, before: record.Record | None) -> bool:
     """
     if before is None or before.status != "ok" or cfg.resume != LATEST:
         return False
-    return not (model_missing(cfg, folder) and checkpoint.found(folder))
+    return not (model_missing(cfg, folder) and checkpoint_files.found(folder))
 
 
 def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> None:
@@ -141,7 +143,7 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
 
 def model_missing(cfg, folder: Path) -> bool:
     """Whether save.final asks for a model that is not there."""
-    return cfg.save.final and not Path(folder, save.FOLDER).is_dir()
+    return cfg.save.final and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
 
 
 # --- in the worker -------------------------------------------------------------------------------
@@ -157,11 +159,11 @@ def checkpoint_for(cfg, folder: Path, warn: Callable[[str], None]) -> Checkpoint
         return None
     found = None
     if collectives.rank_index() == 0:
-        for path in checkpoint.found(folder) if cfg.resume == LATEST else candidates(cfg.resume):
+        for path in checkpoint_files.found(folder) if cfg.resume == LATEST else candidates(cfg.resume):
             try:
-                found = checkpoint.verify(path)
+                found = checkpoint_files.verify(path)
                 break
-            except Broken as broken:
+            except BrokenCheckpoint as broken:
                 warn(f"checkpoint {path.name} is skipped: {broken}.")
     found = collectives.all_gather(found)[0]
     if found is None and cfg.resume != LATEST:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from recipes import record
+from recipes.records import record
 from recipes.labels import facts, label_keys, label_of
-from recipes.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
+from recipes.records.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
 from recipes.errors import Refusal
-from recipes.screen import MIB
+from recipes.records.units import MIB
 
 GIB = 2**30
 DONE = ("ok", "preempted")  # their figures stand

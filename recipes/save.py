@@ -8,12 +8,12 @@ import threading
 import time
 from pathlib import Path
 
-from recipes import checkpoint
+from recipes.records import checkpoint_files
 from recipes.ranks import collectives
-from recipes.checkpoint import Checkpoint
+from recipes.records.checkpoint_files import Checkpoint
 from recipes.errors import Refusal
+from recipes.records import run_folder
 
-FOLDER = "model"
 # What a cluster sends before it takes a machine: SLURM's --signal=USR1, and SIGTERM, which comes before SIGKILL.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -116,7 +116,7 @@ class Saver:
         values, tensors = state.collect(self.loop)
         if rank == 0:
             values |= {"config": config.to_dict(self.cfg), "journal": self.journal.state()}
-        checkpoint.write(self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier)
+        checkpoint_files.write(self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier)
         self.progress.enter(before, "training", step=step, total=self.loop.total_steps)
         self.seconds += time.perf_counter() - begin
         self.journal.leave_out()
@@ -137,7 +137,7 @@ def save_final(loop, rows, folder: Path) -> None:
     if deepspeed is not None and deepspeed.zero_stage == 3:
         weights = loop.accelerator.get_state_dict(loop.model)
     if collectives.rank_index() == 0:
-        target = Path(folder, FOLDER)
+        target = Path(folder, run_folder.MODEL_FOLDER)
         for twin in model.all_tied_weights_keys if weights else ():  # gathered, two names of one weight are two tensors
             weights.pop(twin, None)
         model.config.use_cache = True  # training switched it off; who generates with the model wants it

@@ -8,13 +8,9 @@ import sys
 from pathlib import Path
 
 from recipes.ranks import rank_info
-from recipes.launch import log_name
-from recipes.record import Record
-
-MIB = 2**20
-PARTS = (("weights", "parameters"), ("gradients", "gradients"), ("optimizer states", "optimizer"),
-         ("activations", "activations"), ("other", "other"))
-
+from recipes.records.run_folder import log_name
+from recipes.records.record import Record
+from recipes.records import units
 
 class Screen:
     """Draws a job's progress on stderr; a plain line now and then where stderr is no terminal.
@@ -71,7 +67,7 @@ def line(outcome: Record, number: int, words: list[str], before: bool) -> str:
     memory = outcome.memory
     used = memory.device_used_bytes or memory.peak_tensor_bytes
     said = [f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
-            f"{used / MIB:.0f} MiB" if used else "",
+            f"{used / units.MIB:.0f} MiB" if used else "",
             outcome.error.message.splitlines()[0] if outcome.error else "",
             "(done before)" if before else ""]
     return f"{number:>3}  {outcome.status:<12}{' '.join(words)}  {'  '.join(filter(None, said))}".rstrip()
@@ -113,39 +109,39 @@ def summary(outcome: Record, folder: Path) -> str:
         note = f"accuracy {e.accuracy:.1%}" if e.accuracy is not None else f"perplexity {_number(e.perplexity, 2)}"
         row("Evaluation loss", _number(e.loss), f"{note}, {e.samples} samples")
     if outcome.estimate is not None:
-        margin, capacity = outcome.estimate.margin_bytes / MIB, outcome.estimate.capacity_bytes / MIB
+        margin, capacity = outcome.estimate.margin_bytes / units.MIB, outcome.estimate.capacity_bytes / units.MIB
         row("Fits", "yes" if outcome.estimate.fits else "no",
             f"{abs(margin):.0f} MiB {'stay free' if margin >= 0 else 'are missing'}, of {capacity:.0f}; all predicted")
     if memory.device_used_bytes is not None:
-        row("GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB",
-            f"the whole device; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context")
-        row("CUDA reserved", f"{memory.peak_reserved_bytes / MIB:.0f} MiB", "peak")
-        row("CUDA allocated", f"{memory.peak_allocated_bytes / MIB:.0f} MiB", "peak")
+        row("GPU memory occupied", f"{memory.device_used_bytes / units.MIB:.0f} MiB",
+            f"the whole device; {memory.context_bytes / units.MIB:.0f} MiB of it the CUDA context")
+        row("CUDA reserved", f"{memory.peak_reserved_bytes / units.MIB:.0f} MiB", "peak")
+        row("CUDA allocated", f"{memory.peak_allocated_bytes / units.MIB:.0f} MiB", "peak")
     if memory.peak_tensor_bytes is not None:
         count = memory.parameter_count
-        row("Tensors at the peak", f"{memory.peak_tensor_bytes / MIB:.1f} MiB",
+        row("Tensors at the peak", f"{memory.peak_tensor_bytes / units.MIB:.1f} MiB",
             f"in the {memory.peak_phase} pass" if memory.peak_phase != "step" else "in the optimizer step")
-        for name, part in PARTS:
+        for name, part in units.PARTS:
             size = getattr(memory, f"{part}_bytes")
-            row(f"  {name}", f"{size / MIB:.1f} MiB", f"{size / count:.2f} bytes a parameter")
+            row(f"  {name}", f"{size / units.MIB:.1f} MiB", f"{size / count:.2f} bytes a parameter")
         most = memory.largest_bytes
         weights = most["parameters"] + most["weight_copies"]
         states = weights + most["optimizer"] + most["gradients"]
-        row("Model states, at most", f"{states / MIB:.1f} MiB",
+        row("Model states, at most", f"{states / units.MIB:.1f} MiB",
             f"{states / count:.2f} bytes a parameter: weights {weights / count:.2f} + "
             f"optimizer {most['optimizer'] / count:.2f} + gradients {most['gradients'] / count:.2f}")
-        row("Inference alone", f"{weights / MIB:.1f} MiB", f"{weights / count:.2f} bytes a parameter, weights only")
+        row("Inference alone", f"{weights / units.MIB:.1f} MiB", f"{weights / count:.2f} bytes a parameter, weights only")
     if len(memory.per_rank) > 1 and "peak_tensor_bytes" in memory.all_ranks_bytes:
-        row("All ranks together", f"{memory.all_ranks_bytes['peak_tensor_bytes'] / MIB:.1f} MiB",
+        row("All ranks together", f"{memory.all_ranks_bytes['peak_tensor_bytes'] / units.MIB:.1f} MiB",
             f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most")
     for one in outcome.estimate.largest if outcome.estimate else []:
-        row("  largest at the peak" if one is outcome.estimate.largest[0] else "", f"{one['bytes'] / MIB:.1f} MiB",
+        row("  largest at the peak" if one is outcome.estimate.largest[0] else "", f"{one['bytes'] / units.MIB:.1f} MiB",
             f"{one['part']}, {one['made_by']}" + (f", {one['count']} of them" if one["count"] > 1 else ""))
     for one in outcome.estimate.levers if outcome.estimate else []:
-        row("  levers, each alone" if one is outcome.estimate.levers[0] else "", f"{one['saved_bytes'] / MIB:+.0f} MiB",
+        row("  levers, each alone" if one is outcome.estimate.levers[0] else "", f"{one['saved_bytes'] / units.MIB:+.0f} MiB",
             f"saved by {one['words']}" + (f"; {one['step_seconds'] * 1000:.0f} ms a step" if one["step_seconds"] else ""))
     if memory.host_peak_rss_bytes is not None:
-        row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process")
+        row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / units.MIB:.0f} MiB", "peak of the whole process")
     if outcome.error is not None:
         where = f" on rank {outcome.error.rank}" if config["parallelism"]["num_processes"] > 1 else ""
         lines.append(f"  {outcome.error.type} in {outcome.error.phase}{where}: {outcome.error.message.splitlines()[0]}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from recipes.ranks import collectives
-from recipes.checkpoint import Checkpoint
+from recipes.records.checkpoint_files import Checkpoint
 from recipes.errors import Refusal
 
 

@@ -13,10 +13,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable
 
-from recipes import failure, launch, record, save
+from recipes import failure, launch, save
+from recipes.records import record
+from recipes.records import run_folder
 from recipes.ranks import failure_store
 from recipes.config import from_dict
-from recipes.record import Error, Record
+from recipes.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
@@ -225,7 +227,7 @@ def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kill
     else:
         outcome.status = "failed"
         outcome.error = Error(where, "WorkerDied", f"{_how(code)} and left no record",
-                              f"Its last words are in {job.folder / launch.LOG_FILE}.")
+                              f"Its last words are in {job.folder / run_folder.LOG_FILE}.")
     return outcome
 
 
@@ -257,7 +259,7 @@ def _steps_written(folder: Path) -> record.Training:
     """What steps.jsonl holds of a training; a half-written last line does not count."""
     rows = []
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(folder, launch.STEPS_FILE).read_text().splitlines():
+        for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
             rows.append(json.loads(line))
     losses = [row["loss"] for row in rows]
     return record.Training(len(rows), sum(row["samples"] for row in rows), sum(row["tokens"] for row in rows),

@@ -20,7 +20,9 @@ from typing import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
 
-from recipes import checkpoint, launch, record
+from recipes import launch
+from recipes.records import checkpoint_files
+from recipes.records import record
 from recipes.ranks import rank_info
 
 STANDS = {"ok", "oom", "refused"}  # results: not run again
@@ -102,7 +104,7 @@ def clear(folder: Path, resume: bool = False) -> None:
     """
     with contextlib.suppress(OSError, ValueError):
         resume = resume or record.read(folder).status == "preempted"
-    if resume and checkpoint.found(folder):
+    if resume and checkpoint_files.found(folder):
         return
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

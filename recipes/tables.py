@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Callable
 
-from recipes import record
+from recipes.records import record
 from recipes.labels import PACKAGES
 from recipes.rows import COLUMNS_AT_MOST, Row, Spread, Table
 

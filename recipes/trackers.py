@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Iterator
 
-from recipes import launch
+from recipes.records import run_folder
 from recipes.machine import interpreter
-from recipes.record import Record
+from recipes.records.record import Record
 from recipes.wandb_process import end_children, reason, stamp
 
 HELPER = "import sys; from recipes.wandb_process import tend; tend(int(sys.argv[1]))"
@@ -101,7 +101,7 @@ class Wandb(Tracker):
         self.place = self.url = None  # W&B's own folder and page of this run, once it is open
         self.troubles: list[str] = []
         self.helper: Helper | None = None
-        steps = Path(folder, launch.STEPS_FILE).absolute()
+        steps = Path(folder, run_folder.STEPS_FILE).absolute()
         init |= {"dir": str(Path(folder).absolute()), "project": tracker.project, "entity": tracker.entity,
                  "mode": tracker.mode, "group": group[:128] if group else None}
         with self._troubled():

@@ -21,7 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, failure, launch, parallelism, record, save
+from recipes import config, failure, launch, parallelism, save
+from recipes.records import record
+from recipes.records import run_folder
 from recipes.machine import host
 from recipes.machine import worker_environment
 from recipes.ranks import collectives
@@ -273,7 +275,7 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
     if not folder.is_dir():
         return None
     if job.folder is None:
-        with open(folder / launch.log_name(job.place.rank), "wb") as log:
+        with open(folder / run_folder.log_name(job.place.rank), "wb") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
     return folder

@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, record, supervise, sweep
+from recipes import command, launch, supervise, sweep
+from recipes.records import record
 from recipes.machine import host  # noqa: E402
 from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
 

@@ -29,7 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, fit, launch, record, screen, supervise, worker
+from recipes import command, fit, launch, screen, supervise, worker
+from recipes.records import record
 from recipes.machine import host
 from recipes.machine import worker_environment
 from recipes.ranks import rank_info  # noqa: E402

@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, record, supervise, validate
+from recipes import command, launch, supervise, validate
+from recipes.records import record
+from recipes.records import run_folder
 from recipes.machine import host  # noqa: E402
 
 MIB = 2**20
@@ -54,7 +56,7 @@ def run_all(nursery: launch.Nursery, into: Path, name: str) -> list[record.Recor
             outcome = supervise.run(launch.Job(outcome, folder), lambda *_: None, nursery)
             print(f"{outcome.status:<8}{time.monotonic() - began:6.1f} s  {' '.join(words)}", flush=True)
             if outcome.status == "failed":
-                print((folder / launch.LOG_FILE).read_text()[-3000:])
+                print((folder / run_folder.LOG_FILE).read_text()[-3000:])
             lines.write(json.dumps(json.loads(record.to_json(outcome))) + "\n")
             lines.flush()
             records.append(outcome)

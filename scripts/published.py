@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, config, published, record
+from recipes import command, config, published
+from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host  # noqa: E402
 from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402

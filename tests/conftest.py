@@ -17,7 +17,9 @@ from typing import NamedTuple
 import pytest
 
 from recipes import command as commands
-from recipes import config, launch, record, supervise, sweep
+from recipes import config, launch, supervise, sweep
+from recipes.records import record
+from recipes.records import run_folder
 from recipes.machine import host
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,7 +182,7 @@ def train(make_job, nursery):
         named = any(word.startswith("recipe=") for word in overrides)
         job, heard = make_job(*small(*overrides), *([] if named else ["recipe=accelerate"])), []
         outcome = supervise.run(job, lambda kind, values: heard.append((kind, values)), nursery)
-        assert status in (None, outcome.status), (outcome.status, outcome.error, _tail(job.folder / launch.LOG_FILE))
+        assert status in (None, outcome.status), (outcome.status, outcome.error, _tail(job.folder / run_folder.LOG_FILE))
         return Run(outcome, job.folder, heard)
 
     return train
@@ -201,7 +203,7 @@ def again(make_job, nursery):
                 warned.append(values["text"])
 
         outcome = supervise.run(job, listen, nursery)
-        assert status in (None, outcome.status), (outcome.error, (folder / launch.LOG_FILE).read_text()[-2000:])
+        assert status in (None, outcome.status), (outcome.error, (folder / run_folder.LOG_FILE).read_text()[-2000:])
         return outcome, warned
 
     return again

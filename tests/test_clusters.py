@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from conftest import CONF, ROOT, compose, small, start_headroom
-from recipes import clusters, record, sweep
+from recipes import clusters, sweep
+from recipes.records import record
 from recipes.ranks import rank_info
 from recipes import command as commands
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from conftest import CONF, compose, small
 
-from recipes import record, screen
+from recipes import screen
+from recipes.records import record
 from recipes.config import GROUPS
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")

@@ -11,7 +11,8 @@ from dataclasses import asdict
 import pytest
 from conftest import CONF, ROOT, small
 
-from recipes import fit, record, validate
+from recipes import fit, validate
+from recipes.records import record
 from recipes.machine import host
 
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -10,7 +10,8 @@ import pytest
 from conftest import small
 from test_fit import GPU, Here, planned, searched, tiny
 
-from recipes import fit, record
+from recipes import fit
+from recipes.records import record
 from recipes.machine import host
 
 ALL_ELSE = ("precision", "checkpointing", "model.attention", "optim")  # to keep, where another lever is looked at

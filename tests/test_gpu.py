@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, compose
 
-from recipes import config, gpu, record, validate
+from recipes import config, gpu, validate
+from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host
 

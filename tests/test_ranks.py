@@ -14,7 +14,8 @@ import psutil
 import pytest
 from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
 
-from recipes import record, supervise
+from recipes import supervise
+from recipes.records import record
 
 TWO = ["parallelism.num_processes=2"]
 # Every optimizer step of rank 1 goes through this; the third one ends badly.

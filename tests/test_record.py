@@ -12,8 +12,8 @@ import re
 import pytest
 from conftest import compose
 
-from recipes import record
-from recipes.record import Evaluation, Memory, Speed, Training
+from recipes.records import record
+from recipes.records.record import Evaluation, Memory, Speed, Training
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes import accumulation, config, plots, record, report, tradeoff, train
-from recipes.record import Error, Evaluation, Memory, Record, Speed, Training
+from recipes import accumulation, config, plots, report, tradeoff, train
+from recipes.records import record
+from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 from recipes.errors import Refusal
 
 sys.path.insert(0, str(ROOT))

@@ -16,7 +16,10 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes import checkpoint, launch, record
+from recipes import launch
+from recipes.records import checkpoint_files
+from recipes.records import record
+from recipes.records import run_folder
 
 RECIPES = ["trainer", "accelerate"]
 # Dropout, clipping, a schedule with a warm-up, accumulation, and epochs of 3 steps with a short last one.
@@ -27,7 +30,7 @@ OPTIMIZERS = ["adamw", "sgd", "adafactor", "adam8bit", "lion8bit"]
 
 def steps(folder) -> list[int]:
     """The steps of a run's checkpoints, the oldest first."""
-    return [checkpoint.step_of(path) for path in reversed(checkpoint.found(folder))]
+    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.found(folder))]
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +50,14 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(whole, again, tmp_path,
     options = [f"optim={optim}", "model.width=64", "model.feed_forward=128"]  # wide enough for 8-bit states
     left_alone = whole(recipe, *options)
     assert steps(left_alone.folder) == [2, 4, 6, 8]
-    shutil.copytree(checkpoint.found(left_alone.folder)[2], tmp_path / "checkpoints/step-00000004")
+    shutil.copytree(checkpoint_files.found(left_alone.folder)[2], tmp_path / "checkpoints/step-00000004")
     resumed, _ = again(tmp_path, f"recipe={recipe}", *TOLD, *options, "save.every_steps=4", "resume=latest")
     assert resumed.training.resumed_from_step == 4
     assert resumed.training.losses == left_alone.record.training.losses
     for key in ("steps", "samples", "tokens", "final_loss"):
         assert getattr(resumed.training, key) == getattr(left_alone.record.training, key), key
     for kind in ("weights", "optimizer"):
-        ours, theirs = (checkpoint.found(folder)[0] / f"rank-0.{kind}.safetensors"
+        ours, theirs = (checkpoint_files.found(folder)[0] / f"rank-0.{kind}.safetensors"
                         for folder in (tmp_path, left_alone.folder))
         assert ours.read_bytes() == theirs.read_bytes(), kind
 
@@ -73,11 +76,11 @@ def test_saving_changes_nothing(train, whole, recipe):
 def test_any_checkpoint_will_do(whole, again, tmp_path, recipe, step):
     """Before the end of an epoch, at its end (6), and after the last step (8), where nothing is left to train."""
     left_alone = whole(recipe)
-    folder = left_alone.folder / "checkpoints" / checkpoint.name(step)
+    folder = left_alone.folder / "checkpoints" / checkpoint_files.folder_name(step)
     resumed, _ = again(tmp_path, f"recipe={recipe}", *TOLD, f"resume={folder}", "measure.warmup_steps=1")
     assert resumed.training.losses == left_alone.record.training.losses
     assert resumed.speed.measured_steps == {2: 5, 4: 3, 6: 1, 8: None}[step], "of the new steps, the warm-up left out"
-    lines = [json.loads(line) for line in (tmp_path / launch.STEPS_FILE).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / run_folder.STEPS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["loss"] for line in lines] == resumed.training.losses
 
@@ -97,8 +100,8 @@ def test_a_run_can_be_trained_longer(train, again, whole, tmp_path, recipe):
 def test_a_broken_checkpoint_is_skipped_with_a_warning_that_names_the_file(whole, again, tmp_path):
     left_alone = whole("accelerate")
     for step in (2, 4, 6):
-        shutil.copytree(left_alone.folder / "checkpoints" / checkpoint.name(step),
-                        tmp_path / "checkpoints" / checkpoint.name(step))
+        shutil.copytree(left_alone.folder / "checkpoints" / checkpoint_files.folder_name(step),
+                        tmp_path / "checkpoints" / checkpoint_files.folder_name(step))
     os.truncate(tmp_path / "checkpoints/step-00000006/rank-0.weights.safetensors", 100)
     (tmp_path / "checkpoints/step-00000004/manifest.json").unlink()
     told = ["recipe=accelerate", *TOLD, "resume=latest", "save.every_steps=3"]
@@ -123,7 +126,7 @@ def test_nothing_but_broken_ones_is_a_new_start_or_a_refusal(whole, again, tmp_p
 
 
 KILLED_AT_FLUSH = """
-import os, recipes.checkpoint as checkpoint
+import os, recipes.records.checkpoint_files as checkpoint
 flush, flushes = checkpoint._flush, 0
 def killed(path):
     global flushes
@@ -149,7 +152,7 @@ def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(trai
 
 
 FULL_DISK = """
-import errno, recipes.checkpoint as checkpoint
+import errno, recipes.records.checkpoint_files as checkpoint
 flush, flushes = checkpoint._flush, 0
 def full(path):
     global flushes
@@ -237,7 +240,7 @@ def test_a_signal_before_the_training_is_no_failure_either(tmp_path):
     process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "here" / launch.LOG_FILE).exists():
+        while not (tmp_path / "here" / run_folder.LOG_FILE).exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.terminate()
@@ -255,7 +258,7 @@ AGAIN = ["recipe=accelerate", *TOLD, "train.max_steps=300", "train.log_seconds=0
 
 def wait_for_steps(folder, alive=lambda: True) -> None:
     deadline = time.monotonic() + 90
-    while not ((folder / launch.STEPS_FILE).exists() and (folder / launch.STEPS_FILE).stat().st_size):
+    while not ((folder / run_folder.STEPS_FILE).exists() and (folder / run_folder.STEPS_FILE).stat().st_size):
         assert time.monotonic() < deadline and alive()
         time.sleep(0.01)
 
@@ -283,7 +286,7 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
         assert left.status == "preempted" and 0 < left.training.steps < 300
         assert steps(tmp_path / "here")[-1] == left.training.steps
         if signals == 1:
-            (tmp_path / "here" / launch.STEPS_FILE).unlink()
+            (tmp_path / "here" / run_folder.STEPS_FILE).unlink()
             threading.Thread(target=usr1).start()
             assert command(*small(*AGAIN)).code == 0
     assert command(*small(*AGAIN)).code == 0
@@ -301,5 +304,5 @@ import os, signal, recipes.eval as part
 part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
 """
     run = train("recipe=accelerate", status="preempted", nursery=fault(code))
-    assert run.record.training.steps == 2 and [path.name for path in checkpoint.found(run.folder)] == ["step-00000002"]
+    assert run.record.training.steps == 2 and [path.name for path in checkpoint_files.found(run.folder)] == ["step-00000002"]
     assert run.record.evaluation is None

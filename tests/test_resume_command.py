@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from conftest import compose, small
 
-from recipes import checkpoint, record, resume, sweep
+from recipes import resume, sweep
+from recipes.records import checkpoint_files
+from recipes.records import record
 
 
 def steps(folder) -> list[int]:
     """The steps of a run's checkpoints, the oldest first."""
-    return [checkpoint.step_of(path) for path in reversed(checkpoint.found(folder))]
+    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.found(folder))]
 
 
 # --- the command: which folder, which training --------------------------------------------------------

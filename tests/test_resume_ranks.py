@@ -11,7 +11,9 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes import checkpoint, launch, record
+from recipes.records import checkpoint_files
+from recipes.records import record
+from recipes.records import run_folder
 
 TOLD = ["model.dropout=0.1", "data.samples=19", "train.warmup_steps=2", "train.max_steps=5", "measure.ledger=false",
         "eval.enabled=false", "batch.effective=8"]  # epochs of 3 steps, the last with 3 of 8 samples
@@ -25,7 +27,7 @@ def whole(train):
 
 
 def copied(run, step: int, folder):
-    shutil.copytree(run.folder / "checkpoints" / checkpoint.name(step), folder / "checkpoints" / checkpoint.name(step))
+    shutil.copytree(run.folder / "checkpoints" / checkpoint_files.folder_name(step), folder / "checkpoints" / checkpoint_files.folder_name(step))
 
 
 SPLIT = ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.tensor_size=2"]
@@ -40,7 +42,7 @@ def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
     resumed, warned = again(tmp_path, *TOLD, *options, "save.every_steps=2", "resume=latest")
     assert not warned and resumed.training.resumed_from_step == 2
     assert resumed.training.losses == left_alone.record.training.losses
-    ours, theirs = (checkpoint.found(folder)[0] for folder in (tmp_path, left_alone.folder))
+    ours, theirs = (checkpoint_files.found(folder)[0] for folder in (tmp_path, left_alone.folder))
     names = sorted(path.name for path in ours.glob("*.safetensors"))
     assert len(names) == 4
     for name in names:
@@ -109,8 +111,8 @@ if job.place.rank == 1:
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, whole, mode):
     options = ["recipe=accelerate", f"parallelism={mode}", *TWO]
     stopped = train(*TOLD, *options, nursery=fault(ASK_RANK_1), status="preempted")
-    [folder] = checkpoint.found(stopped.folder)
-    assert checkpoint.verify(folder).step == stopped.record.training.steps == 3
+    [folder] = checkpoint_files.found(stopped.folder)
+    assert checkpoint_files.verify(folder).step == stopped.record.training.steps == 3
     resumed, _ = again(stopped.folder, *TOLD, *options, "resume=latest")
     assert resumed.training.losses == whole(*options).record.training.losses
 
@@ -119,7 +121,7 @@ def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(
     words = small("recipe=accelerate", "parallelism=ddp", *TWO, "train.max_steps=100000", "train.log_seconds=0",
                   "hydra.run.dir=here")
     process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    steps = tmp_path / "here" / launch.STEPS_FILE
+    steps = tmp_path / "here" / run_folder.STEPS_FILE
     try:
         deadline = time.monotonic() + 120
         while not (steps.exists() and steps.stat().st_size):
@@ -134,5 +136,5 @@ def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(
     assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=5)[1]
     left = record.read(tmp_path / "here")
     assert left.status == "preempted"
-    [folder] = checkpoint.found(tmp_path / "here")
-    assert checkpoint.verify(folder).step == left.training.steps
+    [folder] = checkpoint_files.found(tmp_path / "here")
+    assert checkpoint_files.verify(folder).step == left.training.steps

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from recipes import record, screen
-from recipes.record import Error, Evaluation, Memory, Speed, Training
+from recipes import screen
+from recipes.records import record
+from recipes.records.record import Error, Evaluation, Memory, Speed, Training
 
 GIB = 2**30
 

@@ -15,7 +15,9 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes import launch, record, supervise
+from recipes import supervise
+from recipes.records import record
+from recipes.records import run_folder
 
 LONG = ["train.max_steps=1000000"]
 RECIPES = ["trainer", "accelerate"]
@@ -83,7 +85,7 @@ def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
                 status="failed")
     error = run.record.error
     assert (error.phase, error.type, error.message) == (phase, "RuntimeError", "injected")
-    assert "Traceback" in (run.folder / launch.LOG_FILE).read_text()
+    assert "Traceback" in (run.folder / run_folder.LOG_FILE).read_text()
     # What was trained until then is kept.
     assert run.record.training.steps == {"load": 0, "forward": 0, "backward": 0, "step": 2, "save": 3, "eval": 3}[phase]
 
@@ -181,16 +183,16 @@ def test_a_full_disk_is_named_with_what_to_do(make_job, nursery):
 
 def test_a_log_that_cannot_be_written_does_no_harm(make_job, nursery):
     job = make_job(*small())
-    (job.folder / launch.LOG_FILE).symlink_to("/dev/full")
+    (job.folder / run_folder.LOG_FILE).symlink_to("/dev/full")
     outcome = supervise.run(job, lambda *_: None, nursery)
     assert outcome.status == "ok" and outcome.warnings == []
 
 
 NO_RECORD = """
-import errno, recipes.record
+import errno, recipes.records.record
 def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
-recipes.record.write = full
+recipes.records.record.write = full
 """
 
 
@@ -242,7 +244,7 @@ def long_run(tmp_path):
 def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
     process, workers = long_run(f"recipe={recipe}", "data.workers=1", "train.log_seconds=0.1", "hydra.run.dir=here",
                                 processes=2)
-    steps = tmp_path / "here" / launch.STEPS_FILE
+    steps = tmp_path / "here" / run_folder.STEPS_FILE
     wait_for(lambda: steps.exists() and steps.stat().st_size)
     start = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -258,7 +260,7 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
     """While the worker imports its libraries: it cannot answer yet."""
     process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        wait_for((tmp_path / "here" / launch.LOG_FILE).exists)
+        wait_for((tmp_path / "here" / run_folder.LOG_FILE).exists)
         workers = psutil.Process(process.pid).children()
         start = time.monotonic()
         process.send_signal(signal.SIGINT)

@@ -10,7 +10,8 @@ import pytest
 
 from conftest import small, start_headroom
 from recipes import command as commands
-from recipes import record, sweep
+from recipes import sweep
+from recipes.records import record
 
 SWEEP = small("train.max_steps=3", "measure.ledger=false")
 # What a job does is told by its seed: 1 runs out of memory, 2 raises, 3 is killed.

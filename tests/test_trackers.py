@@ -26,7 +26,7 @@ import yaml
 from conftest import CONF, ROOT
 
 from recipes import trackers
-from recipes.record import Error, Evaluation, Memory, Record, Speed, Training
+from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 LOSSES = [1 / step for step in range(1, 41)]

@@ -20,7 +20,7 @@ def largest(cfg, folder: str) -> dict:
     (None where there is none). With a negative margin not even a batch of 1 fits.
     """
     from recipes.foresight import forecast
-    from recipes.record import Record
+    from recipes.records.record import Record
 
     effective = cfg.batch.effective
     divisors = [size for size in range(1, effective + 1) if effective % size == 0]

@@ -144,7 +144,7 @@ def _changes(cfg):
 def _device_used(cfg, folder: str) -> tuple[int, float | None]:
     from recipes import estimate
     from recipes.foresight import forecast
-    from recipes.record import Record
+    from recipes.records.record import Record
 
     outcome = Record(cfg.recipe.name, [], {}, "", {})
     estimate.fill(cfg, outcome, forecast.foresee(cfg, folder, estimate.allocator_bytes(cfg)))

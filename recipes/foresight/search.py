@@ -10,7 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Callable
 
-from recipes import estimate, fit, record
+from recipes import estimate, fit
+from recipes.records import record
 from recipes.machine import host
 from recipes.foresight import forecast
 from recipes.foresight.candidates import Candidate, candidates_of

@@ -7,7 +7,7 @@ import time
 import traceback
 from dataclasses import asdict
 
-from recipes import record
+from recipes.records import record
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 

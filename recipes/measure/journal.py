@@ -16,8 +16,8 @@ from typing import Callable
 
 import torch
 
-from recipes.launch import STEPS_FILE
-from recipes.record import Speed, Training
+from recipes.records.run_folder import STEPS_FILE
+from recipes.records.record import Speed, Training
 
 
 class Journal:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, compose
 
-from recipes.record import Memory, Record, Speed
+from recipes.records.record import Memory, Record, Speed
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import accuracy  # noqa: E402

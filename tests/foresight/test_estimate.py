@@ -6,7 +6,8 @@ import pytest
 from conftest import compose, small
 
 from recipes import command as commands
-from recipes import estimate, record
+from recipes import estimate
+from recipes.records import record
 from recipes.machine import host
 from recipes.foresight import forecast, tape
 from recipes.foresight.allocator import MIB

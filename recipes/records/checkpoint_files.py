@@ -28,7 +28,7 @@ NAME = re.compile(r"step-(\d{8,})")
 BLOCK_BYTES = 2**22  # read at once for a checksum
 
 
-class Broken(Exception):
+class BrokenCheckpoint(Exception):
     """A checkpoint that is not whole. The message names the file."""
 
 
@@ -46,7 +46,7 @@ class Checkpoint:
         return self.ranks[0]
 
 
-def name(step: int) -> str:
+def folder_name(step: int) -> str:
     """The folder's name of a checkpoint."""
     return f"step-{step:08d}"
 
@@ -69,7 +69,7 @@ def config_of(folder: Path) -> dict:
     """The configuration of the run that wrote a checkpoint. Raises Broken."""
     config = _json(Path(folder, "rank-0.json")).get("config")
     if not isinstance(config, dict):
-        raise Broken(f"{Path(folder, 'rank-0.json')} names no configuration")
+        raise BrokenCheckpoint(f"{Path(folder, 'rank-0.json')} names no configuration")
     return config
 
 
@@ -77,36 +77,36 @@ def verify(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, every byte of it checked. Raises Broken."""
     manifest = _json(Path(folder, MANIFEST))
     if manifest.pop("crc32", None) != _crc32_of(manifest):
-        raise Broken(f"{Path(folder, MANIFEST)} is damaged")
+        raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is damaged")
     if manifest.get("format") != FORMAT:
-        raise Broken(f"{Path(folder, MANIFEST)} is of another format ({manifest.get('format')}, not {FORMAT})")
+        raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is of another format ({manifest.get('format')}, not {FORMAT})")
     try:
         step, ranks = int(manifest["step"]), int(manifest["ranks"])
         if step != step_of(folder) or ranks < 1 or not {f"rank-{rank}.json" for rank in range(ranks)} <= set(
                 manifest["files"]):
-            raise Broken(f"{Path(folder, MANIFEST)} does not fit its folder")
+            raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} does not fit its folder")
         for file, (size, checksum) in manifest["files"].items():
             path = Path(folder, file)
             if path.stat().st_size != size:
-                raise Broken(f"{path} has {path.stat().st_size} bytes instead of {size}")
+                raise BrokenCheckpoint(f"{path} has {path.stat().st_size} bytes instead of {size}")
             if crc32(path) != checksum:
-                raise Broken(f"{path} has changed since it was written")
+                raise BrokenCheckpoint(f"{path} has changed since it was written")
         return Checkpoint(Path(folder), step, [_json(Path(folder, f"rank-{rank}.json")) for rank in range(ranks)])
     except OSError as error:
-        raise Broken(f"{error.filename} cannot be read ({error.strerror})") from error
+        raise BrokenCheckpoint(f"{error.filename} cannot be read ({error.strerror})") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise Broken(f"{Path(folder, MANIFEST)} is not a manifest") from error
+        raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is not a manifest") from error
 
 
 def _json(path: Path) -> dict:
     try:
         values = json.loads(path.read_text())
     except OSError as error:
-        raise Broken(f"{path} cannot be read ({error.strerror})") from error
+        raise BrokenCheckpoint(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise Broken(f"{path} is cut or damaged") from error
+        raise BrokenCheckpoint(f"{path} is cut or damaged") from error
     if not isinstance(values, dict):
-        raise Broken(f"{path} is damaged")
+        raise BrokenCheckpoint(f"{path} is damaged")
     return values
 
 
@@ -134,7 +134,7 @@ def write(run: Path, step: int, values: dict, tensors: dict[str, dict], keep: in
     keep: how many of the newest stay. barrier: returns when all ranks have come to it.
     Raises OSError or SafetensorError (a full disk); earlier checkpoints then stand.
     """
-    target = Path(run, FOLDER, name(step))
+    target = Path(run, FOLDER, folder_name(step))
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
         if rank == 0:
