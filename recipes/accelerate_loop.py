@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes import checkpointing, data, optim, parallelism
+from recipes import data, optim, parallelism
+from recipes.options import checkpointing
 from recipes.ranks import collectives
 from recipes.arguments import accelerator_arguments
 from recipes.step import forward_backward, plan

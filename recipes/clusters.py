@@ -18,7 +18,8 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from recipes import config, failure, launch, screen, supervise, sweep
+from recipes import config, launch, screen, supervise, sweep
+from recipes.options import memory_hints
 from recipes.records import record
 from recipes.machine import host
 from recipes.machine import interpreter
@@ -171,7 +172,7 @@ class Followed:
             this.note(folder, self.number, "", status, [f"{self.number + 1:>3}  {status:<12}{' '.join(words)}  {why}"])
             return
         outcome = record.from_values(note["record"])
-        hint = failure.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
+        hint = memory_hints.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = supervise.bury(launch.Job(outcome, folder / note["key"]), status, why, hint)
         this.note(folder, self.number, note["key"], outcome.status, [screen.line(outcome, self.number + 1, words, False)])
 

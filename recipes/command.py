@@ -14,14 +14,17 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import accumulation, claim, clusters, complaints, config, launch, report, resume, screen, supervise, sweep, trackers, validate
+from recipes import claim, clusters, config, launch, report, screen, supervise, sweep, trackers
+from recipes.options import hydra_errors
+from recipes.options import resume
+from recipes.options import validate
 from recipes.records import checkpoint_files
 from recipes.records import record
 from recipes.ranks import rank_info
 from recipes.errors import Refusal
+from recipes.options import compose
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
@@ -68,13 +71,13 @@ def _run(conf: Path) -> int:
     except KeyboardInterrupt:  # before a job had begun, or between two of them
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
-        screen.say_problems([complaints.in_words(error, conf)])
+        screen.say_problems([hydra_errors.explain(error, conf)])
         return EXIT_CODES["refused"]  # nothing has started, also in a sweep
     except ValueError as error:
-        if not complaints.raised_by_hydra(error):
+        if not hydra_errors.raised_by_hydra(error):
             raise
         emptied = [g for g in config.GROUPS if any(w.lstrip("+") in (f"{g}=null", f"{g}=") for w in sys.argv[1:])]
-        screen.say_problems([complaints.needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
+        screen.say_problems([hydra_errors.needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
         return EXIT_CODES["refused"]
     except OSError as error:
         screen.say_problems([_unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir")])
@@ -118,9 +121,9 @@ def sweep_folder(words: list[str]) -> Path | None:
 def run_alone(composed, told, conf: Path) -> str:
     """One run, from its composed configuration to the summary on the screen. Returns its status; never raises."""
     try:
-        cfg, outcome, problems = prepare(composed, told, _folders(told))
+        cfg, outcome, problems = compose.prepare(composed, told, compose.menu_folders(told))
     except OmegaConfBaseException as error:
-        cfg, problems = None, [complaints.in_words(error, conf)]
+        cfg, problems = None, [hydra_errors.explain(error, conf)]
     if cfg is None:
         screen.say_problems(problems)
         return "refused"
@@ -128,9 +131,9 @@ def run_alone(composed, told, conf: Path) -> str:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
     fresh = folder = Path(told.runtime.output_dir if rank_info.current_rank().main else told.sweep.dir).absolute()
     if not problems:
-        folder = resume.place(cfg, folder, told.overrides.hydra)
-    before = resume.goes_on(cfg, folder) if not problems else None
-    done = not problems and resume.is_over(cfg, folder, before)
+        folder = resume.resume_folder(cfg, folder, told.overrides.hydra)
+    before = resume.matching_record(cfg, folder) if not problems else None
+    done = not problems and resume.is_finished(cfg, folder, before)
     if folder != fresh and rank_info.current_rank().main:
         with contextlib.suppress(OSError):
             fresh.rmdir()  # Hydra has made it, for a run that begins
@@ -140,7 +143,7 @@ def run_alone(composed, told, conf: Path) -> str:
             screen.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
         return "ok"
     if cfg.resume == resume.LATEST and not problems:
-        problems = resume.strangers(cfg, checkpoint_files.found(folder))
+        problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
         if problems:
             screen.say_problems(problems)
             return "refused"
@@ -188,9 +191,9 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     """One job of a sweep, or what an earlier run of it left. Returns its status; never raises."""
     number, in_task = int(told.job.num), clusters.enter(this)
     try:
-        cfg, outcome, problems = prepare(composed, told, _folders(told))
+        cfg, outcome, problems = compose.prepare(composed, told, compose.menu_folders(told))
     except OmegaConfBaseException as error:
-        cfg, outcome, problems = None, None, [complaints.in_words(error, this.conf)]
+        cfg, outcome, problems = None, None, [hydra_errors.explain(error, this.conf)]
     if cfg is None:
         screen.say_problems(problems)
         this.note(folder, number, "", sweep.MISSPELT, problems)
@@ -301,43 +304,6 @@ def send_table(jobs: list[dict], folder: Path) -> list[str]:
         return trackers.log_table(config.from_dict(last.config), folder.name, folder, folder / "results.csv")
     finally:
         trackers.close()
-
-
-def _folders(told) -> list[Path]:
-    """The folders in which Hydra looked for menus."""
-    return [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
-
-
-def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, record.Record | None, list[str]]:
-    """(configuration, record to be filled, problems) of a composed job; no configuration where it has no shape.
-
-    told: Hydra's own node; folders: where it looked for menus. Raises OmegaConfBaseException for
-    interpolations that lead nowhere.
-    """
-    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-    choices, overrides = dict(told.runtime.choices), list(told.overrides.task)
-    shape = complaints.shape_problems(values, choices, folders)
-    if shape:
-        return None, None, shape
-    cfg = config.from_dict(values)
-    given = {word.lstrip("+~").split("=")[0] for word in overrides}
-    problems = validate.set_by_menu(given)  # these make an option another one, so no other check means anything
-    problems = problems or validate.unused_keys(values, choices, folders) + validate.validate(cfg, given)
-    problems = problems or accumulation.choose(cfg)
-    resolved, environment = config.to_dict(cfg), record.environment(cfg)
-    key = record.config_key(resolved, environment["versions"])
-    return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
-
-
-def compose(conf: Path, *overrides: str) -> tuple[config.Config | None, record.Record | None, list[str]]:
-    """`prepare` for a script: what the command line with these words would run."""
-    ConfigStore.instance().store(name="schema", node=config.Config)
-    with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
-        composed = hydra.compose("config", list(overrides), return_hydra_config=True)
-    told = composed.hydra
-    with open_dict(composed):
-        del composed.hydra
-    return prepare(composed, told, [conf])
 
 
 def _unwritable(error: OSError, key: str = "hydra.run.dir") -> str:

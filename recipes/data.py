@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from recipes import datafiles, parallelism
-from recipes.machine import host
-from recipes.datafiles import BYTE_VOCAB
+from recipes import datafiles
+from recipes.options import data_sources
+from recipes.options import parallelism
+from recipes.options.data_sources import BYTE_VOCAB
 from recipes.errors import Refusal
+from recipes.options import data as data_options
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # the guide's range of random ids
-TASKS = {"source": "language_modelling", "wikitext": "language_modelling", "mrpc": "classification"}  # the others: any
 
 
 @dataclass
@@ -41,52 +42,6 @@ class Data:
     names: list = field(default_factory=list)  # of the classes, where they have any
     rank: int = 0
     ranks: int = 1
-
-
-# --- checks and arguments -----------------------------------------------------------------------
-
-
-def problems(cfg) -> list[str]:
-    """Files that are not there, and vocabularies too small for bytes."""
-    from recipes import model
-
-    data, found = cfg.data, []
-    in_bytes = data.name == "source" or data.tokenizer == "bytes"
-    if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
-        found.append(f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. "
-                     "Type model.vocab=512.")
-    if data.name == "text" and data.path is None:
-        return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
-    for key in ("path", "eval_path"):
-        value = getattr(data, key)
-        if value is not None:
-            try:
-                if data.name in datafiles.PUBLISHED:
-                    datafiles.splits(data.name, value)
-                elif datafiles.find(value, f"data.{key}")[0].suffix == ".txt" and model.task(cfg) == "classification":
-                    asked = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
-                    found.append(f"{asked} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
-                                 f".csv or .parquet file with the columns {data.text_column} and {data.label_column}.")
-            except Refusal as refusal:
-                found.append(str(refusal))
-    return found
-
-
-def warnings(cfg) -> list[str]:
-    """Batches and lengths that matrix units do not like: neither a multiple of 8 nor 1, 2 or 4."""
-    sizes = {"batch.per_device": cfg.batch.per_device, "data.seq_len": cfg.data.seq_len}
-    odd = [f"{key}={value}" for key, value in sizes.items() if value % 8 and value not in (1, 2, 4)]
-    return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
-
-
-def arguments(cfg) -> dict:
-    """Entries for TrainingArguments."""
-    return {
-        "dataloader_pin_memory": cfg.data.pin_memory and host.device(cfg) == "cuda",
-        "dataloader_num_workers": cfg.data.workers,
-        "dataloader_persistent_workers": cfg.data.workers > 0,
-        "accelerator_config": {"non_blocking": host.device(cfg) == "cuda"},
-    }
 
 
 # --- building ----------------------------------------------------------------------------------
@@ -142,8 +97,8 @@ def _source(cfg, task: str, vocab: int) -> Data:
 
     every = 10  # each tenth file is kept for the evaluation
     train = rows([p for i, p in enumerate(paths) if i % every], cfg.data.samples, length, length)
-    held_out = rows(paths[::every], cfg.data.eval_samples, *window_and_stride(cfg)) if cfg.data.eval_samples else None
-    pad = stack if window_and_stride(cfg) == (length, length) else Padding(1, length, 0, with_mask=False)
+    held_out = rows(paths[::every], cfg.data.eval_samples, *data_options.window_and_stride(cfg)) if cfg.data.eval_samples else None
+    pad = stack if data_options.window_and_stride(cfg) == (length, length) else Padding(1, length, 0, with_mask=False)
     return Data(task, train, held_out, pad, BYTE_VOCAB)
 
 
@@ -157,7 +112,7 @@ def _text(cfg, task: str, vocab: int) -> Data:
 
     def read(key):
         pattern = getattr(data, key)
-        return datafiles.read(datafiles.find(pattern, f"data.{key}"), columns, f"data.{key}={pattern}",
+        return datafiles.read(data_sources.find(pattern, f"data.{key}"), columns, f"data.{key}={pattern}",
                               lambda column: f"Name the right one with {keys[column]}=.")
 
     texts, held_out = read("path"), None
@@ -178,7 +133,7 @@ def _published(cfg, task: str, vocab: int) -> Data:
 
 def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data:
     """Tokenised: one row a text or pair (classification) or packed blocks (language modelling)."""
-    from recipes.model import ENCODERS
+    from recipes.options.model_families import ENCODERS
 
     data, names = cfg.data, []
     tokens = datafiles.Tokens(data.tokenizer)
@@ -198,15 +153,9 @@ def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data
     train = rows(texts, data.samples, data.seq_len, data.seq_len)
     if not len(train):
         raise Refusal(f"data.path={data.path} holds no text of two tokens or more.")
-    held_out = rows(held_out, data.eval_samples, *window_and_stride(cfg)) if held_out is not None else None
+    held_out = rows(held_out, data.eval_samples, *data_options.window_and_stride(cfg)) if held_out is not None else None
     pad = Padding(data.pad_to_multiple_of, data.seq_len, tokens.pad, with_mask=task == "classification")
     return Data(task, train, held_out or None, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
-
-
-def window_and_stride(cfg) -> tuple[int, int]:
-    """Tokens in a window of the evaluation, and tokens by which it moves on."""
-    window = cfg.eval.window or cfg.data.seq_len
-    return window, cfg.eval.stride or window
 
 
 def windows(tokens, window: int, stride: int, spans=None):

@@ -8,84 +8,10 @@ from __future__ import annotations
 
 import glob
 from array import array
-from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.errors import Refusal
-
-SUFFIXES = {".txt": "text", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # suffix -> datasets' loader
-BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
-
-
-@dataclass(frozen=True)
-class Published:
-    """A data set of the hub: where it is, and its columns with their names here."""
-
-    repository: str
-    config: str
-    columns: dict[str, str]
-
-
-PUBLISHED = {
-    "mrpc": Published("nyu-mll/glue", "mrpc", {"sentence1": "text", "sentence2": "pair", "label": "label"}),
-    "wikitext": Published("Salesforce/wikitext", "wikitext-2-raw-v1", {"text": "text"}),
-}
-SPLITS = ("train", "validation")
-
-
-def listed(words) -> str:
-    """'a, b and c'."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-# --- files -------------------------------------------------------------------------------------
-
-
-def find(pattern: str, key: str) -> list[Path]:
-    """The files that a path, a folder or a pattern names; all of one kind. Raises Refusal."""
-    path = Path(pattern).expanduser()
-    kinds = ", ".join(list(SUFFIXES)[:-1]) + f" or {list(SUFFIXES)[-1]}"
-    if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES)
-    elif path.exists():
-        found = [path]
-    else:
-        found = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    if not found:
-        raise Refusal(f"{key}={pattern}: " + (f"the folder holds no {kinds} file." if path.is_dir()
-                                              else "there is no such file or folder."))
-    suffixes = {p.suffix for p in found}
-    if len(suffixes) > 1 or suffixes - set(SUFFIXES):
-        raise Refusal(f"{key}={pattern}: the files are {', '.join(sorted(suffixes))}; give one kind out of {kinds}.")
-    return found
-
-
-def splits(name: str, pattern: str) -> list[list[Path]]:
-    """The files of each of SPLITS in a folder of the same form as the hub's. Raises Refusal."""
-    found = find(pattern, "data.path")
-    parts = [[path for path in found if path.name.startswith(split)] for split in SPLITS]
-    for split, part in zip(SPLITS, parts):
-        if not part:
-            raise Refusal(f"data.path={pattern} has no file whose name begins with {split}. {_form(name)}")
-    _labelled(found, PUBLISHED[name].columns, pattern)
-    return parts
-
-
-def _form(name: str) -> str:
-    """What files data.path= should hold in place of a data set of the hub."""
-    columns = PUBLISHED[name].columns
-    kinds = [suffix for suffix in SUFFIXES if suffix != ".txt" or "label" not in columns.values()]
-    return (f"data={name} wants a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
-            f"with the column{'s' * (len(columns) > 1)} {listed(columns)}.")
-
-
-def _labelled(files: list[Path], columns: dict[str, str], pattern: str) -> None:
-    """Refuse .txt files where more than a text is wanted of them."""
-    if len(columns) > 1 and files[0].suffix == ".txt":
-        raise Refusal(f"data.path={pattern}: a .txt file has no labels. Give {', '.join(list(SUFFIXES)[1:])} files "
-                      f"with the columns {listed(columns)}.")
-
+from recipes.options import data_sources
 
 def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_linebreaks: bool = False):
     """The texts of files as a Dataset, without empty ones; a .txt file's lines are texts.
@@ -98,10 +24,10 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
 
     settings = {}
     if files[0].suffix == ".txt":
-        _labelled(files, columns, source.partition("=")[2])
+        data_sources._labelled(files, columns, source.partition("=")[2])
         columns, settings = {"text": "text"}, {"keep_linebreaks": keep_linebreaks}
     try:
-        rows = datasets.load_dataset(SUFFIXES[files[0].suffix], split="train",
+        rows = datasets.load_dataset(data_sources.SUFFIXES[files[0].suffix], split="train",
                                      data_files=[glob.escape(str(file)) for file in files], **settings)
     except (DatasetGenerationError, ValueError, OSError, StopIteration) as error:
         raise Refusal(f"{source} cannot be read: {_first_line(error.__cause__ or error)}") from error
@@ -129,20 +55,20 @@ def _clean(rows, columns: dict[str, str]):
 
 def published(name: str, path: str | None) -> list:
     """The texts of each of SPLITS, from the hub or from files of the same form. Raises Refusal."""
-    known = PUBLISHED[name]
+    known = data_sources.PUBLISHED[name]
     if path is not None:
         # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
-        return [read(files, known.columns, f"data.path={path}", lambda _: _form(name), keep_linebreaks=True)
-                for files in splits(name, path)]
+        return [read(files, known.columns, f"data.path={path}", lambda _: data_sources._form(name), keep_linebreaks=True)
+                for files in data_sources.splits(name, path)]
     import datasets
     from datasets.exceptions import DatasetGenerationError
 
     try:  # datasets 4 and later run no code of a repository, and have no switch that would let them
-        parts = datasets.load_dataset(known.repository, known.config, split=list(SPLITS))
+        parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:
         raise Refusal(f"data={name} comes from the hub ({known.repository}), which did not give it: "
                       f"{_first_line(error)}. Without a network, give files with data.path=: "
-                      f"{_form(name)}") from error
+                      f"{data_sources._form(name)}") from error
     return [_clean(part, known.columns) for part in parts]
 
 
@@ -157,7 +83,7 @@ class Tokens:
     """
 
     def __init__(self, name: str):
-        self.tokenizer, self.end, self.pad, self.vocab = None, 0, 0, BYTE_VOCAB
+        self.tokenizer, self.end, self.pad, self.vocab = None, 0, 0, data_sources.BYTE_VOCAB
         if name == "bytes":
             return
         from transformers import AutoTokenizer

@@ -156,15 +156,19 @@ def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
     """Menu -> option -> why this machine cannot run it (nothing: it can), asked of the menu's own module."""
     import yaml
 
-    from recipes import compile, config, optim, precision, validate
+    from recipes import config
+    from recipes.options import compile
+    from recipes.options import menus
+    from recipes.options import optim
+    from recipes.options import precision
 
     def cfg(**values):
         return config.from_dict({"device": "auto", **values})
 
-    found = {"recipe": {name: [] for name in validate.options("recipe", [CONF])}}
+    found = {"recipe": {name: [] for name in menus.options("recipe", [CONF])}}
     for group, module in (("precision", precision), ("optim", optim)):
         found[group] = {name: module.problems(cfg(**{group: yaml.safe_load(path.read_text())}))
-                        for name, path in validate.options(group, [CONF]).items()}
+                        for name, path in menus.options(group, [CONF]).items()}
     if failed(probes, "bitsandbytes"):
         for name, problems in found["optim"].items():
             problems += ["bitsandbytes fails here, see below."] if "8bit" in name and not problems else []

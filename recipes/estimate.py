@@ -6,33 +6,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from recipes import failure
+from recipes.options import memory_hints
 from recipes.machine import host
 from recipes.records.record import Error, Estimate, Record
 
 MIB = 2**20
 TIMELINE = "timeline.png"
-# Modes of parallelism that it does not know, and what to type instead.
-UNKNOWN = {
-    "dp": "its copies come and go in threads. Type parallelism=ddp, or parallelism=single for what it is on one GPU.",
-    "zero": "its kernels are DeepSpeed's own. Type parallelism=fsdp with the same parallelism.num_processes, which shares "
-            "out the same: strategy=full_shard is near stage 3, strategy=shard_grad_op near stage 2.",
-}
-
-
-def problems(cfg) -> list[str]:
-    """What an estimate does not know."""
-    if cfg.recipe.name != "estimate":
-        return []
-    name = cfg.parallelism.name
-    return [f"recipe=estimate does not know parallelism={name}: {UNKNOWN[name]}"] if name in UNKNOWN else []
-
-
-def given_problems(cfg, given: set[str]) -> list[str]:
-    """Keys that only an estimate reads."""
-    if "estimate.explain" in given and cfg.recipe.name != "estimate":
-        return ["estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate."]
-    return []
 
 
 # --- in the worker -----------------------------------------------------------------------------------
@@ -119,7 +98,7 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
                      f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
         outcome.error = Error(memory.peak_phase, "PredictedOutOfMemory", f"it would not fit: {needed}. "
                               f"{demand.missing_bytes / MIB:,.0f} MiB are missing.",
-                              failure.memory_hint(cfg, memory.peak_phase))
+                              memory_hints.memory_hint(cfg, memory.peak_phase))
 
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:

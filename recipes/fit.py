@@ -11,7 +11,13 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.paths import CONF
-from recipes import command, complaints, config, parallelism, validate
+from recipes import config
+from recipes.options import compose
+from recipes.options import hydra_errors
+from recipes.options import menus
+from recipes.options import parallelism
+from recipes.options import suggestions
+from recipes.options import validate
 from recipes.machine import gpu_specs
 from recipes.machine import host
 
@@ -113,10 +119,10 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
         elif key == "fit.keep":
             found["keep"] = tuple(filter(None, (name.strip() for name in text.strip("[]").split(","))))
             problems += [f"fit.keep: {name} is not searched. Searched are {', '.join(LEVERS)}."
-                         + validate.nearest(name, LEVERS) for name in found["keep"] if name not in LEVERS]
+                         + suggestions.nearest(name, LEVERS) for name in found["keep"] if name not in LEVERS]
         else:
             problems.append(f"{key}: there is no such key. Fit has {', '.join(KEYS)}."
-                            + validate.nearest(key, [known.split("=")[0] for known in KEYS]))
+                            + suggestions.nearest(key, [known.split("=")[0] for known in KEYS]))
     return Options(**found), others, problems
 
 
@@ -126,11 +132,11 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
 def compose(*words: str):
     """`command.compose` of an estimate, with Hydra's own complaints as problems."""
     try:
-        return command.compose(CONF, *words, "recipe=estimate")
+        return compose.compose(CONF, *words, "recipe=estimate")
     except (HydraException, OmegaConfBaseException) as error:
-        return None, None, [complaints.in_words(error, CONF)]
+        return None, None, [hydra_errors.explain(error, CONF)]
     except ValueError as error:
-        if not complaints.raised_by_hydra(error):
+        if not hydra_errors.raised_by_hydra(error):
             raise
         return None, None, [str(error).strip()]
 
@@ -262,7 +268,7 @@ def now(cfg, lever: str):
 def _allowed(search: Search, lever: str, words: list[str]) -> list:
     """The options of a lever that this GPU and the other words leave."""
     allowed, refused = [], {}
-    for value in LEVERS[lever] or validate.options(lever, [CONF]):
+    for value in LEVERS[lever] or menus.options(lever, [CONF]):
         if value in NOT_TRIED:
             refused[value] = f"{NOT_TRIED[value]}."
             continue

@@ -11,66 +11,7 @@ import fnmatch
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 from recipes.errors import Refusal
-
-# strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
-STRATEGIES = {
-    "full_shard": (True, False),
-    "shard_grad_op": (False, False),
-    "hybrid_shard": (True, True),
-    "hybrid_shard_zero2": (False, True),
-    "no_shard": (False, False),  # nothing is sharded: what DDP does, and it is DDP that does it
-}
-
-
-def group_size(cfg) -> int:
-    """How many ranks share one copy of the model in the hybrid strategies: `shard_size`, or those of a machine."""
-    place = rank_info.current_rank()
-    return cfg.parallelism.shard_size or (place.local_ranks if place.launched else cfg.parallelism.num_processes)
-
-
-def problems(cfg, on_gpu: bool) -> list[str]:
-    """What sharded weights rule out. Asked for configurations that shard."""
-    own, found = cfg.parallelism, []
-    if "8bit" in cfg.optim.transformers_name or cfg.optim.name == "adafactor":
-        found.append(f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} leaves each rank a part. "
-                     "Choose optim=adamw or optim=sgd, or parallelism=ddp.")
-    if cfg.eval.precision:
-        found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
-    if STRATEGIES[own.strategy][1]:
-        size = group_size(cfg)
-        if own.num_processes % size or own.num_processes == size:
-            found.append(f"parallelism.strategy={own.strategy} needs several groups of parallelism.shard_size ranks: "
-                         f"{own.num_processes} ranks in groups of {size} are not. Type another shard_size, or "
-                         "parallelism.strategy=full_shard.")
-    elif own.shard_size is not None:
-        found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
-    if own.cpu_offload and not on_gpu:
-        found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
-    return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
-
-
-def _tensor_problems(cfg) -> list[str]:
-    own, found = cfg.parallelism, []
-    if own.strategy not in ("full_shard", "shard_grad_op"):
-        found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
-    if own.num_processes % own.tensor_size:
-        found.append(f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
-                     f"{own.tensor_size}. Change one of them.")
-    if cfg.optim.name == "adamw_fused":
-        found.append("optim=adamw_fused wants all weights sharded alike, and fsdp_tp shards some twice. "
-                     "Choose optim=adamw.")
-    if cfg.model.pretrained:
-        return found  # its plan is looked up once it is loaded
-    if cfg.model.family != "llama":
-        found.append(f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
-                     "them, or parallelism=fsdp.")
-    for key in ("heads", "kv_heads", "feed_forward"):
-        size = getattr(cfg.model, key)
-        if size is not None and size % own.tensor_size:
-            found.append(f"model.{key}={size} cannot be split over parallelism.tensor_size={own.tensor_size} ranks. "
-                         "Change one of them.")
-    return found
-
+from recipes.options import fsdp as fsdp_options
 
 # --- in the worker ---------------------------------------------------------------------------------
 
@@ -118,13 +59,13 @@ def shard(cfg, model, device: str) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     own, count = cfg.parallelism, rank_info.current_rank().ranks
-    reshard, in_groups = STRATEGIES[own.strategy]
+    reshard, in_groups = fsdp_options.STRATEGIES[own.strategy]
     if own.name == "fsdp_tp":
         whole = init_device_mesh(device, (count // own.tensor_size, own.tensor_size), mesh_dim_names=("shard", "tensor"))
         split(model, whole["tensor"])
         mesh = whole["shard"]
     elif in_groups:
-        size = group_size(cfg)
+        size = fsdp_options.group_size(cfg)
         mesh = init_device_mesh(device, (count // size, size), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(device, (count,), mesh_dim_names=("shard",))

@@ -13,7 +13,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable
 
-from recipes import failure, launch, save
+from recipes import launch, save
+from recipes.options import memory_hints
 from recipes.records import record
 from recipes.records import run_folder
 from recipes.ranks import failure_store
@@ -221,7 +222,7 @@ def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kill
     elif code < 0 and _kernel_kills() > kernel_kills:
         outcome.status = "oom"
         outcome.error = Error(where, "KernelOutOfMemory", f"the system ran out of memory and ended it ({_how(code)})",
-                              failure.memory_hint(from_dict(outcome.config)))
+                              memory_hints.memory_hint(from_dict(outcome.config)))
     elif code < 0:
         outcome.status, outcome.error = "killed", Error(where, "Killed", _how(code))
     else:

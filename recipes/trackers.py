@@ -26,23 +26,7 @@ from recipes.records.record import Record
 from recipes.wandb_process import end_children, reason, stamp
 
 HELPER = "import sys; from recipes.wandb_process import tend; tend(int(sys.argv[1]))"
-MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # W&B's words; the first three are enough
 STOP_SECONDS = 0.3  # what W&B gets after Ctrl-C, which must be over within a second
-
-
-def problems(cfg) -> list[str]:
-    """What W&B would refuse. A missing package is none: its failure never costs a run."""
-    tracker = cfg.tracker
-    if tracker.name != "wandb":
-        return []
-    found = []
-    key, mode = ("tracker.mode", tracker.mode) if tracker.mode else ("WANDB_MODE", os.environ.get("WANDB_MODE"))
-    if mode and mode not in MODES:
-        found.append(f"{key}={mode} is not one of {', '.join(MODES)}.")
-    if not tracker.project or len(tracker.project) > 128 or set(tracker.project) & set("/\\#?%:"):
-        found.append(f"tracker.project={tracker.project} cannot be a project's name: "
-                     "W&B wants 1 to 128 characters without / \\ # ? % and :.")
-    return found
 
 
 class Tracker:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Callable
 
 from recipes import config, failure, launch, parallelism, save
+from recipes.options import parallelism
 from recipes.records import record
 from recipes.records import run_folder
 from recipes.machine import host
@@ -152,7 +153,10 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import arguments, data, model, precision, resume, sharding, zero
+    from recipes import data, model, resume, sharding, zero
+    from recipes.options import precision
+    from recipes.options import task
+    from recipes.options import training_arguments
     from recipes.measure import count
     from recipes.measure import device as devices
     from recipes.measure.journal import Journal
@@ -176,9 +180,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
 
     progress.enter("load", f"building {cfg.model.pretrained or cfg.model.name}")
     transformers.set_seed(cfg.train.seed)
-    args = arguments.training_arguments(cfg, str(folder))
+    args = training_arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     before = devices.nvml_used_bytes()
     build = functools.partial(model.build, cfg, architecture, rows)
     if parallelism.sharded(cfg):
@@ -195,7 +199,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         torch.cuda.reset_peak_memory_stats()
     loop = Loop(cfg, args, network, rows)
     if on_gpu:
-        precision.settle(cfg)
+        precision.apply_tf32(cfg)
 
     start = resume.checkpoint_for(cfg, folder, progress.warn)
     journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,

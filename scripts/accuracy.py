@@ -25,7 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, supervise, sweep
+from recipes import launch, supervise, sweep
+from recipes.options import compose
 from recipes.records import record
 from recipes.machine import host  # noqa: E402
 from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
@@ -73,7 +74,7 @@ def read(path: Path) -> list[list[str]]:
 
 def prepare(words: list[str], records: Path) -> launch.Job | record.Record:
     """A job to run; or its record, from an earlier call or of a refusal. Raises ValueError for a misspelt word."""
-    cfg, outcome, problems = command.compose(ROOT / "conf", *words)
+    cfg, outcome, problems = compose.compose(ROOT / "conf", *words)
     if cfg is None:
         raise ValueError(f"{' '.join(words)}: {' '.join(problems)}")
     if problems:

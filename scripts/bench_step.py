@@ -77,16 +77,19 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     """(cfg, args, rows, model) of a job, built by the product's own code."""
     import transformers
 
-    from recipes import arguments, command, data, model
+    from recipes import data, model
+    from recipes.options import compose
+    from recipes.options import task
+    from recipes.options import training_arguments
 
     words = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
-    cfg, _, problems = command.compose(ROOT / "conf", f"recipe={recipe}", f"train.max_steps={steps}",
+    cfg, _, problems = compose.compose(ROOT / "conf", f"recipe={recipe}", f"train.max_steps={steps}",
                                        "train.schedule=constant", "device=cpu", *words)
     assert not problems, problems
     transformers.set_seed(0)
-    args = arguments.training_arguments(cfg, folder)
+    args = training_arguments.training_arguments(cfg, folder)
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     return cfg, args, rows, model.build(cfg, architecture, rows)
 
 

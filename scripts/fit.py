@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from recipes import command, fit, launch, screen, supervise, worker
+from recipes.options import compose
 from recipes.records import record
 from recipes.machine import host
 from recipes.machine import worker_environment
@@ -219,7 +220,7 @@ def measure(search: fit.Search, rows: list, nursery: launch.Nursery | None = Non
     cells, records = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for number, found in enumerate(rows, 1):
-            _, outcome, problems = command.compose(ROOT / "conf", *search.command_words(found.chosen), *MEASURED)
+            _, outcome, problems = compose.compose(ROOT / "conf", *search.command_words(found.chosen), *MEASURED)
             if problems:
                 outcome.status, outcome.error = "refused", record.Error("load", "Refusal", " ".join(problems))
             else:

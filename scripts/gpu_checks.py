@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, supervise, validate
+from recipes import launch, supervise
+from recipes.options import compose
+from recipes.options import menus
 from recipes.records import record
 from recipes.records import run_folder
 from recipes.machine import host  # noqa: E402
@@ -33,8 +35,8 @@ def jobs() -> list[list[str]]:
     """The main job, each precision, each optimizer and each mode with one process, in both recipes."""
     folders = [ROOT / "conf"]
     words = [[]]
-    words += [[f"precision={name}"] for name in validate.options("precision", folders) if name != "fp32"]
-    words += [["precision=bf16", f"optim={name}"] for name in validate.options("optim", folders) if name != "adamw"]
+    words += [[f"precision={name}"] for name in menus.options("precision", folders) if name != "fp32"]
+    words += [["precision=bf16", f"optim={name}"] for name in menus.options("optim", folders) if name != "adamw"]
     words += [["precision=bf16", f"parallelism={mode}", "parallelism.num_processes=1"] for mode in ("dp", "ddp", "fsdp")]
     words += [["precision=fp16", "parallelism=fsdp", "parallelism.num_processes=1"]]
     words += [["precision=bf16", "accumulation=x4", "batch.per_device=1", "checkpointing=full", "train.max_steps=20"]]
@@ -46,7 +48,7 @@ def run_all(nursery: launch.Nursery, into: Path, name: str) -> list[record.Recor
     records = []
     with open(into / f"{name}.jsonl", "w") as lines, tempfile.TemporaryDirectory() as scratch:
         for index, words in enumerate(jobs()):
-            _, outcome, problems = command.compose(ROOT / "conf", *words)
+            _, outcome, problems = compose.compose(ROOT / "conf", *words)
             if problems:
                 print("refused:", " ".join(words), *problems, sep="\n  ")
                 continue

@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, config, published
+from recipes import config, published
+from recipes.options import compose
 from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host  # noqa: E402
@@ -67,7 +68,7 @@ def guide_row(name: str) -> tuple[record.Record, int]:
     from recipes import estimate
     from recipes.foresight import elsewhere, forecast
 
-    cfg, outcome, problems = command.compose(ROOT / "conf", *GUIDE_WORDS, f"+experiment/guide={name}")
+    cfg, outcome, problems = compose.compose(ROOT / "conf", *GUIDE_WORDS, f"+experiment/guide={name}")
     if problems:
         raise ValueError(f"{name}: {' '.join(problems)}")
     with tempfile.TemporaryDirectory() as folder:

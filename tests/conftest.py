@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from recipes import command as commands
+from recipes.options import compose
 from recipes import config, launch, supervise, sweep
 from recipes.records import record
 from recipes.records import run_folder
@@ -134,7 +135,7 @@ class Composed(NamedTuple):
 
 def compose(*overrides: str) -> Composed:
     """What the command would run with these words. Hydra's own errors are raised."""
-    return Composed(*commands.compose(CONF, *overrides))
+    return Composed(*compose.compose(CONF, *overrides))
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from conftest import compose
 from test_fit import GPU, tiny
 
-from recipes import accumulation, config
+from recipes import config
+from recipes.options import accumulation
 from recipes.machine import host
 
 AUTO = ("recipe=estimate", "accumulation=auto", "batch.effective=12", "model.width=128", "model.feed_forward=512",

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from conftest import CONF, compose
 
-from recipes import config, menu, validate
+from recipes import config, menu
+from recipes.options import menus
 from recipes.config import GROUPS, node_types
 
 OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name in GROUPS)
@@ -38,7 +39,7 @@ def test_the_schema_has_every_key_of_an_option(path):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_key_of_a_group_belongs_to_an_option(group):
-    used = set().union(*(validate.option_keys(group, option, [CONF]) for option in validate.options(group, [CONF])))
+    used = set().union(*(menus.option_keys(group, option, [CONF]) for option in menus.options(group, [CONF])))
     derived = {"replicas"} if group == "parallelism" else set()  # filled in, never given
     assert used | derived == set(node_types(node_types()[group])) and not used & derived
 

@@ -15,7 +15,9 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import data, datafiles, experts, model
+from recipes import data, datafiles, experts
+from recipes.options import data_sources
+from recipes.options import task
 from recipes.errors import Refusal
 
 RECIPES = ["trainer", "accelerate"]
@@ -77,7 +79,7 @@ def built(*overrides: str) -> data.Data:
     """The rows of a small configuration, as the worker builds them."""
     cfg, _, problems = compose(*small(*overrides))
     assert not problems, problems
-    return data.build(cfg, model.task(cfg), cfg.model.vocab)
+    return data.build(cfg, task.task(cfg), cfg.model.vocab)
 
 
 def in_bytes(text: str) -> list[int]:
@@ -164,7 +166,7 @@ def test_wikitext_trains_the_same_in_both_recipes_from_files_of_any_kind(train, 
         assert other == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("suffix", datafiles.SUFFIXES)
+@pytest.mark.parametrize("suffix", data_sources.SUFFIXES)
 def test_the_rows_of_wikitext_are_the_lines_of_one_text(folder, suffix):
     rows = built("model=gpt2_tiny", "data=wikitext", f"data.path={folder('wikitext', suffix)}", "data.samples=null")
     blank = " \n" if suffix == ".txt" else ""  # the hub's rows have lost them

@@ -7,6 +7,7 @@ import torch
 from conftest import compose
 
 from recipes import failure
+from recipes.options import memory_hints
 from recipes.errors import Refusal
 
 
@@ -45,7 +46,7 @@ def test_a_refusal_and_ctrl_c_are_no_failures():
     (["parallelism=fsdp"], ["precision=bf16"], ["optim"]),
 ], ids=lambda words: " ".join(words))
 def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
-    hint = failure.memory_hint(compose("device=cpu", *words).cfg)
+    hint = memory_hints.memory_hint(compose("device=cpu", *words).cfg)
     assert all(lever in hint for lever in tried) and not any(lever in hint for lever in untried), hint
 
 
@@ -55,18 +56,18 @@ def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
     (["optim=sgd"], "precision=bf16_pure"),
 ], ids=str)
 def test_in_the_optimizers_step_no_smaller_batch_helps(words, hint):
-    assert failure.memory_hint(compose("device=cpu", *words).cfg, "step") == f"Try, the cheapest first: {hint}."
+    assert memory_hints.memory_hint(compose("device=cpu", *words).cfg, "step") == f"Try, the cheapest first: {hint}."
 
 
 def test_with_every_lever_pulled_the_hint_says_so():
     words = ["optim=sgd", "precision=bf16", "batch.per_device=1", "checkpointing=full", "data.seq_len=2"]
-    assert "smaller model" in failure.memory_hint(compose("device=cpu", *words).cfg)
+    assert "smaller model" in memory_hints.memory_hint(compose("device=cpu", *words).cfg)
     words = ["optim=adam8bit", "precision=bf16_pure"]
-    assert "smaller model" in failure.memory_hint(compose("device=cpu", *words).cfg, "step")
+    assert "smaller model" in memory_hints.memory_hint(compose("device=cpu", *words).cfg, "step")
 
 
 def test_the_hint_for_an_older_gpu_names_what_it_can_do():
-    hint = failure.memory_hint(compose("recipe=estimate", "gpu=v100_16gb").cfg)
+    hint = memory_hints.memory_hint(compose("recipe=estimate", "gpu=v100_16gb").cfg)
     assert "precision=fp16" in hint and "bf16" not in hint
 
 
@@ -76,7 +77,7 @@ def test_the_hint_for_an_older_gpu_names_what_it_can_do():
                                    ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.num_processes=4"]], ids=str)
 @pytest.mark.parametrize("phase", ["backward", "step"])
 def test_each_lever_of_a_hint_can_be_typed(words, phase):
-    hint = failure.memory_hint(compose("device=cpu", *words).cfg, phase)
+    hint = memory_hints.memory_hint(compose("device=cpu", *words).cfg, phase)
     for lever in hint.removeprefix("Try, the cheapest first: ").rstrip(".").split(", "):
         named = {word.split("=")[0].split(".")[0] for word in lever.split()}
         kept = [word for word in words if word.split("=")[0].split(".")[0] not in named - {"batch"}]

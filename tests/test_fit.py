@@ -11,7 +11,8 @@ from dataclasses import asdict
 import pytest
 from conftest import CONF, ROOT, small
 
-from recipes import fit, validate
+from recipes import fit
+from recipes.options import menus
 from recipes.records import record
 from recipes.machine import host
 
@@ -78,8 +79,8 @@ def test_what_is_left_open_is_searched():
     search = planned("batch.effective=12")
     assert [*search.values] == [lever for lever in fit.LEVERS if lever != "parallelism"] and not search.pinned
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
-    assert set(search.values["precision"]) == set(validate.options("precision", [CONF]))
-    assert set(search.values["optim"]) == set(validate.options("optim", [CONF])) - set(fit.NOT_TRIED)
+    assert set(search.values["precision"]) == set(menus.options("precision", [CONF]))
+    assert set(search.values["optim"]) == set(menus.options("optim", [CONF])) - set(fit.NOT_TRIED)
     assert search.count() == 5 * 2 * 2 * 6 * 3
 
 

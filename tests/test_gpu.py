@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, compose
 
-from recipes import config, gpu, validate
+from recipes import config
+from recipes.options import gpu as gpu_options
+from recipes.options import menus
 from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host
 
 TERA = 1e12
 GIB = 2**30
-OPTIONS = sorted(set(validate.options("gpu", [CONF])) - {"auto"})
+OPTIONS = sorted(set(menus.options("gpu", [CONF])) - {"auto"})
 
 
 @pytest.mark.parametrize("name,precision,peak", [
@@ -91,17 +93,17 @@ def estimated(option: str) -> config.Config:
 def test_auto_is_the_gpu_at_hand_with_its_own_memory(pretend_gpu):
     pretend_gpu((8, 0), "NVIDIA A100-SXM4-80GB")
     cfg = estimated("auto")
-    assert gpu.resolve(cfg) == []
+    assert gpu_options.resolve(cfg) == []
     assert cfg.gpu.memory_bytes == 16 * GIB and cfg.gpu.capability == "8.0"  # what NVML says
     assert cfg.gpu.name == "auto" and cfg.gpu.bf16_tflops == 312.0  # what the chip has
 
 
 def test_auto_without_figures_is_refused(pretend_gpu, monkeypatch):
     pretend_gpu((7, 5), "NVIDIA Pretended")
-    assert "NVIDIA Pretended" in gpu.resolve(estimated("auto"))[0]
+    assert "NVIDIA Pretended" in gpu_options.resolve(estimated("auto"))[0]
     monkeypatch.setattr(host, "gpus", lambda: ())
-    assert "gpu=a100_40gb" in gpu.resolve(estimated("auto"))[0]
-    assert gpu.resolve(estimated("l4_24gb")) == []
+    assert "gpu=a100_40gb" in gpu_options.resolve(estimated("auto"))[0]
+    assert gpu_options.resolve(estimated("l4_24gb")) == []
 
 
 def test_an_estimate_for_the_cpu_needs_no_gpu_and_takes_none(monkeypatch):

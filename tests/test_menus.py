@@ -14,12 +14,14 @@ import json
 import pytest
 from conftest import CONF, compose, small
 
-from recipes import config, validate
+from recipes import config
+from recipes.options import menus
+from recipes.options import validate
 from recipes.machine import host
 from recipes.config import ESTIMATE_ONLY
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
-OPTIONS = [(group, option) for group in GROUPS for option in validate.options(group, [CONF]) if option != "estimate"]
+OPTIONS = [(group, option) for group in GROUPS for option in menus.options(group, [CONF]) if option != "estimate"]
 PAIRS = [frozenset(pair) for pair in itertools.combinations(OPTIONS, 2) if pair[0][0] != pair[1][0]]
 
 
@@ -75,7 +77,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     zero = ("parallelism", "zero")
     assert alone == {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp"),
                      ("accumulation", "auto")} | (set() if host.has("deepspeed") else {zero})
-    models = {("model", name) for name in validate.options("model", [CONF])}
+    models = {("model", name) for name in menus.options("model", [CONF])}
     encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}
     whole = {("optim", name) for name in ("adafactor", "adam8bit", "lion8bit")}  # those that need whole weights

@@ -11,6 +11,8 @@ from conftest import compose, small
 from safetensors.torch import save_file
 
 from recipes import data, model
+from recipes.options import model_families
+from recipes.options import task
 
 RECIPES = ["trainer", "accelerate"]
 
@@ -30,7 +32,7 @@ RECIPES = ["trainer", "accelerate"]
 ])
 def test_the_published_sizes_have_the_published_number_of_parameters(name, parameters):
     cfg = compose(f"model={name}", "device=cpu").cfg
-    rows = data.Data(model.task(cfg), None, None, None, vocab=257, classes=2)
+    rows = data.Data(task.task(cfg), None, None, None, vocab=257, classes=2)
     with torch.device("meta"):  # shapes without memory
         network = model.build(cfg, model.configuration(cfg), rows)
     assert sum(weight.numel() for weight in network.parameters()) == parameters
@@ -40,7 +42,7 @@ def test_the_published_sizes_have_the_published_number_of_parameters(name, param
 def test_the_dropout_is_the_published_one_and_the_tiny_models_have_none(name, dropout):
     cfg = compose(f"model={name}", "device=cpu").cfg
     config = model.configuration(cfg)
-    assert {getattr(config, key) for key in model.DROPOUTS[cfg.model.family]} == {dropout}
+    assert {getattr(config, key) for key in model_families.DROPOUTS[cfg.model.family]} == {dropout}
 
 
 def test_a_size_reaches_the_model(train):
@@ -86,7 +88,7 @@ def test_a_saved_model_opens_and_is_the_trained_one(train, recipe, name):
     assert {path.name for path in (run.folder / "model").iterdir()} >= {"config.json", "model.safetensors"}
     network = CLASS[name].from_pretrained(run.folder / "model")
     cfg = compose(*small(*words)).cfg
-    rows = data.build(cfg, model.task(cfg), 512).eval
+    rows = data.build(cfg, task.task(cfg), 512).eval
     assert loss_of(network, rows) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
     assert network.config.use_cache is True, "for whoever generates with it"
     assert network.dtype == torch.float32

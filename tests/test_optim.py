@@ -7,7 +7,8 @@ import torch
 import transformers
 from conftest import compose
 
-from recipes import arguments, optim
+from recipes import optim
+from recipes.options import training_arguments
 from recipes.machine import host
 
 DECAY = ["train.weight_decay=0.1", "device=cpu"]
@@ -17,7 +18,7 @@ def built(model, tmp_path, *overrides):
     """The optimizer that these words give a model."""
     cfg, _, problems = compose(*DECAY, *overrides)
     assert not problems
-    return optim.build(arguments.training_arguments(cfg, str(tmp_path)), model)
+    return optim.build(training_arguments.training_arguments(cfg, str(tmp_path)), model)
 
 
 def state_bytes(optimizer, weight) -> int:

@@ -172,10 +172,11 @@ def test_an_epoch_can_begin_in_its_middle():
 ])
 def test_units(words, wrap, minimum, told):
     from recipes import data, model
+    from recipes.options import task
 
     chosen = compose(*small(*words)).cfg
     architecture = model.configuration(chosen)
-    rows = data.build(chosen, model.task_of(chosen, architecture), architecture.vocab_size)
+    rows = data.build(chosen, task.task_of(chosen, architecture), architecture.vocab_size)
     network = model.build(chosen, architecture, rows)
     found = sharding.units(network, wrap, minimum)
     assert sorted(type(unit).__name__ for unit in found) == sorted(told)

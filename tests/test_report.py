@@ -18,7 +18,9 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes import accumulation, config, plots, report, tradeoff, train
+from recipes import config, plots, report, tradeoff
+from recipes.options import accumulation
+from recipes.options import train
 from recipes.records import record
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 from recipes.errors import Refusal

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from conftest import compose, small
 
-from recipes import resume, sweep
+from recipes import sweep
+from recipes.options import resume
 from recipes.records import checkpoint_files
 from recipes.records import record
 

@@ -26,6 +26,7 @@ import yaml
 from conftest import CONF, ROOT
 
 from recipes import trackers
+from recipes.options import tracker as tracker_options
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -499,16 +500,16 @@ def test_WANDB_MODE_disabled_tracks_nothing_unless_the_key_says_more(tmp_path, m
 
 
 def test_problems_are_what_wandb_would_refuse(monkeypatch):
-    assert trackers.problems(cfg()) == []
-    assert trackers.problems(cfg(name="local", mode="never", project="")) == []
+    assert tracker_options.problems(cfg()) == []
+    assert tracker_options.problems(cfg(name="local", mode="never", project="")) == []
     for keys, word in [({"mode": "never"}, "tracker.mode=never"), ({"project": "a/b"}, "tracker.project=a/b"),
                        ({"project": ""}, "tracker.project="), ({"project": "x" * 129}, "1 to 128")]:
-        (line,) = trackers.problems(cfg(**keys))
+        (line,) = tracker_options.problems(cfg(**keys))
         assert word in line
     monkeypatch.setenv("WANDB_MODE", "never")
-    (line,) = trackers.problems(cfg())
+    (line,) = tracker_options.problems(cfg())
     assert "WANDB_MODE=never" in line
-    assert trackers.problems(cfg(mode="offline")) == []
+    assert tracker_options.problems(cfg(mode="offline")) == []
 
 
 def test_every_key_of_the_option_has_a_comment():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes import validate
+from recipes.options import suggestions
+from recipes.options import validate
 from recipes.machine import host
 
 # What a person typed, and the words that one line of the answer must hold.
@@ -154,8 +155,8 @@ def test_a_problem_is_one_line():
 
 
 def test_the_nearest_names_are_offered_and_strangers_are_not():
-    assert validate.nearest("adam8bits", ["adam8bit", "adamw"]).startswith(" Did you mean adam8bit")
-    assert validate.nearest("qwertz", ["adam8bit", "adamw"]) == ""
+    assert suggestions.nearest("adam8bits", ["adam8bit", "adamw"]).startswith(" Did you mean adam8bit")
+    assert suggestions.nearest("qwertz", ["adam8bit", "adamw"]) == ""
 
 
 # --- what is derived, and what deserves a word -----------------------------------------------------

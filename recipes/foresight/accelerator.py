@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from recipes import parallelism
+from recipes.options import parallelism
 from recipes.machine import host
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
@@ -46,11 +46,11 @@ def training_arguments(cfg, folder: str, device: torch.device):
     """`arguments.training_arguments` for a GPU that is not there; its batches go to the fake device."""
     from transformers import training_args
 
-    from recipes import arguments
+    from recipes.options import training_arguments
 
     with mock.patch.multiple(training_args, is_torch_bf16_gpu_available=lambda: True,
                              is_torch_tf32_available=lambda: True, enable_tf32=lambda enable: None):
-        args = arguments.training_arguments(cfg, folder)
+        args = training_arguments.training_arguments(cfg, folder)
         args.device  # settles Accelerate's state
     if device.type != "cpu":
         args.__dict__["_setup_devices"] = device

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from recipes import config, paths, validate
+from recipes import config, paths
+from recipes.options import validate
 from recipes.foresight.device import Unknown
 from recipes.foresight.tape import Tape
 from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, _local

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import data, model, parallelism, sharding
+from recipes import data, model, sharding
+from recipes.options import parallelism
+from recipes.options import task
 from recipes.machine import host
 from recipes.ranks import collectives
 from recipes.foresight import allocator
@@ -77,7 +79,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     with fake, accelerator.pretended(fake), accelerator.ranks_of(cfg, fake):
         args = accelerator.training_arguments(cfg, folder, fake.device)
         architecture = model.configuration(cfg)
-        rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+        rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
             network = model.build(cfg, architecture, rows, weights=False)
             network.tie_weights()  # which goes with the initialising that is left out

@@ -13,7 +13,8 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from recipes import parallelism, sharding
+from recipes import sharding
+from recipes.options import parallelism
 from recipes.foresight import forecast, roofline
 from recipes.foresight.operations import COLLECTIVE, Operation, Tally
 

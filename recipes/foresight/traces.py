@@ -49,19 +49,22 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     import torch
     import transformers
 
-    from recipes import arguments, command, data, model
+    from recipes import data, model
+    from recipes.options import compose
+    from recipes.options import task
+    from recipes.options import training_arguments
     from recipes.accelerate_loop import Loop, chunks
 
-    cfg, _, problems = command.compose(conf, "recipe=accelerate", *words)
+    cfg, _, problems = compose.compose(conf, "recipe=accelerate", *words)
     if problems:
         raise ValueError("\n".join(problems))
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
     torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python", context=None)
     transformers.set_seed(cfg.train.seed)
-    args = arguments.training_arguments(cfg, str(folder))
+    args = training_arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     network = model.build(cfg, architecture, rows).to("cuda")
     loop = Loop(cfg, args, network, rows)
     network.train()

@@ -13,7 +13,9 @@ import transformers
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
 
-from recipes import accelerate_loop, arguments, data, model
+from recipes import accelerate_loop, data, model
+from recipes.options import task
+from recipes.options import training_arguments
 from recipes.foresight import forecast
 from recipes.measure.ledger import Ledger
 
@@ -27,9 +29,9 @@ def real(options: list[str], folder) -> dict:
     cfg, _, problems = compose(*small("recipe=accelerate", *options))
     assert not problems, problems
     transformers.set_seed(0)
-    args = arguments.training_arguments(cfg, str(folder))
+    args = training_arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, model.task_of(cfg, architecture), architecture.vocab_size)
+    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     network = model.build(cfg, architecture, rows)
     loop = accelerate_loop.Loop(cfg, args, network, rows)
     loop.model.train()

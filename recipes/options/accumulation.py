@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 
-from recipes import config, gpu, parallelism
+from recipes import config
+from recipes.options import gpu as gpu_options
+from recipes.options import parallelism
 from recipes.machine import host
 from recipes.machine import interpreter
 
@@ -82,7 +84,7 @@ def choose(cfg) -> list[str]:
         return []
     asked = copy.deepcopy(cfg)
     asked.recipe.name = "estimate"
-    problems = gpu.resolve(asked)
+    problems = gpu_options.resolve(asked)
     if problems:
         return problems
     told = json.loads(_ask(json.dumps(config.to_dict(asked), sort_keys=True)))

@@ -3,69 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
-from pathlib import Path
 
-import yaml
 
 from recipes.machine import host
-from recipes.config import GROUPS, MISSING, Config
-
-
-def nearest(word: str, candidates) -> str:
-    """' Did you mean ...?' with the names closest to a misspelt one, or nothing."""
-    close = difflib.get_close_matches(str(word), list(map(str, candidates)), n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
-
-
-# --- the menus on disk ------------------------------------------------------------------------
-
-
-def options(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Option name -> YAML of a menu, over all folders in which Hydra looks."""
-    return {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob(f"{group}/*.yaml"))}
-
-
-def option_keys(group: str, option: str, folders: list[Path]) -> set[str]:
-    """The keys that an option uses: those its YAML names, and those of the options it builds on."""
-    path = options(group, folders).get(option)
-    if path is None:
-        return set()
-    values = yaml.safe_load(path.read_text()) or {}
-    keys = set(values) - {"defaults"}
-    for base in values.get("defaults", []):
-        if isinstance(base, str) and base != "_self_":
-            keys |= option_keys(group, base, folders)
-    return keys
-
-
-def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> list[str]:
-    """A problem for each key that has a value but that the chosen option does not use."""
-    problems = []
-    for group in GROUPS:
-        used = option_keys(group, choices[group], folders)
-        if not used:
-            continue
-        for key, value in values[group].items():
-            if value == MISSING or key in used:
-                continue
-            others = [o for o in options(group, folders) if key in option_keys(group, o, folders)]
-            problems.append(
-                f"{group}.{key} has no meaning for {group}={choices[group]}; "
-                + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out."))
-    return problems
-
-
-MENUS_OWN = {"name", "family", "transformers_name"}  # what makes an option this option
-
-
-def set_by_menu(given: set[str]) -> list[str]:
-    """A problem for each key typed that only a menu's option may set."""
-    return [f"{key} cannot be set by itself: the option of the menu sets it. Type {key.split('.')[0]}=<option>."
-            for key in sorted(given) if key.split(".")[0] in GROUPS and key.split(".")[-1] in MENUS_OWN]
-
+from recipes.config import Config
+from recipes.options import suggestions
 
 # --- one key at a time ------------------------------------------------------------------------
 
@@ -81,7 +25,7 @@ def value_problems(node, prefix: str = "") -> list[str]:
             continue
         elif "choices" in rule and value not in rule["choices"]:
             words = ["null" if c is None else str(c) for c in rule["choices"]]
-            problems.append(f"{key}={value} is not one of {', '.join(words)}.{nearest(value, words)}")
+            problems.append(f"{key}={value} is not one of {', '.join(words)}.{suggestions.nearest(value, words)}")
         elif "minimum" in rule and not value >= rule["minimum"]:  # NaN, too, is refused
             problems.append(f"{key}={value} is too small: the least is {rule['minimum']}.")
         elif "below" in rule and not value < rule["below"]:
@@ -95,10 +39,9 @@ def value_problems(node, prefix: str = "") -> list[str]:
 
 
 def modules() -> list:
-    """The module of each menu and section that has one: `recipes/<name>.py`."""
-    names = [{"tracker": "trackers"}.get(f.name, f.name) for f in dataclasses.fields(Config)]
-    return [importlib.import_module(f"recipes.{name}") for name in names
-            if importlib.util.find_spec(f"recipes.{name}") is not None]
+    """The module of each menu and section that has one: `recipes/options/<name>.py`."""
+    names = [f"recipes.options.{field.name}" for field in dataclasses.fields(Config)]
+    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None]
 
 
 def resolve(cfg: Config) -> list[str]:
@@ -131,4 +74,3 @@ def validate(cfg: Config, given: set[str] = frozenset()) -> list[str]:
 def warnings(cfg: Config) -> list[str]:
     """What will run but deserves a word: a line each."""
     return [line for module in modules() if hasattr(module, "warnings") for line in module.warnings(cfg)]
-

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 
-from recipes import config, validate
-
+from recipes import config
+from recipes.options import menus
+from recipes.options import suggestions
 
 def raised_by_hydra(error: Exception) -> bool:
     """Whether an exception comes from Hydra's own checks of the command line, and not from a job."""
@@ -20,7 +21,7 @@ def raised_by_hydra(error: Exception) -> bool:
 
 def needs_option(group: str, folders: list[Path]) -> str:
     """The line for a menu without a choice."""
-    return f"{group} needs one of its options: {', '.join(validate.options(group, folders))}."
+    return f"{group} needs one of its options: {', '.join(menus.options(group, folders))}."
 
 
 def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
@@ -37,7 +38,7 @@ def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str
     return problems + [unknown_key(name) for name in values if name not in config.node_types()]
 
 
-def in_words(error: Exception, conf: Path) -> str:
+def explain(error: Exception, conf: Path) -> str:
     """One line for what Hydra or OmegaConf refused: what is wrong, and what to type instead."""
     text = str(error)
     cause = str(error.__cause__ or "")
@@ -49,7 +50,7 @@ def in_words(error: Exception, conf: Path) -> str:
                     "brings joblib, submitit_local and submitit_slurm.")
         option, known = missing.removeprefix(group + "/"), sorted(p.stem for p in (conf / group).glob("*.yaml"))
         return (f"{group}={option}: there is no such option; {group} has {', '.join(known)}."
-                + validate.nearest(option, known))
+                + suggestions.nearest(option, known))
     several = re.match(r"Ambiguous value for argument '([^']+)'", text)
     if several:
         return f"{several[1]} names several values: add -m to run them all, one after another."
@@ -83,7 +84,7 @@ def unknown_key(key: str) -> str:
     if tail and head in kinds:  # a misspelt key of a real menu: its own keys are the candidates
         names = [n for n in names if n.startswith(head + ".")] or names
     what = "menu or key" if not tail else "key"
-    suggestion = validate.nearest(key, names)
+    suggestion = suggestions.nearest(key, names)
     if not suggestion:
         suggestion = f" {head} has {', '.join(names)}." if tail and head in kinds else " python train.py --help lists all."
     return f"{key}: there is no such {what}.{suggestion}"

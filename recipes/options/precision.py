@@ -36,7 +36,7 @@ def problems(cfg) -> list[str]:
     return []
 
 
-def settle(cfg) -> None:
+def apply_tf32(cfg) -> None:
     """Say once more whether matrix units may use TF32, after Accelerate is built: with compile it turns TF32 on."""
     import torch
 

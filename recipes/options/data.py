@@ -1,0 +1,60 @@
+"""data: files, lengths, and when they are refused."""
+
+from __future__ import annotations
+
+
+from recipes.options import data_sources
+from recipes.machine import host
+from recipes.options.data_sources import BYTE_VOCAB
+from recipes.errors import Refusal
+
+# --- checks and arguments -----------------------------------------------------------------------
+
+
+def problems(cfg) -> list[str]:
+    """Files that are not there, and vocabularies too small for bytes."""
+    from recipes.options import task
+
+    data, found = cfg.data, []
+    in_bytes = data.name == "source" or data.tokenizer == "bytes"
+    if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
+        found.append(f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. "
+                     "Type model.vocab=512.")
+    if data.name == "text" and data.path is None:
+        return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
+    for key in ("path", "eval_path"):
+        value = getattr(data, key)
+        if value is not None:
+            try:
+                if data.name in data_sources.PUBLISHED:
+                    data_sources.splits(data.name, value)
+                elif data_sources.find(value, f"data.{key}")[0].suffix == ".txt" and task.task(cfg) == "classification":
+                    asked = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
+                    found.append(f"{asked} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
+                                 f".csv or .parquet file with the columns {data.text_column} and {data.label_column}.")
+            except Refusal as refusal:
+                found.append(str(refusal))
+    return found
+
+
+def warnings(cfg) -> list[str]:
+    """Batches and lengths that matrix units do not like: neither a multiple of 8 nor 1, 2 or 4."""
+    sizes = {"batch.per_device": cfg.batch.per_device, "data.seq_len": cfg.data.seq_len}
+    odd = [f"{key}={value}" for key, value in sizes.items() if value % 8 and value not in (1, 2, 4)]
+    return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
+
+
+def arguments(cfg) -> dict:
+    """Entries for TrainingArguments."""
+    return {
+        "dataloader_pin_memory": cfg.data.pin_memory and host.device(cfg) == "cuda",
+        "dataloader_num_workers": cfg.data.workers,
+        "dataloader_persistent_workers": cfg.data.workers > 0,
+        "accelerator_config": {"non_blocking": host.device(cfg) == "cuda"},
+    }
+
+
+def window_and_stride(cfg) -> tuple[int, int]:
+    """Tokens in a window of the evaluation, and tokens by which it moves on."""
+    window = cfg.eval.window or cfg.data.seq_len
+    return window, cfg.eval.stride or window
