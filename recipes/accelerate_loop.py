@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes import data, optim, parallelism
+from recipes import optim, parallelism
+from recipes.data import data_loader
 from recipes.options import checkpointing
 from recipes.ranks import collectives
 from recipes.arguments import accelerator_arguments
@@ -15,7 +16,7 @@ from recipes.step import forward_backward, plan
 class Loop:
     """A training that can run, and afterwards take one more step under a ledger.
 
-    args: TrainingArguments, from which everything is read. rows: what `recipes.data.build` gave.
+    args: TrainingArguments, from which everything is read. rows: what `recipes.data.dataset.build_data` gave.
     """
 
     def __init__(self, cfg, args, model, rows):
@@ -25,7 +26,7 @@ class Loop:
         self.args, self.rows = args, rows
         self.accelerator = Accelerator(**accelerator_arguments(cfg, args))
         checkpointing.apply(cfg, model)
-        self.loader = data.loader(rows, rows.train, args, args.train_batch_size, shuffle=True)
+        self.loader = data_loader.batch_loader(rows, rows.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optim.build(args, model))
         if args.n_gpu > 1:
@@ -73,7 +74,7 @@ class Loop:
 
     def one_more_step(self, ledger) -> int:
         """The same step once more, on the largest batches there are, under the ledger. Returns its tokens."""
-        loader = data.largest(self.rows, self.args)
+        loader = data_loader.largest_step(self.rows, self.args)
         batches = next(chunks(loader, self.args.gradient_accumulation_steps))
         self.model.train()
         with ledger:

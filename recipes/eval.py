@@ -16,7 +16,7 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
     """
     import torch
 
-    from recipes import data
+    from recipes.data import data_loader
     from recipes.ranks import collectives
 
     accelerator = loop.accelerator
@@ -26,7 +26,7 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
     if cfg.eval.precision:
         model.to({"fp16": torch.float16, "bf16": torch.bfloat16}[cfg.eval.precision])
         call = getattr(model, "_original_forward", model)  # without the autocast that training put around it
-    loader = data.loader(rows, rows.eval, args, cfg.eval.batch, shuffle=False)
+    loader = data_loader.batch_loader(rows, rows.eval, args, cfg.eval.batch, shuffle=False)
     start = time.perf_counter()
     loss_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     count = correct = samples = 0

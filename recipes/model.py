@@ -32,7 +32,7 @@ def configuration(cfg):
 def build(cfg, config, data, weights: bool = True):
     """The model, on the CPU, in the dtype that the precision keeps weights in.
 
-    config: what `configuration` gave; data: what `recipes.data.build` gave. weights: False leaves trained ones unread.
+    config: what `configuration` gave; data: what `recipes.data.dataset.build_data` gave. weights: False leaves trained ones unread.
     Raises Refusal when the data does not fit the model, or trained weights cannot be loaded.
     """
     import transformers

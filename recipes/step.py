@@ -10,7 +10,7 @@ give. (The Trainer left alone adds the micro-batches' means up for models that d
 from __future__ import annotations
 
 from recipes.ranks import collectives
-from recipes.data import IGNORED
+from recipes.data.collate import IGNORE_INDEX
 
 
 def labels_in(labels):
@@ -18,7 +18,7 @@ def labels_in(labels):
 
     labels (B,): one a sample. labels (B, T): the next tokens, T - 1 a row, without ignored ones.
     """
-    return labels.numel() if labels.dim() == 1 else (labels[:, 1:] != IGNORED).sum()
+    return labels.numel() if labels.dim() == 1 else (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
 def plan(batches) -> tuple[list, int, int]:

@@ -7,7 +7,8 @@ import math
 
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from recipes import data, optim, parallelism
+from recipes import optim, parallelism
+from recipes.data import data_loader
 from recipes.ranks import collectives
 from recipes.step import forward_backward, plan
 
@@ -26,8 +27,8 @@ class HeadroomTrainer(Trainer):
 
     def get_train_dataloader(self):
         if self.counting:
-            return data.largest(self.rows, self.args)
-        return data.loader(self.rows, self.rows.train, self.args, self.args.train_batch_size, shuffle=True)
+            return data_loader.largest_step(self.rows, self.args)
+        return data_loader.batch_loader(self.rows, self.rows.train, self.args, self.args.train_batch_size, shuffle=True)
 
     def _run_epoch(self, *, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, **others):
         """An epoch, or what a resumed training has left of it: a shorter one that begins with a later batch.

@@ -153,7 +153,8 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import data, model, resume, sharding, zero
+    from recipes import model, resume, sharding, zero
+    from recipes.data import dataset
     from recipes.options import precision
     from recipes.options import task
     from recipes.options import training_arguments
@@ -182,7 +183,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     transformers.set_seed(cfg.train.seed)
     args = training_arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     before = devices.nvml_used_bytes()
     build = functools.partial(model.build, cfg, architecture, rows)
     if parallelism.sharded(cfg):

@@ -77,7 +77,8 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     """(cfg, args, rows, model) of a job, built by the product's own code."""
     import transformers
 
-    from recipes import data, model
+    from recipes import model
+    from recipes.data import dataset
     from recipes.options import compose
     from recipes.options import task
     from recipes.options import training_arguments
@@ -89,7 +90,7 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     transformers.set_seed(0)
     args = training_arguments.training_arguments(cfg, folder)
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     return cfg, args, rows, model.build(cfg, architecture, rows)
 
 

@@ -12,17 +12,18 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import data
+from recipes.data import collate
+from recipes.data import dataset
 from recipes.errors import Refusal
 
 LM, CLASSES = "language_modelling", "classification"
 
 
-def built(*overrides, task=LM, vocab=512) -> data.Data:
+def built(*overrides, task=LM, vocab=512) -> dataset.Data:
     """The rows that these words give a model with such a vocabulary."""
     cfg, _, problems = compose(*small(*overrides))
     assert not problems, problems
-    return data.build(cfg, task, vocab)
+    return dataset.build_data(cfg, task, vocab)
 
 
 def ids_of(rows) -> list[list[int]]:
@@ -47,7 +48,7 @@ def refusal(*overrides, **more) -> str:
 
 def test_dummy_is_the_guides_workload():
     cfg = compose("device=cpu").cfg
-    rows = data.build(cfg, CLASSES, 30522).train
+    rows = dataset.build_data(cfg, CLASSES, 30522).train
     ids, labels = rows[:]["input_ids"], rows[:]["labels"]
     assert ids.shape == (512, 512) and ids.dtype == torch.int64
     assert ids.min() == 100 and ids.max() == 29_999
@@ -144,19 +145,19 @@ def rows_of(*lengths, classes=False):
     ((25, 3), 8, 30, 30),  # no longer than data.seq_len, also where that is no multiple
 ])
 def test_a_batch_is_padded_to_a_multiple(lengths, multiple, longest, length):
-    batch = data.Padding(multiple, longest, pad_token_id=0, with_mask=True)(rows_of(*lengths))
+    batch = collate.Padding(multiple, longest, pad_token_id=0, with_mask=True)(rows_of(*lengths))
     assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape == (2, length)
 
 
 def test_padding_is_masked_and_not_learned():
-    batch = data.Padding(8, 64, pad_token_id=7, with_mask=True)(rows_of(3, 5))
+    batch = collate.Padding(8, 64, pad_token_id=7, with_mask=True)(rows_of(3, 5))
     assert batch["input_ids"][0].tolist() == [1, 2, 3, 7, 7, 7, 7, 7]
     assert batch["labels"][0].tolist() == [1, 2, 3, -100, -100, -100, -100, -100]
     assert batch["attention_mask"].tolist() == [[1] * 3 + [0] * 5, [1] * 5 + [0] * 3]
 
 
 def test_a_classification_keeps_one_label_a_row():
-    batch = data.Padding(8, 64, pad_token_id=0, with_mask=True)(rows_of(3, 5, 4, classes=True))
+    batch = collate.Padding(8, 64, pad_token_id=0, with_mask=True)(rows_of(3, 5, 4, classes=True))
     assert batch["labels"].tolist() == [1, 1, 0]
 
 

@@ -15,7 +15,10 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import data, datafiles, experts
+from recipes import experts
+from recipes.data import collate
+from recipes.data import dataset
+from recipes.data import text_data
 from recipes.options import data_sources
 from recipes.options import task
 from recipes.errors import Refusal
@@ -75,11 +78,11 @@ def words(tmp_path_factory):
     return path, names
 
 
-def built(*overrides: str) -> data.Data:
+def built(*overrides: str) -> dataset.Data:
     """The rows of a small configuration, as the worker builds them."""
     cfg, _, problems = compose(*small(*overrides))
     assert not problems, problems
-    return data.build(cfg, task.task(cfg), cfg.model.vocab)
+    return dataset.build_data(cfg, task.task(cfg), cfg.model.vocab)
 
 
 def in_bytes(text: str) -> list[int]:
@@ -130,7 +133,7 @@ def test_a_pair_in_bytes_is_joined_by_the_end_id(folder):
     ("abcdef", "uvwxyz", 14, ("abcdef", "uvwxyz")), ("abcdef", "uvwxyz", 8, ("abcd", "uvw")),
     ("abcdef", "u", 6, ("abcd", "u")), ("a", "uvwxyz", 6, ("a", "uvwx")), ("abcdef", "uvwxyz", 2, ("a", ""))])
 def test_a_pair_that_is_too_long_loses_from_the_longer_text_first(first, second, longest, kept):
-    row = datafiles.Tokens("bytes").pair(first, second, longest)
+    row = text_data.Tokens("bytes").pair(first, second, longest)
     assert row == {"input_ids": in_bytes(kept[0]) + [0] + in_bytes(kept[1])}
 
 
@@ -295,12 +298,12 @@ def test_text_trains_on_parquet_and_names_a_missing_column(train, tmp_path):
 
 
 def rows_of(tokens, *settings) -> list[tuple[list[int], list[int]]]:
-    return [(row["input_ids"].tolist(), row["labels"].tolist()) for row in data.windows(tokens, *settings)]
+    return [(row["input_ids"].tolist(), row["labels"].tolist()) for row in dataset.windows(tokens, *settings)]
 
 
 def scored(ids: list[int], labels: list[int]) -> list[int]:
     """The tokens of a row that a causal model's loss counts: the first has nothing to be predicted from."""
-    return [i for i, label in zip(ids[1:], labels[1:]) if label != data.IGNORED]
+    return [i for i, label in zip(ids[1:], labels[1:]) if label != collate.IGNORE_INDEX]
 
 
 @pytest.mark.parametrize("count,window,stride", [(100, 16, 4), (100, 16, 15), (97, 10, 3), (50, 64, 8), (16, 16, 8),
@@ -311,7 +314,7 @@ def test_windows_score_every_token_but_the_very_first_once(count, window, stride
     assert sum((scored(*row) for row in rows), []) == list(range(1, count))
     for number, (ids, labels) in enumerate(rows):
         assert ids == list(range(number * stride, min(number * stride + window, count)))
-        assert all(label in (i, data.IGNORED) for i, label in zip(ids, labels))
+        assert all(label in (i, collate.IGNORE_INDEX) for i, label in zip(ids, labels))
         assert all(i - ids[0] >= min(i, window - stride) for i in scored(ids, labels))  # context
 
 

@@ -10,7 +10,8 @@ import transformers
 from conftest import compose, small
 from safetensors.torch import save_file
 
-from recipes import data, model
+from recipes import model
+from recipes.data import dataset
 from recipes.options import model_families
 from recipes.options import task
 
@@ -32,7 +33,7 @@ RECIPES = ["trainer", "accelerate"]
 ])
 def test_the_published_sizes_have_the_published_number_of_parameters(name, parameters):
     cfg = compose(f"model={name}", "device=cpu").cfg
-    rows = data.Data(task.task(cfg), None, None, None, vocab=257, classes=2)
+    rows = dataset.Data(task.task(cfg), None, None, None, vocab=257, classes=2)
     with torch.device("meta"):  # shapes without memory
         network = model.build(cfg, model.configuration(cfg), rows)
     assert sum(weight.numel() for weight in network.parameters()) == parameters
@@ -88,7 +89,7 @@ def test_a_saved_model_opens_and_is_the_trained_one(train, recipe, name):
     assert {path.name for path in (run.folder / "model").iterdir()} >= {"config.json", "model.safetensors"}
     network = CLASS[name].from_pretrained(run.folder / "model")
     cfg = compose(*small(*words)).cfg
-    rows = data.build(cfg, task.task(cfg), 512).eval
+    rows = dataset.build_data(cfg, task.task(cfg), 512).eval
     assert loss_of(network, rows) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
     assert network.config.use_cache is True, "for whoever generates with it"
     assert network.dtype == torch.float32

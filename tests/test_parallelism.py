@@ -11,7 +11,8 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import batches, sharding
+from recipes import sharding
+from recipes.data import data_loader
 from recipes.machine import host
 from recipes.machine import worker_environment
 from recipes.ranks import rank_info
@@ -139,8 +140,8 @@ def test_flops_are_those_of_all_ranks(train):
 
 @pytest.mark.parametrize("count, per_rank, size", [(16, 4, 2), (19, 2, 3), (1, 4, 4), (7, 3, 1), (30, 1, 8)])
 def test_ranks_together_take_the_rows_of_one(count, per_rank, size):
-    alone = batches.Order(count, per_rank * size, seed=3)
-    parts = [batches.Order(count, per_rank, 3, rank, size) for rank in range(size)]
+    alone = data_loader.DistributedBatchSampler(count, per_rank * size, seed=3)
+    parts = [data_loader.DistributedBatchSampler(count, per_rank, 3, rank, size) for rank in range(size)]
     for epoch in (0, 1):
         for order in (alone, *parts):
             order.epoch = epoch
@@ -154,7 +155,7 @@ def test_ranks_together_take_the_rows_of_one(count, per_rank, size):
 
 
 def test_an_epoch_can_begin_in_its_middle():
-    order = batches.Order(20, 4, seed=1)
+    order = data_loader.DistributedBatchSampler(20, 4, seed=1)
     whole = list(order)
     order.first = 3
     assert list(order) == whole[3:]
@@ -171,12 +172,13 @@ def test_an_epoch_can_begin_in_its_middle():
     (["model.layers=1", "model.feed_forward=512"], "size", 10_000, ["Linear", "Linear", "Embedding"]),
 ])
 def test_units(words, wrap, minimum, told):
-    from recipes import data, model
+    from recipes import model
+    from recipes.data import dataset
     from recipes.options import task
 
     chosen = compose(*small(*words)).cfg
     architecture = model.configuration(chosen)
-    rows = data.build(chosen, task.task_of(chosen, architecture), architecture.vocab_size)
+    rows = dataset.build_data(chosen, task.task_of(chosen, architecture), architecture.vocab_size)
     network = model.build(chosen, architecture, rows)
     found = sharding.units(network, wrap, minimum)
     assert sorted(type(unit).__name__ for unit in found) == sorted(told)

@@ -166,11 +166,11 @@ def bare_model(name: str, dropout: float):
 
 def bare_losses(cfg, dropout: float, steps: int) -> list[float]:
     """Train on all rows at once, at every step: so neither their order nor how they are split can matter."""
-    from recipes import data
+    from recipes.data import dataset
 
     transformers.set_seed(0)
     task = "classification" if cfg.model.family == "bert" else "language_modelling"
-    rows = data.build(cfg, task, 512)
+    rows = dataset.build_data(cfg, task, 512)
     batch = rows.collate([rows.train[index] for index in range(len(rows.train))])
     labels = batch.pop("labels")
     model = bare_model(cfg.model.name, dropout).train()

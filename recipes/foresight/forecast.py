@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import data, model, sharding
+from recipes import model, sharding
+from recipes.data import collate
+from recipes.data import data_loader
+from recipes.data import dataset
 from recipes.options import parallelism
 from recipes.options import task
 from recipes.machine import host
@@ -79,18 +82,18 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     with fake, accelerator.pretended(fake), accelerator.ranks_of(cfg, fake):
         args = accelerator.training_arguments(cfg, folder, fake.device)
         architecture = model.configuration(cfg)
-        rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+        rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
             network = model.build(cfg, architecture, rows, weights=False)
             network.tie_weights()  # which goes with the initialising that is left out
         if parallelism.sharded(cfg):
             sharding.shard(cfg, network, fake.device.type)
         loop = Loop(cfg, args, network, rows)
-        steps = min(args.gradient_accumulation_steps, len(data.largest(rows, args)))
+        steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
-        enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if rows.collate is data.stack else steps
-        held = _batches(data.largest(rows, args), steps - enough)
+        enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if rows.collate is collate.stack else steps
+        held = _batches(data_loader.largest_step(rows, args), steps - enough)
         for tensor in held:
             tape.hold(tensor)
         for micro_batches in (1, enough):

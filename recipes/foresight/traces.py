@@ -49,7 +49,9 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     import torch
     import transformers
 
-    from recipes import data, model
+    from recipes import model
+    from recipes.data import data_loader
+    from recipes.data import dataset
     from recipes.options import compose
     from recipes.options import task
     from recipes.options import training_arguments
@@ -64,12 +66,12 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     transformers.set_seed(cfg.train.seed)
     args = training_arguments.training_arguments(cfg, str(folder))
     architecture = model.configuration(cfg)
-    rows = data.build(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     network = model.build(cfg, architecture, rows).to("cuda")
     loop = Loop(cfg, args, network, rows)
     network.train()
     for _ in range(steps):
-        loop.step(next(chunks(data.largest(rows, args), args.gradient_accumulation_steps)))
+        loop.step(next(chunks(data_loader.largest_step(rows, args), args.gradient_accumulation_steps)))
     torch.cuda.synchronize()
     history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,13 +1,39 @@
-"""Which rows make a batch, on which rank: the same for both recipes and for any number of ranks.
-
-An optimizer step's rows depend on the seed, the epoch and the effective batch alone. Each micro-batch
-of all ranks together is cut into as many pieces as there are ranks, so two ranks with 4 rows each train
-on the very rows of one rank with 8, and where the last of an epoch is short, it is short on each.
-"""
+"""recipes.data.data_loader"""
 
 from __future__ import annotations
 
+
+from recipes.data import collate
+from recipes.data import dataset
+
 from typing import Iterator
+
+def batch_loader(data: dataset.Data, part, args, batch: int, shuffle: bool):
+    """This rank's batches of `part` (rows of the data), the same for both recipes.
+
+    args: TrainingArguments, whose seed decides the order. batch: rows in one forward pass of one process.
+    """
+    from recipes.data.data_loader import BatchLoader, DistributedBatchSampler
+
+    order = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
+    even = data.collate is collate.stack  # rows of one length, and no label among them that the loss leaves out
+    return BatchLoader(part, data.collate, args, order, even, keep_workers=shuffle)
+
+
+def largest_step(data: dataset.Data, args):
+    """Batches of the one optimizer step that takes the most memory: the longest rows there are.
+
+    In the order of the data where all are equally long.
+    """
+    count = min(args.train_batch_size * data.ranks * args.gradient_accumulation_steps, len(data.train))
+    chosen = range(count)
+    if data.collate is not collate.stack:
+        import numpy
+        import pyarrow
+
+        lengths = pyarrow.compute.list_value_length(data.train.with_format("arrow")["input_ids"]).to_numpy()
+        chosen = numpy.argsort(-lengths, kind="stable")[:count].tolist()
+    return batch_loader(data, data.train.select(chosen), args, args.train_batch_size, shuffle=False)
 
 
 class Batch(dict):
@@ -23,7 +49,7 @@ class Batch(dict):
     even: bool
 
 
-class Order:
+class DistributedBatchSampler:
     """Lists of row numbers, one for each micro-batch of one rank. A batch sampler for a DataLoader.
 
     count: rows in all. per_rank: rows of a full micro-batch on one rank. seed: None keeps the rows in order.
@@ -59,13 +85,13 @@ class Order:
             yield list(order[begin:begin + rows]) or [order[0]]
 
 
-class Loader:
+class BatchLoader:
     """Batches of one rank on its device, an epoch at a time. Draws from no random numbers that training uses.
 
     rows: a data set; collate: rows -> dict of tensors; args: TrainingArguments; even: as a batch has it.
     """
 
-    def __init__(self, rows, collate, args, order: Order, even: bool, keep_workers: bool = True):
+    def __init__(self, rows, collate, args, order: DistributedBatchSampler, even: bool, keep_workers: bool = True):
         import torch
 
         self.order, self.device, self.even = order, args.device, even

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from recipes import datafiles
+from recipes.data import text_data
 from recipes.options import data_sources
 from recipes.options import parallelism
 from recipes.options.data_sources import BYTE_VOCAB
 from recipes.errors import Refusal
 from recipes.options import data as data_options
+from recipes.data import collate
 
-IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # the guide's range of random ids
 
 
@@ -47,7 +47,7 @@ class Data:
 # --- building ----------------------------------------------------------------------------------
 
 
-def build(cfg, task: str, vocab: int) -> Data:
+def build_data(cfg, task: str, vocab: int) -> Data:
     """The rows of the chosen data set. vocab: the model's. Raises Refusal for data that cannot be used."""
     kind = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
     built = kind[cfg.data.name](cfg, task, vocab)
@@ -71,7 +71,7 @@ def _dummy(cfg, task: str, vocab: int) -> Data:
         return _dataset(ids, random.integers(0, classes, count) if classes else ids)
 
     count = cfg.data.eval_samples
-    return Data(task, rows(cfg.data.samples), rows(count) if count else None, stack, high, classes)
+    return Data(task, rows(cfg.data.samples), rows(count) if count else None, collate.stack, high, classes)
 
 
 def _source(cfg, task: str, vocab: int) -> Data:
@@ -98,7 +98,7 @@ def _source(cfg, task: str, vocab: int) -> Data:
     every = 10  # each tenth file is kept for the evaluation
     train = rows([p for i, p in enumerate(paths) if i % every], cfg.data.samples, length, length)
     held_out = rows(paths[::every], cfg.data.eval_samples, *data_options.window_and_stride(cfg)) if cfg.data.eval_samples else None
-    pad = stack if data_options.window_and_stride(cfg) == (length, length) else Padding(1, length, 0, with_mask=False)
+    pad = collate.stack if data_options.window_and_stride(cfg) == (length, length) else collate.Padding(1, length, 0, with_mask=False)
     return Data(task, train, held_out, pad, BYTE_VOCAB)
 
 
@@ -112,7 +112,7 @@ def _text(cfg, task: str, vocab: int) -> Data:
 
     def read(key):
         pattern = getattr(data, key)
-        return datafiles.read(data_sources.find(pattern, f"data.{key}"), columns, f"data.{key}={pattern}",
+        return text_data.read(data_sources.find(pattern, f"data.{key}"), columns, f"data.{key}={pattern}",
                               lambda column: f"Name the right one with {keys[column]}=.")
 
     texts, held_out = read("path"), None
@@ -127,7 +127,7 @@ def _text(cfg, task: str, vocab: int) -> Data:
 
 def _published(cfg, task: str, vocab: int) -> Data:
     """A data set of the hub, or files of the same form. The rows of wikitext are the lines of one long text."""
-    texts, held_out = datafiles.published(cfg.data.name, cfg.data.path)
+    texts, held_out = text_data.published(cfg.data.name, cfg.data.path)
     return _from_texts(cfg, task, texts, held_out, one_text=task == "language_modelling")
 
 
@@ -136,25 +136,25 @@ def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data
     from recipes.options.model_families import ENCODERS
 
     data, names = cfg.data, []
-    tokens = datafiles.Tokens(data.tokenizer)
+    tokens = text_data.Tokens(data.tokenizer)
     if task == "classification":
-        names = datafiles.label_names(texts, held_out)
+        names = text_data.label_names(texts, held_out)
         # Only encoders tell the two texts of a pair apart by types; trained weights come with their own tokenizer.
         with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
 
         def rows(part, count, *_):
-            made = datafiles.classified(part, tokens, data.seq_len, names, with_types)
+            made = text_data.classified(part, tokens, data.seq_len, names, with_types)
             return made if count is None else made.select(range(min(count, len(made))))
     else:
         def rows(part, count, window, stride):
-            ids = datafiles.stream(part, tokens, one_text)
+            ids = text_data.stream(part, tokens, one_text)
             return windows(ids if count is None else ids[:count * data.seq_len], window, stride)
 
     train = rows(texts, data.samples, data.seq_len, data.seq_len)
     if not len(train):
         raise Refusal(f"data.path={data.path} holds no text of two tokens or more.")
     held_out = rows(held_out, data.eval_samples, *data_options.window_and_stride(cfg)) if held_out is not None else None
-    pad = Padding(data.pad_to_multiple_of, data.seq_len, tokens.pad, with_mask=task == "classification")
+    pad = collate.Padding(data.pad_to_multiple_of, data.seq_len, tokens.pad, with_mask=task == "classification")
     return Data(task, train, held_out or None, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
 
 
@@ -175,7 +175,7 @@ def windows(tokens, window: int, stride: int, spans=None):
                 break
             ids.append(tokens[begin:end])
             labels.append(ids[-1].copy())
-            labels[-1][:done - begin] = IGNORED
+            labels[-1][:done - begin] = collate.IGNORE_INDEX
             done = end
             if end == last:
                 break
@@ -187,66 +187,3 @@ def _dataset(ids, labels):
     import datasets
 
     return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")
-
-
-# --- batches -----------------------------------------------------------------------------------
-
-
-def stack(rows: list[dict]) -> dict:
-    """Rows of one length as a batch: input_ids (B, T), labels (B,) or (B, T)."""
-    import torch
-
-    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-
-
-@dataclass
-class Padding:
-    """Rows of different lengths as a batch, T rounded up to a multiple but not past the longest allowed."""
-
-    multiple: int
-    longest: int
-    pad_token_id: int
-    with_mask: bool  # a causal model never looks to the right, so padding there needs no mask
-
-    def __call__(self, rows: list[dict]) -> dict:
-        import torch
-        from torch.nn.functional import pad
-
-        length = max(len(row["input_ids"]) for row in rows)
-        length = max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
-        fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "labels": IGNORED}
-        batch = {key: torch.stack([row[key] if row[key].dim() == 0
-                                   else pad(row[key], (0, length - len(row[key])), value=fill[key]) for row in rows])
-                 for key in rows[0]}
-        if self.with_mask:
-            lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-            batch["attention_mask"] = (torch.arange(length) < lengths[:, None]).long()
-        return batch
-
-
-def loader(data: Data, part, args, batch: int, shuffle: bool):
-    """This rank's batches of `part` (rows of the data), the same for both recipes.
-
-    args: TrainingArguments, whose seed decides the order. batch: rows in one forward pass of one process.
-    """
-    from recipes.batches import Loader, Order
-
-    order = Order(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
-    even = data.collate is stack  # rows of one length, and no label among them that the loss leaves out
-    return Loader(part, data.collate, args, order, even, keep_workers=shuffle)
-
-
-def largest(data: Data, args):
-    """Batches of the one optimizer step that takes the most memory: the longest rows there are.
-
-    In the order of the data where all are equally long.
-    """
-    count = min(args.train_batch_size * data.ranks * args.gradient_accumulation_steps, len(data.train))
-    chosen = range(count)
-    if data.collate is not stack:
-        import numpy
-        import pyarrow
-
-        lengths = pyarrow.compute.list_value_length(data.train.with_format("arrow")["input_ids"]).to_numpy()
-        chosen = numpy.argsort(-lengths, kind="stable")[:count].tolist()
-    return loader(data, data.train.select(chosen), args, args.train_batch_size, shuffle=False)

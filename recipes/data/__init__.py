@@ -1,0 +1,1 @@
+"""Rows of token ids, and the batches that both recipes train on."""
