@@ -153,7 +153,8 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import model, resume, sharding, zero
+    from recipes import resume, sharding, zero
+    from recipes.models import builder
     from recipes.data import dataset
     from recipes.options import precision
     from recipes.options import task
@@ -182,10 +183,10 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     progress.enter("load", f"building {cfg.model.pretrained or cfg.model.name}")
     transformers.set_seed(cfg.train.seed)
     args = training_arguments.training_arguments(cfg, str(folder))
-    architecture = model.configuration(cfg)
+    architecture = builder.configuration(cfg)
     rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     before = devices.nvml_used_bytes()
-    build = functools.partial(model.build, cfg, architecture, rows)
+    build = functools.partial(builder.build_model, cfg, architecture, rows)
     if parallelism.sharded(cfg):
         network = sharding.spread(cfg, build, host.device(cfg))
     else:

@@ -77,7 +77,7 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     """(cfg, args, rows, model) of a job, built by the product's own code."""
     import transformers
 
-    from recipes import model
+    from recipes.models import builder
     from recipes.data import dataset
     from recipes.options import compose
     from recipes.options import task
@@ -89,9 +89,9 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     assert not problems, problems
     transformers.set_seed(0)
     args = training_arguments.training_arguments(cfg, folder)
-    architecture = model.configuration(cfg)
+    architecture = builder.configuration(cfg)
     rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    return cfg, args, rows, model.build(cfg, architecture, rows)
+    return cfg, args, rows, builder.build_model(cfg, architecture, rows)
 
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):

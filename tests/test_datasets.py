@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import experts
+from recipes.models import moe
 from recipes.data import collate
 from recipes.data import dataset
 from recipes.data import text_data
@@ -461,12 +461,12 @@ def test_the_experts_listen_to_autocast():
 
     config = AutoConfig.for_model("mixtral", hidden_size=32, intermediate_size=64, num_hidden_layers=1, vocab_size=64,
                                   num_attention_heads=2, num_key_value_heads=1, num_local_experts=4)
-    network = AutoModelForCausalLM.from_config(config, experts_implementation=experts.register())
+    network = AutoModelForCausalLM.from_config(config, experts_implementation=moe.register())
     ids = torch.arange(64).view(2, 32)
     layer = network.model.layers[0].mlp.experts
     seen, results = [], {}
     layer.act_fn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
-    for name in (experts.NAME, "eager"):  # eager is one expert after another, by torch's plain linear
+    for name in (moe.NAME, "eager"):  # eager is one expert after another, by torch's plain linear
         network.set_experts_implementation(name)
         for enabled in (False, True):
             network.zero_grad()
@@ -476,7 +476,7 @@ def test_the_experts_listen_to_autocast():
             results[name, enabled] = loss.item(), layer.gate_up_proj.grad.norm().item()
     assert seen[0] == torch.float32 and seen[1] == torch.bfloat16
     for enabled, close in ((False, 1e-5), (True, 1e-2)):
-        assert results[experts.NAME, enabled] == pytest.approx(results["eager", enabled], rel=close)
+        assert results[moe.NAME, enabled] == pytest.approx(results["eager", enabled], rel=close)
 
 
 @pytest.mark.parametrize("overrides,words", [

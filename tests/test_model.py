@@ -10,7 +10,7 @@ import transformers
 from conftest import compose, small
 from safetensors.torch import save_file
 
-from recipes import model
+from recipes.models import builder
 from recipes.data import dataset
 from recipes.options import model_families
 from recipes.options import task
@@ -35,14 +35,14 @@ def test_the_published_sizes_have_the_published_number_of_parameters(name, param
     cfg = compose(f"model={name}", "device=cpu").cfg
     rows = dataset.Data(task.task(cfg), None, None, None, vocab=257, classes=2)
     with torch.device("meta"):  # shapes without memory
-        network = model.build(cfg, model.configuration(cfg), rows)
+        network = builder.build_model(cfg, builder.configuration(cfg), rows)
     assert sum(weight.numel() for weight in network.parameters()) == parameters
 
 
 @pytest.mark.parametrize("name,dropout", [("bert_large", 0.1), ("gpt2_xl", 0.1), ("llama_8b", 0.0), ("bert_tiny", 0.0)])
 def test_the_dropout_is_the_published_one_and_the_tiny_models_have_none(name, dropout):
     cfg = compose(f"model={name}", "device=cpu").cfg
-    config = model.configuration(cfg)
+    config = builder.configuration(cfg)
     assert {getattr(config, key) for key in model_families.DROPOUTS[cfg.model.family]} == {dropout}
 
 

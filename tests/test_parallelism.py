@@ -103,11 +103,11 @@ def test_a_weight_with_two_names_is_saved_once(train):
 
 
 ONLY_RANK_0 = """
-import recipes.model
-def build(*what, weights=True, build=recipes.model.build):
+import recipes.models.builder
+def build(*what, weights=True, build=recipes.models.builder.build_model):
     assert job.place.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
     return build(*what, weights=weights)
-recipes.model.build = build
+recipes.models.builder.build_model = build
 """
 
 
@@ -172,14 +172,14 @@ def test_an_epoch_can_begin_in_its_middle():
     (["model.layers=1", "model.feed_forward=512"], "size", 10_000, ["Linear", "Linear", "Embedding"]),
 ])
 def test_units(words, wrap, minimum, told):
-    from recipes import model
+    from recipes.models import builder
     from recipes.data import dataset
     from recipes.options import task
 
     chosen = compose(*small(*words)).cfg
-    architecture = model.configuration(chosen)
+    architecture = builder.configuration(chosen)
     rows = dataset.build_data(chosen, task.task_of(chosen, architecture), architecture.vocab_size)
-    network = model.build(chosen, architecture, rows)
+    network = builder.build_model(chosen, architecture, rows)
     found = sharding.units(network, wrap, minimum)
     assert sorted(type(unit).__name__ for unit in found) == sorted(told)
     held = [weight for unit in found for weight in unit.parameters()]

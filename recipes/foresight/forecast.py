@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import model, sharding
+from recipes import sharding
+from recipes.models import builder
 from recipes.data import collate
 from recipes.data import data_loader
 from recipes.data import dataset
@@ -81,10 +82,10 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     fake = FakeDevice(capability)
     with fake, accelerator.pretended(fake), accelerator.ranks_of(cfg, fake):
         args = accelerator.training_arguments(cfg, folder, fake.device)
-        architecture = model.configuration(cfg)
+        architecture = builder.configuration(cfg)
         rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
-            network = model.build(cfg, architecture, rows, weights=False)
+            network = builder.build_model(cfg, architecture, rows, weights=False)
             network.tie_weights()  # which goes with the initialising that is left out
         if parallelism.sharded(cfg):
             sharding.shard(cfg, network, fake.device.type)

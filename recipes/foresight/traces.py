@@ -49,7 +49,7 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     import torch
     import transformers
 
-    from recipes import model
+    from recipes.models import builder
     from recipes.data import data_loader
     from recipes.data import dataset
     from recipes.options import compose
@@ -65,9 +65,9 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python", context=None)
     transformers.set_seed(cfg.train.seed)
     args = training_arguments.training_arguments(cfg, str(folder))
-    architecture = model.configuration(cfg)
+    architecture = builder.configuration(cfg)
     rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    network = model.build(cfg, architecture, rows).to("cuda")
+    network = builder.build_model(cfg, architecture, rows).to("cuda")
     loop = Loop(cfg, args, network, rows)
     network.train()
     for _ in range(steps):

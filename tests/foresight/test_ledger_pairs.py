@@ -13,7 +13,8 @@ import transformers
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
 
-from recipes import accelerate_loop, model
+from recipes import accelerate_loop
+from recipes.models import builder
 from recipes.data import dataset
 from recipes.options import task
 from recipes.options import training_arguments
@@ -31,9 +32,9 @@ def real(options: list[str], folder) -> dict:
     assert not problems, problems
     transformers.set_seed(0)
     args = training_arguments.training_arguments(cfg, str(folder))
-    architecture = model.configuration(cfg)
+    architecture = builder.configuration(cfg)
     rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    network = model.build(cfg, architecture, rows)
+    network = builder.build_model(cfg, architecture, rows)
     loop = accelerate_loop.Loop(cfg, args, network, rows)
     loop.model.train()
     loop.step(next(accelerate_loop.chunks(loop.loader, args.gradient_accumulation_steps)))

@@ -29,7 +29,7 @@ def configuration(cfg):
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
 
 
-def build(cfg, config, data, weights: bool = True):
+def build_model(cfg, config, data, weights: bool = True):
     """The model, on the CPU, in the dtype that the precision keeps weights in.
 
     config: what `configuration` gave; data: what `recipes.data.dataset.build_data` gave. weights: False leaves trained ones unread.
@@ -37,7 +37,7 @@ def build(cfg, config, data, weights: bool = True):
     """
     import transformers
 
-    from recipes import experts
+    from recipes.models import moe
     from recipes.options import precision
 
     if cfg.model.pretrained and data.task == "language_modelling" and config.model_type in (
@@ -64,7 +64,7 @@ def build(cfg, config, data, weights: bool = True):
     kind = (transformers.AutoModelForSequenceClassification if data.task == "classification"
             else transformers.AutoModelForCausalLM)
     settings = {"attn_implementation": cfg.model.attention, "dtype": precision.weights_dtype(cfg),
-                "experts_implementation": experts.register()}
+                "experts_implementation": moe.register()}
     if cfg.model.pretrained and weights:
         model = _pretrained(kind.from_pretrained, cfg.model.pretrained, config=config, use_safetensors=True, **settings)
     else:

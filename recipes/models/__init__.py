@@ -1,0 +1,1 @@
+"""Models from transformers: built from sizes, or loaded."""
