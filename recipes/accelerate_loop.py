@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes import optim, parallelism
+from recipes import optim
+from recipes.parallelism import accelerate_plugins
 from recipes.data import data_loader
 from recipes.options import checkpointing
 from recipes.ranks import collectives
-from recipes.arguments import accelerator_arguments
+from recipes.parallelism.accelerate_plugins import accelerator_arguments
 from recipes.step import forward_backward, plan
 
 
@@ -30,7 +31,7 @@ class Loop:
         self.bare_model = model
         self.model, self.optimizer = self.accelerator.prepare(model, optim.build(args, model))
         if args.n_gpu > 1:
-            self.model = parallelism.replicated(self.model)
+            self.model = accelerate_plugins.replicated(self.model)
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
         self.total_steps = (args.max_steps if args.max_steps > 0
                             else math.ceil(args.num_train_epochs * self.steps_per_epoch))

@@ -7,7 +7,8 @@ import math
 
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from recipes import optim, parallelism
+from recipes import optim
+from recipes.parallelism import accelerate_plugins
 from recipes.data import data_loader
 from recipes.ranks import collectives
 from recipes.step import forward_backward, plan
@@ -23,7 +24,7 @@ class HeadroomTrainer(Trainer):
         super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
 
     def _build_accelerator_args(self, **given):
-        return super()._build_accelerator_args(**given) | parallelism.accelerator_arguments(self.cfg)
+        return super()._build_accelerator_args(**given) | accelerate_plugins.mode_arguments(self.cfg)
 
     def get_train_dataloader(self):
         if self.counting:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Callable
 
 from recipes import config, failure, launch, parallelism, save
+from recipes.parallelism import accelerate_plugins
 from recipes.options import parallelism
 from recipes.records import record
 from recipes.records import run_folder
@@ -153,7 +154,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import resume, sharding, zero
+    from recipes import resume
+    from recipes.parallelism import fsdp
+    from recipes.parallelism import zero
     from recipes.models import builder
     from recipes.data import dataset
     from recipes.options import precision
@@ -188,7 +191,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     before = devices.nvml_used_bytes()
     build = functools.partial(builder.build_model, cfg, architecture, rows)
     if parallelism.sharded(cfg):
-        network = sharding.spread(cfg, build, host.device(cfg))
+        network = fsdp.spread(cfg, build, host.device(cfg))
     else:
         network = build()
         if cfg.parallelism.name == "zero":
@@ -224,7 +227,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             memory.peak_allocated_bytes = torch.cuda.max_memory_allocated()
             memory.peak_reserved_bytes = torch.cuda.max_memory_reserved()
             memory.device_used_bytes = devices.nvml_used_bytes()
-    waiting = parallelism.waiting_seconds(loop.model)
+    waiting = accelerate_plugins.waiting_seconds(loop.model)
     if waiting is not None:
         outcome.speed.waiting_seconds_per_rank = collectives.all_gather(waiting)
     if outcome.training.final_loss is not None and outcome.training.final_loss != outcome.training.final_loss:

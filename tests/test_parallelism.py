@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes import sharding
+from recipes.parallelism import fsdp
 from recipes.data import data_loader
 from recipes.machine import host
 from recipes.machine import worker_environment
@@ -180,7 +180,7 @@ def test_units(words, wrap, minimum, told):
     architecture = builder.configuration(chosen)
     rows = dataset.build_data(chosen, task.task_of(chosen, architecture), architecture.vocab_size)
     network = builder.build_model(chosen, architecture, rows)
-    found = sharding.units(network, wrap, minimum)
+    found = fsdp.units(network, wrap, minimum)
     assert sorted(type(unit).__name__ for unit in found) == sorted(told)
     held = [weight for unit in found for weight in unit.parameters()]
     assert len(held) == len(set(held)), "no weight is in two units"

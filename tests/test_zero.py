@@ -9,7 +9,7 @@ import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
-from recipes import zero
+from recipes.parallelism import zero
 from recipes.machine import host
 
 RECIPES = ["trainer", "accelerate"]

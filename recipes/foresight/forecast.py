@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes import sharding
+from recipes.parallelism import fsdp
 from recipes.models import builder
 from recipes.data import collate
 from recipes.data import data_loader
@@ -88,7 +88,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
             network = builder.build_model(cfg, architecture, rows, weights=False)
             network.tie_weights()  # which goes with the initialising that is left out
         if parallelism.sharded(cfg):
-            sharding.shard(cfg, network, fake.device.type)
+            fsdp.shard(cfg, network, fake.device.type)
         loop = Loop(cfg, args, network, rows)
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)

@@ -13,7 +13,7 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from recipes import sharding
+from recipes.parallelism import fsdp
 from recipes.options import parallelism
 from recipes.foresight import forecast, roofline
 from recipes.foresight.operations import COLLECTIVE, Operation, Tally
@@ -173,7 +173,7 @@ def _gathered_bytes(cfg, network) -> int:
         return 0
     computed = 2 if cfg.precision.name in ("fp16", "bf16") else None  # sharding.shard: MixedPrecisionPolicy
     return sum(weight.numel() * (computed or weight.element_size())
-               for unit in sharding.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)
+               for unit in fsdp.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)
                for weight in unit.parameters())
 
 

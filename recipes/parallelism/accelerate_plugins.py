@@ -1,13 +1,21 @@
-"""parallelism: how many processes train, and what each of them keeps.
-
-What a rank keeps of a model that is sharded stands in `sharding`.
-"""
+"""One set of arguments for both recipes: the menus' entries merged into TrainingArguments."""
 
 from __future__ import annotations
 
+from recipes.parallelism import accelerate_plugins
 
-from recipes import zero
+from recipes.parallelism import zero
 from recipes.options import parallelism
+
+def accelerator_arguments(cfg, args) -> dict:
+    """What `Accelerator` takes, read from TrainingArguments the way the Trainer reads it."""
+    from accelerate.utils import TorchDynamoPlugin
+
+    return accelerate_plugins.mode_arguments(cfg) | {
+        "mixed_precision": args.mixed_precision,
+        "dynamo_plugin": TorchDynamoPlugin(backend=args.torch_compile_backend, mode=args.torch_compile_mode),
+    }
+
 
 def replicated(model):
     """The model on every visible GPU, for parallelism=dp."""
@@ -31,7 +39,7 @@ def waiting_seconds(model) -> float | None:
     return (told["avg_backward_comm_time"] - told["avg_backward_compute_comm_overlap_time"]) / 1e9
 
 
-def accelerator_arguments(cfg) -> dict:
+def mode_arguments(cfg) -> dict:
     """What `Accelerator` takes for the mode, in both recipes. Call it once the process group stands."""
     if cfg.parallelism.name == "zero":
         return zero.accelerator_arguments(cfg)

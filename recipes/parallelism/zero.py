@@ -6,7 +6,7 @@ step itself, inside the last `accelerator.backward` of an accumulation.
 
 from __future__ import annotations
 
-from recipes import sharding
+from recipes.parallelism import fsdp
 from recipes.machine import host
 
 def configuration(cfg) -> dict:
@@ -61,7 +61,7 @@ def place(cfg, model, device: str) -> None:
     import deepspeed
 
     for name, buffer in model.named_buffers():
-        sharding.put_buffer(model, name, buffer.to(device))
+        fsdp.put_buffer(model, name, buffer.to(device))
     _skip_kernel(device)
     deepspeed.zero.Init(module=model, config_dict_or_path=configuration(cfg))
 

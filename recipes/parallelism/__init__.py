@@ -1,0 +1,1 @@
+"""How weights are spread over ranks: FSDP2, tensor parallelism, ZeRO."""
