@@ -13,7 +13,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable
 
-from recipes import launch, save
+from recipes import launch
+from recipes.checkpoint import stop_request
 from recipes.options import memory_hints
 from recipes.records import record
 from recipes.records import run_folder
@@ -51,7 +52,7 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
 
     limit = job.record.config["launch"]["timeout_seconds"]
     workers: list[launch.Running] = []
-    asked = save.Asked()
+    asked = stop_request.StopRequest()
     try:
         with asked.listening(job.record.config["save"]["on_signal"]):
             workers = launch.start(job, nursery)
@@ -139,7 +140,7 @@ def _undisturbed():
 
 
 def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None,
-           asked: save.Asked | None = None) -> str:
+           asked: stop_request.StopRequest | None = None) -> str:
     """Listen until the workers are gone: 'exited', 'timeout' at the deadline, or 'interrupted' when the launcher is.
 
     What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say,

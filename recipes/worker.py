@@ -21,7 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, failure, launch, parallelism, save
+from recipes import config, failure, launch, parallelism
+from recipes.checkpoint import saver as checkpoint_saver
+from recipes.checkpoint import stop_request
 from recipes.parallelism import accelerate_plugins
 from recipes.options import parallelism
 from recipes.records import record
@@ -140,7 +142,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
 
     listener: where rank 0 of our own ranks listens for the others.
     """
-    place, folder, asked = job.place, job.folder, save.Asked()
+    place, folder, asked = job.place, job.folder, stop_request.StopRequest()
     if cfg.parallelism.name in parallelism.ONE_PROCESS:  # under a launcher of one rank, too
         place = rank_info.RankInfo()
     if cfg.save.on_signal:
@@ -154,7 +156,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import torch
     import transformers
 
-    from recipes import resume
+    from recipes.checkpoint import loading
     from recipes.parallelism import fsdp
     from recipes.parallelism import zero
     from recipes.models import builder
@@ -206,11 +208,11 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     if on_gpu:
         precision.apply_tf32(cfg)
 
-    start = resume.checkpoint_for(cfg, folder, progress.warn)
+    start = loading.checkpoint_for(cfg, folder, progress.warn)
     journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
                       folder if cfg.tracker.name != "none" and place.main else None, compiled=cfg.compile,
                       before=start.values["journal"] if start else None)
-    saver = save.Saver(cfg, journal, folder, progress, asked, start)
+    saver = checkpoint_saver.Saver(cfg, journal, folder, progress, asked, start)
     progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
     transformers.set_seed(cfg.train.seed)  # the same random numbers from here in both recipes
     try:
@@ -240,13 +242,13 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         asked.stop_at_once()
         if cfg.save.final:
             progress.enter("save", "saving")
-            save.save_final(loop, rows, folder)
+            checkpoint_saver.save_final(loop, rows, folder)
         if cfg.eval.enabled and rows.eval is not None:
             from recipes.eval import evaluate
 
             progress.enter("eval", "evaluating")
             outcome.evaluation = evaluate(cfg, args, loop, rows)
-    except save.Stopped:
+    except stop_request.StopNow:
         asked.at_once = False
         if saver.possible and not collectives.is_distributed():  # other ranks may be in the middle of something else
             saver.save(outcome.training.steps)

@@ -97,7 +97,8 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """A training with the recipe as the worker runs it: journal, steps.jsonl and all."""
     from recipes.measure.journal import Journal
-    from recipes.save import Asked, Saver
+    from recipes.checkpoint.stop_request import StopRequest
+    from recipes.checkpoint.saver import Saver
 
     cfg, args, rows, network = pieces(recipe, steps, sizes, folder)
     if recipe == "trainer":
@@ -112,7 +113,7 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
 
     loop = Loop(cfg, args, network, rows)
     journal = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
-    saver = Saver(cfg, journal, Path(folder), None, Asked(), None)
+    saver = Saver(cfg, journal, Path(folder), None, StopRequest(), None)
     return lambda: loop.train(journal, saver)
 
 

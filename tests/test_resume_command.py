@@ -19,12 +19,12 @@ def steps(folder) -> list[int]:
 
 SAVED = [*small("recipe=accelerate", "train.max_steps=4", "measure.ledger=false"), "save.every_steps=2"]
 BREAKS = """
-import recipes.save
-def fail(self, step, save=recipes.save.Saver.after_step):
+import recipes.checkpoint.saver
+def fail(self, step, save=recipes.checkpoint.saver.Saver.after_step):
     if step == 3:
         raise RuntimeError("injected")
     return save(self, step)
-recipes.save.Saver.after_step = fail
+recipes.checkpoint.saver.Saver.after_step = fail
 """
 
 
@@ -125,12 +125,12 @@ def test_how_a_run_is_saved_is_not_in_its_key():
 
 PREEMPT_SEED_1 = """
 if job.record.config["train"]["seed"] == 1:
-    import os, signal, recipes.save
-    def ask(self, step, after=recipes.save.Saver.after_step):
+    import os, signal, recipes.checkpoint.saver
+    def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
         if step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return after(self, step)
-    recipes.save.Saver.after_step = ask
+    recipes.checkpoint.saver.Saver.after_step = ask
 """
 
 

@@ -98,12 +98,12 @@ def test_a_piece_that_is_missing_or_damaged_is_named(whole, again, tmp_path):
 ASK_RANK_1 = """
 import os, signal
 if job.place.rank == 1:
-    import recipes.save
-    def ask(self, step, after=recipes.save.Saver.after_step):
+    import recipes.checkpoint.saver
+    def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
         if step == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
         return after(self, step)
-    recipes.save.Saver.after_step = ask
+    recipes.checkpoint.saver.Saver.after_step = ask
 """
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
 from pathlib import Path
 
@@ -13,50 +10,7 @@ from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
 from recipes.errors import Refusal
 from recipes.records import run_folder
-
-# What a cluster sends before it takes a machine: SLURM's --signal=USR1, and SIGTERM, which comes before SIGKILL.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-class Stopped(BaseException):
-    """A signal has asked for an end, where no training step is waited for."""
-
-
-class Asked:
-    """Whether a signal has asked for an end. The step that runs is finished first."""
-
-    def __init__(self):
-        self.to_stop = self.listens = self.at_once = False
-
-    def listen(self) -> None:
-        """From here on the signals only set the flag."""
-        for number in SIGNALS:
-            signal.signal(number, self)
-
-    @contextlib.contextmanager
-    def listening(self, on: bool):
-        """Listen for a while, in the main thread, where that is wanted and nobody has asked to be left alone."""
-        numbers = SIGNALS if on and threading.current_thread() is threading.main_thread() else ()
-        self.listens = bool(numbers)
-        before = {number: signal.signal(number, self) for number in numbers
-                  if signal.getsignal(number) is not signal.SIG_IGN}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def stop_at_once(self) -> None:
-        """The training is over: from here on a signal raises Stopped, and so does one that came before."""
-        self.at_once = True
-        if self.to_stop:
-            raise Stopped
-
-    def __call__(self, *_) -> None:
-        self.to_stop = True
-        if self.at_once:
-            raise Stopped
-
+from recipes.checkpoint import stop_request
 
 class Saver:
     """Stands between a training's steps: puts back what it resumes from, saves, and says when to stop.
@@ -64,7 +18,7 @@ class Saver:
     start: the checkpoint that the training resumes from, or None. progress: hears of the phase.
     """
 
-    def __init__(self, cfg, journal, folder: Path, progress, asked: Asked, start: Checkpoint | None):
+    def __init__(self, cfg, journal, folder: Path, progress, asked: stop_request.StopRequest, start: Checkpoint | None):
         self.cfg, self.journal, self.folder, self.progress, self.asked = cfg, journal, folder, progress, asked
         self.start = start
         self.seconds = 0.0  # spent on saving
@@ -77,7 +31,7 @@ class Saver:
 
     def begin(self, loop) -> int:
         """The loop is ready to train: put the checkpoint's state into it. Returns the steps that are done."""
-        from recipes import state
+        from recipes.checkpoint import state
 
         self.loop = loop
         if self.start is None:
@@ -106,7 +60,8 @@ class Saver:
 
     def save(self, step: int) -> None:
         """Write a checkpoint. Raises OSError or SafetensorError; earlier checkpoints then stand."""
-        from recipes import config, state
+        from recipes import config
+        from recipes.checkpoint import state
 
         begin = time.perf_counter()
         self.journal.flush()

@@ -13,7 +13,6 @@ from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
 from recipes.errors import Refusal
 
-
 def inner(wrapped):
     """An optimizer without Accelerate around it."""
     return getattr(wrapped, "optimizer", wrapped)
