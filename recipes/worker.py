@@ -164,9 +164,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     from recipes.options import precision
     from recipes.options import task
     from recipes.options import training_arguments
-    from recipes.measure import count
-    from recipes.measure import device as devices
-    from recipes.measure.journal import Journal
+    from recipes.measure import memory_breakdown
+    from recipes.measure import device_memory
+    from recipes.measure.step_log import StepLog
 
     on_gpu = host.device(cfg) == "cuda"
     if place.ranks > 1 or place.launched or place.port:
@@ -190,7 +190,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     args = training_arguments.training_arguments(cfg, str(folder))
     architecture = builder.configuration(cfg)
     rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    before = devices.nvml_used_bytes()
+    before = device_memory.nvml_used_bytes()
     build = functools.partial(builder.build_model, cfg, architecture, rows)
     if parallelism.sharded(cfg):
         network = fsdp.spread(cfg, build, host.device(cfg))
@@ -202,14 +202,14 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             network.to(host.device(cfg))
     memory.parameter_count = sum(weight.numel() for weight in network.parameters())
     if on_gpu:
-        memory.weights_device_bytes = devices.nvml_used_bytes() - before
+        memory.weights_device_bytes = device_memory.nvml_used_bytes() - before
         torch.cuda.reset_peak_memory_stats()
     loop = Loop(cfg, args, network, rows)
     if on_gpu:
         precision.apply_tf32(cfg)
 
     start = loading.checkpoint_for(cfg, folder, progress.warn)
-    journal = Journal(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
+    journal = StepLog(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
                       folder if cfg.tracker.name != "none" and place.main else None, compiled=cfg.compile,
                       before=start.values["journal"] if start else None)
     saver = checkpoint_saver.Saver(cfg, journal, folder, progress, asked, start)
@@ -224,11 +224,11 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     finally:
         outcome.training, outcome.speed = journal.training(), journal.speed()
         outcome.speed.save_seconds = saver.seconds or None
-        memory.host_peak_rss_bytes = devices.host_peak_rss_bytes()
+        memory.host_peak_rss_bytes = device_memory.host_peak_rss_bytes()
         if on_gpu:
             memory.peak_allocated_bytes = torch.cuda.max_memory_allocated()
             memory.peak_reserved_bytes = torch.cuda.max_memory_reserved()
-            memory.device_used_bytes = devices.nvml_used_bytes()
+            memory.device_used_bytes = device_memory.nvml_used_bytes()
     waiting = accelerate_plugins.waiting_seconds(loop.model)
     if waiting is not None:
         outcome.speed.waiting_seconds_per_rank = collectives.all_gather(waiting)
@@ -256,14 +256,14 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         return
     outcome.status = "ok"
     if cfg.measure.ledger:
-        memory.per_rank = count.per_rank(memory, place)
+        memory.per_rank = memory_breakdown.per_rank(memory, place)
         if place.main:
             record.write(outcome, folder)  # the result is safe first: the step that follows may fail without harm to it
         progress.enter("count", "counting memory")
-        count.count(cfg, outcome, loop, journal, progress)
-    memory.per_rank = count.per_rank(memory, place)
+        memory_breakdown.count(cfg, outcome, loop, journal, progress)
+    memory.per_rank = memory_breakdown.per_rank(memory, place)
     if place.ranks > 1:
-        count.take_largest(memory)
+        memory_breakdown.take_largest(memory)
 
 
 def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
@@ -296,15 +296,15 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     """The guide's first checks: is the device empty, and what does the context alone take?"""
     import torch
 
-    from recipes.measure import device as devices
+    from recipes.measure import device_memory
     from recipes.errors import Refusal
 
     if not torch.cuda.is_available():
         raise Refusal("NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
                       "torch. Update it, or choose device=cpu.")
-    memory.device_used_at_start_bytes = devices.nvml_used_bytes()
-    others = devices.others_on_device()
-    if others or memory.device_used_at_start_bytes > devices.BUSY_BYTES:
+    memory.device_used_at_start_bytes = device_memory.nvml_used_bytes()
+    others = device_memory.others_on_device()
+    if others or memory.device_used_at_start_bytes > device_memory.BUSY_BYTES:
         progress.warn(f"the GPU is not empty: {memory.device_used_at_start_bytes / 2**20:.0f} MiB are in use"
                       + (f" by process {', '.join(map(str, others))}" if others else "")
                       + "; times and memory will suffer.")
@@ -317,6 +317,6 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
                           f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
                           ) from error
         raise
-    memory.context_bytes = devices.nvml_used_bytes() - memory.device_used_at_start_bytes
+    memory.context_bytes = device_memory.nvml_used_bytes() - memory.device_used_at_start_bytes
 
 

@@ -96,7 +96,7 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """A training with the recipe as the worker runs it: journal, steps.jsonl and all."""
-    from recipes.measure.journal import Journal
+    from recipes.measure.step_log import StepLog
     from recipes.checkpoint.stop_request import StopRequest
     from recipes.checkpoint.saver import Saver
 
@@ -106,7 +106,7 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
     else:
         from recipes.accelerate_loop import Loop
 
-    class InTurn(Journal):
+    class InTurn(StepLog):
         def step(self, *what):
             super().step(*what)
             turns.done(side)

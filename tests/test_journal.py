@@ -10,22 +10,22 @@ import types
 import pytest
 import torch
 
-from recipes.measure import journal as module
-from recipes.measure.journal import Journal
+from recipes.measure import step_log
+from recipes.measure.step_log import StepLog
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only the test moves: clock.now, in seconds."""
     clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(step_log, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
 def journal_of(clock, seconds, warmup=3, losses=None, samples=4, tokens=128, folder=None, flush_seconds=1e9, **more):
     """A journal of steps that took these seconds, and what it told."""
     told = []
-    journal = Journal(torch.device("cpu"), warmup, flush_seconds, lambda kind, **values: told.append((kind, values)),
+    journal = StepLog(torch.device("cpu"), warmup, flush_seconds, lambda kind, **values: told.append((kind, values)),
                       folder, **more)
     journal.begin()
     for index, taken in enumerate(seconds):
@@ -56,7 +56,7 @@ def test_when_no_step_is_left_all_are_measured(clock, steps):
 
 
 def test_a_short_last_batch_counts_with_its_own_samples(clock):
-    journal = Journal(torch.device("cpu"), 0, 1e9, lambda *_, **__: None, None)
+    journal = StepLog(torch.device("cpu"), 0, 1e9, lambda *_, **__: None, None)
     journal.begin()
     for samples in (4, 4, 1):
         clock.now += 1
@@ -109,7 +109,7 @@ def test_losses_are_read_back_now_and_then_only(clock):
 
 def test_steps_that_compiled_are_left_out(clock, monkeypatch):
     compiled = iter([0, 1, 1, 1, 2, 2])  # at the start, then after each step
-    monkeypatch.setattr(module, "_compilations", lambda: next(compiled))
+    monkeypatch.setattr(step_log, "_compilations", lambda: next(compiled))
     speed = journal_of(clock, [50, 1, 1, 50, 1], warmup=1, compiled=True)[0].speed()
     assert speed.measured_steps == 3 and speed.step_seconds_median == pytest.approx(1)
     assert speed.samples_per_second == pytest.approx(4)
@@ -133,7 +133,7 @@ def test_a_job_leaves_out_its_warm_up(train):
 def test_a_resumed_journal_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
     (tmp_path / "steps.jsonl").write_text("what the run that was stopped has written\n")
     before = {"losses": [3.0, float("nan")], "seconds": [9.0, 9.0], "samples": [4, 4], "tokens": [8, 8]}
-    journal = Journal(torch.device("cpu"), 1, 1e9, lambda *_, **__: None, tmp_path, before=before)
+    journal = StepLog(torch.device("cpu"), 1, 1e9, lambda *_, **__: None, tmp_path, before=before)
     journal.begin()
     for step in range(3):
         journal.step(torch.tensor(float(step)), 2, 4)

@@ -11,7 +11,7 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from recipes.measure.ledger import Ledger
+from recipes.measure.memory_ledger import MemoryLedger
 
 FOUR = 4  # bytes of a 32-bit float
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -69,8 +69,8 @@ def ready(model=None, kind=torch.optim.AdamW, **settings):
     return model, optimizer
 
 
-def counted(model, optimizer, *batches) -> Ledger:
-    ledger = Ledger(model, optimizer, "cpu")
+def counted(model, optimizer, *batches) -> MemoryLedger:
+    ledger = MemoryLedger(model, optimizer, "cpu")
     with ledger:
         step(model, optimizer, *batches)
     return ledger
@@ -113,7 +113,7 @@ def test_a_network_in_16_bits_takes_half(x):
 def test_autocasts_copies_are_copies_of_weights(x):
     """4 bytes and 2 bytes: the guide's 6."""
     model, optimizer = ready()
-    ledger = Ledger(model, optimizer, "cpu")
+    ledger = MemoryLedger(model, optimizer, "cpu")
     with ledger:
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(x).sum()
@@ -174,7 +174,7 @@ def test_tied_weights_count_once():
 
 
 def test_tensors_of_another_device_are_not_counted(x):
-    ledger = Ledger(*ready(), "cuda")
+    ledger = MemoryLedger(*ready(), "cuda")
     with ledger:
         step(ledger.model, ledger.optimizer, x)
     assert ledger.parts()["peak_tensor_bytes"] == 0 and ledger.parts()["peak_phase"] is None
@@ -186,7 +186,7 @@ def test_tensors_of_another_device_are_not_counted(x):
 @pytest.mark.parametrize("breaks", [False, True])
 def test_no_hook_is_left_behind(x, breaks):
     model, optimizer = ready()
-    ledger = Ledger(model, optimizer, "cpu")
+    ledger = MemoryLedger(model, optimizer, "cpu")
     try:
         with ledger:
             step(model, optimizer, x)
@@ -271,7 +271,7 @@ def test_the_peak_of_a_transformer_is_what_was_allocated(family, recompute):
 
     work()
     expected = bytes_before(model, optimizer, ids, *([labels] if labels is not ids else [])) + allocated(work)
-    ledger = Ledger(model, optimizer, "cpu")
+    ledger = MemoryLedger(model, optimizer, "cpu")
     with ledger:
         work()
     assert ledger.parts()["peak_tensor_bytes"] == pytest.approx(expected, rel=0.01)

@@ -162,7 +162,7 @@ def test_nothing_of_a_job_stays_behind(train, nursery):
                                        ("raise RuntimeError('injected')", "injected")])
 def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     run = train(status="ok", nursery=fault(
-        f"import recipes.measure.ledger as ledger\ndef enter(self):\n    {what}\nledger.Ledger.__enter__ = enter"))
+        f"import recipes.measure.memory_ledger as ledger\ndef enter(self):\n    {what}\nledger.Ledger.__enter__ = enter"))
     assert run.record.training.steps == 2 and run.record.evaluation is not None
     assert run.record.memory.peak_tensor_bytes is None
     assert any(word in line and "memory" in line for line in run.record.warnings)

@@ -24,7 +24,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 from recipes.foresight import attention, guard
 from recipes.foresight.autocast import Autocast
 from recipes.foresight.plans import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, signed, swap
-from recipes.measure import ledger
+from recipes.measure import memory_ledger
 
 NAME = "fakecuda"
 NOWHERE = 2**60  # from here on lie the addresses of what is not there; no machine has any
@@ -108,7 +108,7 @@ class FakeDevice(TorchDispatchMode):
         self.capability = capability
         self.device = torch.device("cpu") if capability is None else torch.device(NAME, 0)
         self.warnings: dict[str, None] = {}
-        self.watcher: ledger.Ledger | None = None  # a tape: told of each operation here, without a mode of its own
+        self.watcher: memory_ledger.MemoryLedger | None = None  # a tape: told of each operation here, without a mode of its own
         self._plans: dict[tuple, object] = {}
         self._addresses = itertools.count(NOWHERE, APART)
         self._building = False
@@ -140,9 +140,9 @@ class FakeDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self.watcher is not None:
             return self.watcher.__torch_dispatch__(func, types, args, kwargs)
-        if ledger.imagined(types):
+        if memory_ledger.is_fake(types):
             return func(*args, **kwargs or {})
-        if types and any(kind not in ledger.PLAIN for kind in types):
+        if types and any(kind not in memory_ledger.PLAIN for kind in types):
             return NotImplemented  # a sharded tensor: its own rules turn this into operations on what it holds
         return self.compute(func, args, kwargs or {})
 
@@ -243,7 +243,7 @@ class FakeDevice(TorchDispatchMode):
         """A number that a program reads from the device: where it is not known, one is made up and the reader named."""
         if getattr(tensor, "known", None) is not None:
             return tensor.known.item()
-        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(ledger.__file__).parent))
+        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(memory_ledger.__file__).parent))
         frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)]
         where = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"
         self.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
@@ -268,7 +268,7 @@ class FakeDevice(TorchDispatchMode):
     def _override(self, left: contextlib.ExitStack) -> None:
         left.callback(Autocast(NAME).close)
         left.enter_context(mock.patch.multiple(torch.UntypedStorage, nbytes=_size, size=_size, resize_=_resize))
-        left.enter_context(mock.patch.object(ledger, "RESIZE", _resize))
+        left.enter_context(mock.patch.object(memory_ledger, "RESIZE", _resize))
         library = torch.library.Library("aten", "IMPL")
         left.callback(library._destroy)
         key = "AutogradPrivateUse1"

@@ -18,7 +18,7 @@ from recipes import config, paths
 from recipes.options import validate
 from recipes.foresight.device import Unknown
 from recipes.foresight.tape import Tape
-from recipes.measure.ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, _local
+from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, local_tensor
 from recipes.errors import Refusal
 
 MIB = 2**20
@@ -75,7 +75,7 @@ class TellingTape(Tape):
             mine = {"": weight, "gradient": weight.grad}
             mine |= {key: value for key, value in self.optimizer.state.get(weight, {}).items() if torch.is_tensor(value)}
             for what, tensor in mine.items():
-                known = None if tensor is None else self._alive.get(_local(tensor).untyped_storage()._cdata)
+                known = None if tensor is None else self._alive.get(local_tensor(tensor).untyped_storage()._cdata)
                 if known is not None:
                     self.makers[id(known[1])] = f"{name} {what}".rstrip()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recipes.measure.ledger import _flops, tensors_in
+from recipes.measure.memory_ledger import operation_flops, tensors_in
 
 MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE = (
     "matmul", "attention", "reduction", "elementwise", "optimizer", "copy", "collective")
@@ -167,7 +167,7 @@ def _bytes(plan: _Plan, args, given, made) -> int:
 
 def _arithmetic(func, plan: _Plan, args, kwargs, result) -> tuple[int, tuple[int, ...]]:
     """(FLOPs, (batch, M, N, K) of a product). A causal kernel skips what lies above the diagonal: half."""
-    flops = _flops(func, args, kwargs, result)
+    flops = operation_flops(func, args, kwargs, result)
     if plan.name in PRODUCTS:
         left, right = args[PRODUCTS[plan.name]: PRODUCTS[plan.name] + 2]
         return flops, (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], right.shape[-1], left.shape[-1])

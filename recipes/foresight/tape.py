@@ -16,7 +16,7 @@ from recipes.foresight import attention
 from recipes.foresight.device import FakeDevice
 from recipes.foresight.operations import PRODUCTS, Tally
 from recipes.foresight.plans import signed
-from recipes.measure.ledger import OTHER, Ledger, Storage, imagined
+from recipes.measure.memory_ledger import OTHER, MemoryLedger, Storage, is_fake
 
 MIB = 2**20
 
@@ -35,7 +35,7 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
     return 32 * MIB if capability >= (9, 0) else 8_519_680
 
 
-class Tape(Ledger):
+class Tape(MemoryLedger):
     """Use as a Ledger, several times. capability: of the GPU; None: of a CPU, where nothing is hidden."""
 
     def __init__(self, model, optimizer, device, capability: tuple[int, int] | None):
@@ -59,7 +59,7 @@ class Tape(Ledger):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented or imagined(types):
+        if result is NotImplemented or is_fake(types):
             return result
         phase = self._phase  # the ledger has just asked
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]

@@ -19,7 +19,7 @@ from recipes.data import dataset
 from recipes.options import task
 from recipes.options import training_arguments
 from recipes.foresight import forecast
-from recipes.measure.ledger import Ledger
+from recipes.measure.memory_ledger import MemoryLedger
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 PARTS = 4  # a test each, for the sake of the time limit
@@ -38,7 +38,7 @@ def real(options: list[str], folder) -> dict:
     loop = accelerate_loop.Loop(cfg, args, network, rows)
     loop.model.train()
     loop.step(next(accelerate_loop.chunks(loop.loader, args.gradient_accumulation_steps)))
-    ledger = Ledger(network, getattr(loop.optimizer, "optimizer", loop.optimizer), torch.device("cpu"))
+    ledger = MemoryLedger(network, getattr(loop.optimizer, "optimizer", loop.optimizer), torch.device("cpu"))
     loop.one_more_step(ledger)
     counted = ledger.parts()
     return counted

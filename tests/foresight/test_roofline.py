@@ -12,7 +12,7 @@ from recipes.machine import gpu_specs
 from recipes.foresight import operations, roofline
 from recipes.foresight.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
 from recipes.foresight.plans import sign
-from recipes.measure.ledger import Ledger
+from recipes.measure.memory_ledger import MemoryLedger
 
 aten = torch.ops.aten
 
@@ -164,7 +164,7 @@ def step_of(checkpointing=False, layers=3):
         optimizer.zero_grad()
 
     step(torch.ones(16, 64))
-    with Ledger(blocks, optimizer, torch.device("cpu")) as ledger, Watch(ledger.phase) as watch:
+    with MemoryLedger(blocks, optimizer, torch.device("cpu")) as ledger, Watch(ledger.phase) as watch:
         step(torch.ones(16, 64))
     return ledger, watch.tally
 

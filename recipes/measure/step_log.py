@@ -19,8 +19,7 @@ import torch
 from recipes.records.run_folder import STEPS_FILE
 from recipes.records.record import Speed, Training
 
-
-class Journal:
+class StepLog:
     """Collects steps, writes `steps.jsonl` (folder None: not), and tells the parent how far it is.
 
     tell(kind, **values): called at each flush with steps, loss and samples a second.

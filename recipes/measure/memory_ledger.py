@@ -35,7 +35,7 @@ class Storage:
     again: bool = False  # made by checkpointing, which computes it a second time
 
 
-class Ledger(TorchDispatchMode):
+class MemoryLedger(TorchDispatchMode):
     """Use as `with Ledger(model, optimizer, device) as ledger: step()`, then read `parts()` and `flops`.
 
     model: the plain module, whose parameters carry the gradients. optimizer: its states must exist,
@@ -60,7 +60,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if imagined(types):
+        if is_fake(types):
             return func(*args, **kwargs)
         if types and any(kind not in PLAIN for kind in types):
             if func._overloadpacket in flop_registry:
@@ -95,7 +95,7 @@ class Ledger(TorchDispatchMode):
 
     def _add_flops(self, func, args, kwargs, result) -> None:
         try:
-            self.flops = self.flops + _flops(func, args, kwargs, result) if self.flops is not None else None
+            self.flops = self.flops + operation_flops(func, args, kwargs, result) if self.flops is not None else None
         except (AssertionError, TypeError, ValueError):  # a formula that does not know these shapes: no figure at all
             self.flops = None
 
@@ -148,18 +148,18 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _mark(self, tensor: torch.Tensor, kind: str) -> None:
-        entry = self._see(_local(tensor), kind, given=True)
+        entry = self._see(local_tensor(tensor), kind, given=True)
         if entry is not None:
             entry.kind = kind
 
     def _kind(self, tensor) -> str | None:
-        local = _local(tensor)
+        local = local_tensor(tensor)
         known = self._alive.get(local.untyped_storage()._cdata) if isinstance(local, torch.Tensor) else None
         return known[1].kind if known else None
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Called for what autograd saves. Inputs and weights keep their own name."""
-        entry = self._see(_local(tensor), OTHER, given=True)  # what is new even now was born before: the batch
+        entry = self._see(local_tensor(tensor), OTHER, given=True)  # what is new even now was born before: the batch
         if entry is not None and entry.kind == OTHER and not entry.given:
             entry.kind = ACTIVATION
         return tensor
@@ -267,7 +267,7 @@ class Ledger(TorchDispatchMode):
         return None if self.flops is None else self.flops * (1 + BACKWARD_PER_FORWARD)
 
 
-def _flops(func, args, kwargs, result) -> int:
+def operation_flops(func, args, kwargs, result) -> int:
     """FLOPs of one operation by torch's own formulas; 0 for what they do not count (element-wise work)."""
     packet = func._overloadpacket
     if packet._qualified_op_name.startswith("aten::_scaled_dot_product"):
@@ -282,7 +282,7 @@ def _flops(func, args, kwargs, result) -> int:
     return formula(*args, **kwargs, out_val=result) if formula else 0
 
 
-def imagined(types) -> bool:
+def is_fake(types) -> bool:
     """Whether an operation is on torch's own fake tensors, by which DTensor works out what a result will be like.
 
     Their mode comes after any other, so that this one sees what takes neither memory nor time. types: as a mode gets them.
@@ -303,7 +303,7 @@ def tensors_in(values) -> list[torch.Tensor]:
     return found
 
 
-def _local(tensor):
+def local_tensor(tensor):
     """This rank's part of a tensor that FSDP has sharded; any other as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
@@ -311,5 +311,5 @@ def _local(tensor):
 def _kept(weight) -> list[torch.Tensor]:
     """What a rank keeps of a weight between steps: its part under FSDP; under ZeRO's stage 3, too, and small ones whole."""
     if not hasattr(weight, "ds_tensor"):
-        return [_local(weight)]
+        return [local_tensor(weight)]
     return [weight.ds_tensor, weight] if weight.ds_persist else [weight.ds_tensor]

@@ -11,11 +11,10 @@ from recipes.records import record
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 
-
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     """The ledger's step: the five parts at the peak, and the model's FLOPs."""
     from recipes.machine import gpu_specs
-    from recipes.measure.ledger import Ledger
+    from recipes.measure.memory_ledger import MemoryLedger
 
     start = time.perf_counter()
     import torch
@@ -23,7 +22,7 @@ def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     optimizer = loop.optimizer
     while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper, and DeepSpeed's inside it
         optimizer = optimizer.optimizer
-    ledger = Ledger(loop.bare_model, optimizer, loop.accelerator.device)
+    ledger = MemoryLedger(loop.bare_model, optimizer, loop.accelerator.device)
     try:
         if cfg.compile:  # compiled code allocates behind the ledger's back: count the step as written
             torch.compiler.set_stance("force_eager")
