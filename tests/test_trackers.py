@@ -25,7 +25,7 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes import trackers
+from recipes.tracking import trackers
 from recipes.options import tracker as tracker_options
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 

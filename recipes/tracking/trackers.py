@@ -4,7 +4,7 @@ W&B lives in a process of its own beside the worker, and reads there what the wo
 `steps.jsonl`. So nothing that W&B does (a network that hangs, a service in the background, an exit that
 waits for both) delays a job or Ctrl-C: whatever becomes of it, its process can be ended from outside.
 
-This is the parent's side; `wandb_process.py` is that process's own.
+This is the parent's side; `wandb_process` is that process's own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Iterator
 from recipes.records import run_folder
 from recipes.machine import interpreter
 from recipes.records.record import Record
-from recipes.wandb_process import end_children, reason, stamp
+from recipes.tracking.wandb_process import end_children, reason, stamp
 
-HELPER = "import sys; from recipes.wandb_process import tend; tend(int(sys.argv[1]))"
+HELPER = "import sys; from recipes.tracking.wandb_process import serve; serve(int(sys.argv[1]))"
 STOP_SECONDS = 0.3  # what W&B gets after Ctrl-C, which must be over within a second
 
 

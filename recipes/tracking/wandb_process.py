@@ -1,4 +1,4 @@
-"""W&B's own process: it reads what the worker writes to `steps.jsonl`, and does as `trackers.py` tells it.
+"""W&B's own process: it reads what the worker writes to `steps.jsonl`, and does as `trackers` tells it.
 
 Imports W&B only when a run begins, so the parent can use `reason` and `end_children` for nothing.
 """
@@ -22,7 +22,7 @@ from typing import Callable
 SPARE_BYTES = 2**20  # with less than this on the disk, W&B's files may have lost their end in silence
 
 
-def tend(descriptor: int) -> None:
+def serve(descriptor: int) -> None:
     """Track one run after another for the parent, until it is gone."""
     channel, inbox = socket.socket(fileno=descriptor), queue.SimpleQueue()
     threading.Thread(target=_receive, args=(channel, inbox), daemon=True).start()

@@ -1,0 +1,1 @@
+"""Trackers: where a run's numbers go besides its folder."""
