@@ -12,9 +12,9 @@ from recipes.options import memory_hints
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
 FRAMES = (
     ("torch/utils/data/", None, "load"),
-    ("recipes/accelerate_loop.py", "step", "step"),
+    ("recipes/training/accelerate_loop.py", "step", "step"),
     ("transformers/trainer.py", "_clip_grad_norm", "step"),
-    ("recipes/step.py", "forward_backward", "forward"),
+    ("recipes/training/step.py", "forward_backward", "forward"),
     ("torch/autograd/__init__.py", "backward", "backward"),
     ("torch/autograd/graph.py", "_engine_run_backward", "backward"),
     ("torch/optim/", None, "step"),

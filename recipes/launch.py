@@ -169,9 +169,10 @@ def tend(descriptor: int, eight_bit: bool) -> None:
     import selectors
 
     from recipes import worker
+    from recipes.training import preload
 
     control = socket.socket(fileno=descriptor)
-    worker.import_libraries()
+    preload.import_libraries()
     _share()
     woken, waker = socket.socketpair()
     woken.setblocking(False)
@@ -207,7 +208,7 @@ def tend(descriptor: int, eight_bit: bool) -> None:
                 control.sendall(b"%d\n" % pid)
                 if eight_bit:  # few jobs need it, and the first need not wait for it
                     eight_bit = False
-                    worker.import_libraries(eight_bit=True)
+                    preload.import_libraries(eight_bit=True)
                     _share()
 
 

@@ -34,9 +34,6 @@ from recipes.ranks import collectives
 from recipes.ranks import failure_store
 from recipes.ranks import rank_info  # what a failure needs
 
-
-
-
 def entry(descriptor: int) -> None:
     """The child's first line: take the job from the pipe and run it."""
     pipe = Connection(descriptor)
@@ -115,20 +112,6 @@ class Progress:
         self.tell("warning", text=text)
 
 
-def import_libraries(eight_bit: bool = False) -> None:
-    """The imports that every job needs: seconds in a new interpreter, nothing where they are done."""
-    import accelerate  # noqa: F401
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-    from transformers import Trainer, TrainingArguments  # noqa: F401
-
-    import recipes.accelerate_loop
-    import recipes.trainer  # noqa: F401
-
-    if eight_bit:
-        import bitsandbytes  # noqa: F401
-
-
 def _end_with_parent(pipe: Connection) -> None:
     """The parent never speaks again, so this returns when it is gone: then go too, and leave no orphan."""
     try:
@@ -176,9 +159,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         collectives.init_process_group(place, on_gpu, listener)
         folder = _meet(cfg, job, progress)
     if cfg.recipe.name == "trainer":
-        from recipes.trainer import Loop
+        from recipes.training.trainer import Loop
     else:
-        from recipes.accelerate_loop import Loop
+        from recipes.training.accelerate_loop import Loop
     transformers.logging.disable_progress_bar()
     memory = outcome.memory
     if on_gpu:
@@ -244,7 +227,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
             progress.enter("save", "saving")
             checkpoint_saver.save_final(loop, rows, folder)
         if cfg.eval.enabled and rows.eval is not None:
-            from recipes.eval import evaluate
+            from recipes.training.evaluate import evaluate
 
             progress.enter("eval", "evaluating")
             outcome.evaluation = evaluate(cfg, args, loop, rows)
@@ -318,5 +301,3 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
                           ) from error
         raise
     memory.context_bytes = device_memory.nvml_used_bytes() - memory.device_used_at_start_bytes
-
-

@@ -102,9 +102,9 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
 
     cfg, args, rows, network = pieces(recipe, steps, sizes, folder)
     if recipe == "trainer":
-        from recipes.trainer import Loop
+        from recipes.training.trainer import Loop
     else:
-        from recipes.accelerate_loop import Loop
+        from recipes.training.accelerate_loop import Loop
 
     class InTurn(StepLog):
         def step(self, *what):

@@ -29,7 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, fit, launch, screen, supervise, worker
+from recipes import command, fit, launch, screen, supervise
+from recipes.training import preload
 from recipes.options import compose
 from recipes.records import record
 from recipes.machine import host
@@ -84,7 +85,7 @@ def crew(cfg):
     worker_environment.prepare(cfg, rank_info.RankInfo())
     with quiet():
         # bitsandbytes opens CUDA when it is imported, and CUDA does not survive a fork.
-        worker.import_libraries(not host.gpus() and host.has("bitsandbytes"))
+        preload.import_libraries(not host.gpus() and host.has("bitsandbytes"))
     import transformers
 
     transformers.logging.disable_progress_bar()

@@ -7,7 +7,7 @@ import torch
 import transformers
 from conftest import compose
 
-from recipes import optim
+from recipes.training import optimizer
 from recipes.options import training_arguments
 from recipes.machine import host
 
@@ -18,7 +18,7 @@ def built(model, tmp_path, *overrides):
     """The optimizer that these words give a model."""
     cfg, _, problems = compose(*DECAY, *overrides)
     assert not problems
-    return optim.build(training_arguments.training_arguments(cfg, str(tmp_path)), model)
+    return optimizer.build_optimizer(training_arguments.training_arguments(cfg, str(tmp_path)), model)
 
 
 def state_bytes(optimizer, weight) -> int:

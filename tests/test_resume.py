@@ -300,7 +300,7 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
 def test_a_signal_while_it_evaluates_saves_what_was_trained(train, fault, name):
     """The evaluation sends the signal itself; the run that resumes has only the evaluation left."""
     code = f"""
-import os, signal, recipes.eval as part
+import os, signal, recipes.training.evaluate as part
 part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
 """
     run = train("recipe=accelerate", status="preempted", nursery=fault(code))

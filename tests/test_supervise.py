@@ -59,8 +59,8 @@ def breaks(phase: str, error: str = ERROR) -> str:
         return FORWARD.format(before="pass", after="output.loss.register_hook(fail)", error=error)
     if phase == "step":
         return THIRD_STEP.format(what=f"raise {error}")
-    function = {"load": "recipes.data.dataset.build_data", "eval": "recipes.eval.evaluate", "save": "recipes.checkpoint.saver.save_final"}[phase]
-    return (f"import torch, recipes.data.dataset, recipes.eval, recipes.checkpoint.saver\n"
+    function = {"load": "recipes.data.dataset.build_data", "eval": "recipes.training.evaluate.evaluate", "save": "recipes.checkpoint.saver.save_final"}[phase]
+    return (f"import torch, recipes.data.dataset, recipes.training.evaluate, recipes.checkpoint.saver\n"
             f"def fail(*_, **__):\n    raise {error}\n{function} = fail")
 
 

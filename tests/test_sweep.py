@@ -25,8 +25,8 @@ def fail(*_, **__):
         raise ValueError("seed 2 fails")
     os.kill(os.getpid(), signal.SIGKILL)
 if seed in (1, 2, 3):
-    import recipes.accelerate_loop
-    recipes.accelerate_loop.forward_backward = fail
+    import recipes.training.accelerate_loop
+    recipes.training.accelerate_loop.forward_backward = fail
 """
 
 

@@ -67,7 +67,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     """
     import transformers
 
-    from recipes.accelerate_loop import Loop
+    from recipes.training.accelerate_loop import Loop
     from recipes.foresight import accelerator
     from recipes.foresight.device import FakeDevice
     from recipes.foresight.explain import TellingTape

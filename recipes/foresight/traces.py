@@ -55,7 +55,7 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     from recipes.options import compose
     from recipes.options import task
     from recipes.options import training_arguments
-    from recipes.accelerate_loop import Loop, chunks
+    from recipes.training.accelerate_loop import Loop, chunks
 
     cfg, _, problems = compose.compose(conf, "recipe=accelerate", *words)
     if problems:

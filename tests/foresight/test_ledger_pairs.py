@@ -13,7 +13,7 @@ import transformers
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
 
-from recipes import accelerate_loop
+from recipes.training import accelerate_loop
 from recipes.models import builder
 from recipes.data import dataset
 from recipes.options import task

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes import optim
+from recipes.training import optimizer
 from recipes.parallelism import accelerate_plugins
 from recipes.data import data_loader
 from recipes.options import checkpointing
 from recipes.ranks import collectives
 from recipes.parallelism.accelerate_plugins import accelerator_arguments
-from recipes.step import forward_backward, plan
-
+from recipes.training.step import forward_backward, step_shares
 
 class Loop:
     """A training that can run, and afterwards take one more step under a ledger.
@@ -29,7 +28,7 @@ class Loop:
         checkpointing.apply(cfg, model)
         self.loader = data_loader.batch_loader(rows, rows.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
-        self.model, self.optimizer = self.accelerator.prepare(model, optim.build(args, model))
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(args, model))
         if args.n_gpu > 1:
             self.model = accelerate_plugins.replicated(self.model)
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
@@ -60,7 +59,7 @@ class Loop:
     def step(self, batches):
         """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens) of all ranks."""
         losses = []
-        shares, samples, tokens = plan(batches)
+        shares, samples, tokens = step_shares(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
             last = self.accelerator.sync_gradients = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
@@ -93,4 +92,3 @@ def chunks(loader, size: int):
             batches = []
     if batches:
         yield batches
-

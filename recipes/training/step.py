@@ -12,7 +12,6 @@ from __future__ import annotations
 from recipes.ranks import collectives
 from recipes.data.collate import IGNORE_INDEX
 
-
 def labels_in(labels):
     """How many labels a loss averages over: a number, or () on the device.
 
@@ -21,7 +20,7 @@ def labels_in(labels):
     return labels.numel() if labels.dim() == 1 else (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
-def plan(batches) -> tuple[list, int, int]:
+def step_shares(batches) -> tuple[list, int, int]:
     """(shares, samples, tokens) of an optimizer step: what each micro-batch counts for, and what all ranks train on.
 
     A share is a micro-batch's part of the step's labels, times the ranks, since engines average gradients over

@@ -7,12 +7,11 @@ import math
 
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from recipes import optim
+from recipes.training import optimizer
 from recipes.parallelism import accelerate_plugins
 from recipes.data import data_loader
 from recipes.ranks import collectives
-from recipes.step import forward_backward, plan
-
+from recipes.training.step import forward_backward, step_shares
 
 class HeadroomTrainer(Trainer):
     """The Trainer with its documented hooks filled in: loader, optimizer, and the micro-batch's step."""
@@ -46,12 +45,12 @@ class HeadroomTrainer(Trainer):
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
-            self.optimizer = optim.build(self.args, model or self.model)
+            self.optimizer = optimizer.build_optimizer(self.args, model or self.model)
         return self.optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        shares, *self.step_size = plan(batches)
+        shares, *self.step_size = step_shares(batches)
         self.step_loss = None
         self._shares = iter(shares)
         return batches, None  # the shares stand in for the Trainer's own count of items

@@ -6,7 +6,7 @@ import math
 import time
 
 from recipes.records.record import Evaluation
-from recipes.step import labels_in
+from recipes.training.step import labels_in
 
 def evaluate(cfg, args, loop, rows) -> Evaluation:
     """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-
-def build(args, model):
+def build_optimizer(args, model):
     """The optimizer for a model: no weight decay on biases and norms, 8-bit ones keep embeddings in 32 bits.
 
     args: TrainingArguments. The class and its settings come from transformers' table, so the name

@@ -1,0 +1,1 @@
+"""The training itself: the step, the two loops around it, evaluation, the optimizer."""
