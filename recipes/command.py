@@ -16,7 +16,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import claim, clusters, config, launch, report, screen, supervise, sweep
+from recipes import claim, clusters, config, launch, screen, supervise, sweep
+from recipes.report import report
 from recipes.tracking import trackers
 from recipes.options import hydra_errors
 from recipes.options import resume

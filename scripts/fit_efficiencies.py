@@ -19,7 +19,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import config, report
+from recipes import config
+from recipes.report import report
 from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host  # noqa: E402

@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import config, published
+from recipes import config
+from recipes.report import reference
 from recipes.options import compose
 from recipes.records import record
 from recipes.machine import gpu_specs
@@ -82,7 +83,7 @@ def guide() -> str:
     """The guide's rows as this repository's experiments: on today's libraries, and as those of then would do them."""
     lines, speeds = [], []
     errors = {"Device memory, today's libraries": [], "Device memory, libraries of then": [], "Speed": []}
-    for label, told in published.guide().items():
+    for label, told in reference.guide().items():
         name = label.split()[0].removeprefix("experiment=")
         if "recipe=trainer" not in label:  # the Accelerate row has the memory of its Trainer row, and no speed
             continue
@@ -99,7 +100,7 @@ def guide() -> str:
                       f"{speed:.2f}", error(found[2])])
     head = ["experiment", "published device MiB", "today's libraries", "error", "libraries of then", "error",
             "today's context, too", "status", "published samples/s", "predicted", "error"]
-    return "\n\n".join([f"## {published.GUIDE_SOURCE}", table(head, lines),
+    return "\n\n".join([f"## {reference.GUIDE_SOURCE}", table(head, lines),
                         *(together(name, collected) for name, collected in errors.items()),
                         f"Rank correlation of the speeds: {rank_correlation(speeds):.3f}."])
 

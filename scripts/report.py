@@ -15,7 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from recipes import report, screen  # noqa: E402
+from recipes import screen
+from recipes.report import report  # noqa: E402
 from recipes.errors import Refusal  # noqa: E402
 
 

@@ -6,7 +6,8 @@ import pytest
 from conftest import CONF
 from test_report import MIB, OOM, drawn, job, put, run, words_of  # noqa: F401 - drawn is a fixture
 
-from recipes import published, report
+from recipes.report import reference
+from recipes.report import report
 
 GUIDE = "+experiment/guide={}"
 X4 = ("accumulation=x4", "batch.per_device=1")
@@ -17,7 +18,7 @@ def guided(name: str, *words: str, **options):
 
 
 def test_the_guides_figures_are_read_with_their_units():
-    told = published.guide()
+    told = reference.guide()
     assert len(told) == 10
     vanilla = told["experiment=vanilla recipe=trainer"]
     assert vanilla["device_used_bytes"] == 14949 * MIB and vanilla["samples_per_second"] == 8.86
@@ -30,7 +31,7 @@ def test_every_row_of_the_guide_is_an_experiment_with_these_settings():
     """The names and the settings in the file are those of conf/experiment/guide."""
     import yaml
 
-    told = published.guide()
+    told = reference.guide()
     names = {key.split()[0].removeprefix("experiment=") for key in told}
     assert names == {path.stem for path in (CONF / "experiment" / "guide").glob("*.yaml")}
     for key, row in told.items():
@@ -42,8 +43,8 @@ def test_every_row_of_the_guide_is_an_experiment_with_these_settings():
 
 
 def test_without_the_file_there_are_none_and_the_table_is_made(monkeypatch, tmp_path):
-    monkeypatch.setattr(published, "GUIDE_FILE", tmp_path / "missing.csv")
-    assert published.guide() == {}
+    monkeypatch.setattr(reference, "GUIDE_FILE", tmp_path / "missing.csv")
+    assert reference.guide() == {}
     assert "published samples/s" not in report.columns(report.compare([guided("vanilla")]))
 
 

@@ -18,7 +18,11 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes import config, plots, report, tradeoff
+from recipes import config
+from recipes.report import canvas
+from recipes.report import pareto_plot
+from recipes.report import plots
+from recipes.report import report
 from recipes.options import accumulation
 from recipes.options import train
 from recipes.records import record
@@ -436,9 +440,9 @@ def test_without_matplotlib_there_is_a_table_and_a_line(tmp_path, monkeypatch):
 
 def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp_path):
     put(tmp_path, [job()])
-    code = ("import sys; from recipes import report; at_first = set(sys.modules)\n"
+    code = ("import sys; from recipes.report import report; at_first = set(sys.modules)\n"
             f"report.make([{str(tmp_path)!r}], {str(tmp_path)!r}); report.for_screen([{str(tmp_path)!r}])\n"
-            "heavy = {'matplotlib', 'numpy', 'pandas', 'rich', 'torch', 'recipes.plots'}\n"
+            "heavy = {'matplotlib', 'numpy', 'pandas', 'rich', 'torch', 'recipes.report.plots'}\n"
             "print(sorted(heavy & at_first), sorted({'torch', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[] []", done.stderr
@@ -454,7 +458,7 @@ def drawn(monkeypatch):
         import matplotlib.image
 
         figures = []
-        monkeypatch.setattr(plots, "_png", lambda figure, png=plots._png: figures.append(figure) or png(figure))
+        monkeypatch.setattr(canvas, "_png", lambda figure, png=canvas._png: figures.append(figure) or png(figure))
         pictures = plots.draw(report.table(records, **options))
         monkeypatch.undo()
         return {name: (figure, matplotlib.image.imread(io.BytesIO(png))) for figure, (name, png) in zip(figures, pictures.items())}
@@ -504,7 +508,7 @@ def test_of_many_jobs_the_tradeoff_names_the_best_only(drawn):
     records = sixty()
     points = [(r.memory.peak_tensor_bytes, r.speed.samples_per_second) if r.status == "ok" else None for r in records]
     axes = drawn(records)["tradeoff.png"][0].axes[0]
-    assert len(axes.texts) == len(tradeoff.best_tradeoffs(points)) < 15
+    assert len(axes.texts) == len(pareto_plot.best_tradeoffs(points)) < 15
 
 
 def test_best_tradeoffs_are_those_that_no_other_beats():
@@ -513,7 +517,7 @@ def test_best_tradeoffs_are_those_that_no_other_beats():
         points = [(rng.randrange(12), rng.randrange(12)) if rng.random() > 0.2 else None for _ in range(size)]
         there = [(i, point) for i, point in enumerate(points) if point]
         best = {i for i, p in there if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for _, q in there)}
-        assert set(tradeoff.best_tradeoffs(points)) == best
+        assert set(pareto_plot.best_tradeoffs(points)) == best
 
 
 def test_jobs_without_figures_are_in_every_picture_with_the_word(drawn):
@@ -586,7 +590,7 @@ def test_brackets_in_a_name_are_no_markup():
 
 
 def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
-    done = subprocess.run([sys.executable, "-c", "from recipes import report; report.prepare()"], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-c", "from recipes.report import report; report.prepare()"], cwd=ROOT,
                           env=os.environ | {"MPLBACKEND": "none such"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

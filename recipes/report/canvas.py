@@ -1,17 +1,11 @@
-"""The pictures of a report, drawn from its table: `draw` gives them as PNG files in memory.
-
-Colours are Okabe and Ito's, which colour-blind people can tell apart. Lengths are in inches, so that a
-picture grows with its jobs and the letters stay as large as they are.
-"""
+"""The sheet that all pictures of a sweep are drawn on: sizes, colours, fonts, axes."""
 
 from __future__ import annotations
 
 import functools
 import io
 
-from recipes.rows import Spread, Table
-from recipes.records.units import PARTS
-from recipes.tables import number, percent
+from recipes.report.rows import Spread, Table
 
 BLUE, ORANGE, GREEN, YELLOW, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#767676"
 PART_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#BBBBBB")
@@ -23,17 +17,6 @@ LONGEST, LONGEST_NAME = 44, 90  # characters of a word in a label, and of all it
 STYLE = {"font.family": "DejaVu Sans", "text.parse_math": False, "hatch.color": "#BBBBBB", "hatch.linewidth": 0.8,
          "axes.linewidth": 0.6, "errorbar.capsize": 2}
 APART_AT_MOST = 10  # times; published figures further from the jobs' own would squash the bars
-
-
-def draw(made: Table) -> dict[str, bytes]:
-    """Name -> PNG of the three pictures. Raises ImportError where matplotlib is missing."""
-    import matplotlib
-
-    from recipes import tradeoff
-
-    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
-    with matplotlib.rc_context(defaults | STYLE):  # a user's own style must not change what a report looks like
-        return {"bars.png": _bars(made), "tradeoff.png": tradeoff.draw(made), "parts.png": _parts(made)}
 
 
 # --- a sheet of rows: labels on the left, panels with a bar a row beside them ------------------------
@@ -128,85 +111,6 @@ class Sheet:
                 lines.append(word)
         for above, line in enumerate(reversed(lines)):
             self.figure.text(EDGE / self.width, (0.06 + 0.14 * above) / self.height, line, fontsize=SMALL - 1, color=GREY)
-
-
-def _bars(made: Table) -> bytes:
-    """Memory and throughput of every job side by side: the guide's closing plot."""
-    unit, size = made.unit
-    sheet = Sheet(made, 2)
-    marked: set[str] = set()  # the sources of the published figures that are drawn
-    for title, figure, key, scale, colour in (
-            (f"{made.memory_name.capitalize()}, {unit}", made.memory, made.memory_kind, size, BLUE),
-            ("Throughput, samples/s", made.speed, "samples_per_second", 1, ORANGE)):
-        spreads = [figure(row) for row in made.rows]
-        theirs = [(row.published.get(key) or 0) / scale for row in made.rows]
-        base = figure(made.baseline) if made.baseline else None
-        most = max((s.high / scale for s in spreads if s), default=0)
-        if not most / APART_AT_MOST <= max(theirs) <= most * APART_AT_MOST:
-            theirs = [0] * len(theirs)
-        marked |= {row.published.get("source", "others") for row, value in zip(made.rows, theirs) if value}
-        most = max(most, *theirs)
-        axes = sheet.add_panel(title, most, 1.8 if any(theirs) else 1.42)
-        for y, (row, spread, published) in enumerate(zip(made.rows, spreads, theirs)):
-            if spread is None or not row.done:
-                sheet.slot(axes, y, row.status if not row.done else "not measured")
-            else:
-                text = number(spread.median / scale, 3) + ("*" if row.at_once > 1 else "")
-                if base and base.median and row is not made.baseline:
-                    text += f"  {percent(spread.median, base.median, 0)}".replace("-", "−")
-                text += f"  (◇ {number(published, 3)})" if published else ""
-                sheet.bar(axes, y, Spread(*(value / scale for value in spread)), text, colour, published)
-            if published:
-                axes.plot(published, y, marker="D", markersize=5.5, markerfacecolor="none", markeredgecolor="black",
-                          linestyle="none")
-        if base and len(made.rows) > 1:
-            axes.axvline(base.median / scale, color="black", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0.5)
-    sheet.foot(_footnotes(made) + [f"◇: published by {', '.join(sorted(marked))}."] * bool(marked))
-    return _png(sheet.figure)
-
-
-def _footnotes(made: Table) -> list[str]:
-    """What the signs in the bars mean, of those that occur."""
-    words = []
-    if any(map(made.memory, made.rows)):
-        words.append(f"{made.memory_name.capitalize()}: {made.memory_meaning}.")
-    if made.baseline and len(made.rows) > 1:
-        words.append("Bold, and the dotted line: the baseline.")
-    if any(row.estimate for row in made.rows):
-        words.append("Pale bars: estimates.")
-    if any(len(row.runs) > 1 for row in made.rows):
-        words.append("Whiskers: least to most of the repeats.")
-    if any(row.at_once > 1 for row in made.rows):
-        words.append("* ran side by side with others, which disturb it.")
-    return words
-
-
-def _parts(made: Table) -> bytes:
-    """What each part of memory takes at the peak, stacked."""
-    tops = [row.spread("memory", "peak_tensor_bytes") for row in made.rows]
-    most = max((top.high for top in tops if top), default=0)
-    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
-    sheet = Sheet(made, 1, panel=2 * PANEL)
-    axes = sheet.add_panel("", most / size, 1.12)
-    for y, (row, top) in enumerate(zip(made.rows, tops)):
-        sizes = [row.spread("memory", f"{part}_bytes") for _, part in PARTS]
-        if top is None or None in sizes or not row.done:
-            sheet.slot(axes, y, row.status if not row.done else "not counted")
-            continue
-        left = 0.0
-        for part, colour in zip(sizes, PART_COLOURS):
-            axes.barh(y, part.median / size, 0.68, left, color=colour, edgecolor="white", linewidth=0.5,
-                      alpha=0.45 if row.estimate else 1)
-            left += part.median / size
-        sheet.text(axes, y, left, number(left, 3))
-    x = sheet.left
-    for (name, _), colour in zip(PARTS, PART_COLOURS):  # the legend is the panel's heading
-        sheet.labels.text(x, -0.5 - 0.16 / sheet.row, "■", color=colour, fontsize=FONT + 2)
-        sheet.labels.text(x + 0.17, -0.5 - 0.16 / sheet.row, name, fontsize=FONT, weight="bold")
-        x += _inches(name, FONT, bold=True) + 0.4
-    sheet.foot([f"Live tensors at the moment of the peak, {unit}: the parts sum to the figure at the end of the bar."]
-               + ["Pale bars: estimates."] * any(row.estimate for row in made.rows))
-    return _png(sheet.figure)
 
 
 # --- what all of them need -------------------------------------------------------------------------

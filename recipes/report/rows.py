@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from recipes.records import record
-from recipes.labels import facts, label_keys, label_of
+from recipes.report.labels import facts, label_keys, label_of
 from recipes.records.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
 from recipes.errors import Refusal
 from recipes.records.units import MIB

@@ -15,26 +15,25 @@ import sys
 from pathlib import Path
 from typing import Callable
 
-from recipes import published as others
+from recipes.report import reference
 from recipes.records import record
 from recipes.records.record import Error, Evaluation, Record
 from recipes.errors import Refusal
-from recipes.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
-from recipes.tables import columns, markdown, remarks, screen_text  # noqa: F401
-
+from recipes.report.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
+from recipes.report.tables import columns, markdown, remarks, screen_text  # noqa: F401
 
 def compare(records: list[Record], baseline: str | None = None, published: dict[str, dict] | None = None) -> Table:
     """The table of the records, as `table` makes it. Those of `+experiment/guide=...` are put beside the guide by default:
 
     its figures as the published ones, its first row (the first such job that ended ok) as the baseline.
     """
-    of_guide = any(map(others.of_guide, records))
+    of_guide = any(map(reference.of_guide, records))
     if published is None and of_guide:
-        published = others.guide()
+        published = reference.guide()
     made = table(records, baseline, published)
     if baseline is None and of_guide:
-        made.baseline = next((row for row in made.rows if row.done and row.facts["experiment"] == others.GUIDE_BASELINE
-                              and any(map(others.of_guide, row.runs))), made.baseline)
+        made.baseline = next((row for row in made.rows if row.done and row.facts["experiment"] == reference.GUIDE_BASELINE
+                              and any(map(reference.of_guide, row.runs))), made.baseline)
     return made
 
 
@@ -56,7 +55,7 @@ def make(folders: list[Path | str], target: Path | str, baseline: str | None = N
 
 def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = None) -> list[Path]:
     """Write a table's files and pictures, each whole or not at all. Returns their paths. Raises OSError."""
-    from recipes import plots
+    from recipes.report import plots
 
     try:
         pictures = plots.draw(made)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Callable
 
 from recipes.records import record
-from recipes.labels import PACKAGES
-from recipes.rows import COLUMNS_AT_MOST, Row, Spread, Table
+from recipes.report.labels import PACKAGES
+from recipes.report.rows import COLUMNS_AT_MOST, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same.
 CONTEXT = ("experiment", "recipe", "model", "data", "data.seq_len", "batch.per_device", "accumulation.steps", "precision",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recipes import plots
-from recipes.plots import BLUE, DPI, FONT, GREY, ORANGE, SMALL
-from recipes.rows import Table
+from recipes.report import canvas
+from recipes.report.canvas import BLUE, DPI, FONT, GREY, ORANGE, SMALL
+from recipes.report.rows import Table
 
 NAMED_AT_MOST = 14  # jobs up to which the picture names every one
 
@@ -31,14 +31,14 @@ def draw(made: Table) -> bytes:
     lines = [(f"{n}", i, "", i in best) for n, i in enumerate(named, 1)]
     missing = [i for i, point in enumerate(points) if not point]
     lines += [("×", i, "not measured" if made.rows[i].done else made.rows[i].status, False) for i in missing[:NAMED_AT_MOST]]
-    cells = [[sign, *(words[i] for words in plots._labels(made).values()), why] for sign, i, why, _ in lines]
-    columns = [max((plots._inches(text, SMALL, bold=True) for text in column), default=0) + 0.2
+    cells = [[sign, *(words[i] for words in canvas._labels(made).values()), why] for sign, i, why, _ in lines]
+    columns = [max((canvas._inches(text, SMALL, bold=True) for text in column), default=0) + 0.2
                for column in zip(["", *made.labels, ""], *cells)]
 
     line_height, plot, beside = 0.21, 5.4, 0.75 + 5.4 + 0.3
     more = len(missing) - NAMED_AT_MOST
     width, height = beside + sum(columns) + 0.1, max(4.7, 1.2 + (len(lines) + 1 + (more > 0)) * line_height)
-    figure = plots._figure(width, height)
+    figure = canvas._figure(width, height)
     axes = figure.add_axes((0.75 / width, 0.72 / height, plot / width, (height - 1.2) / height))
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=SMALL, colors=GREY)
@@ -77,7 +77,7 @@ def draw(made: Table) -> bytes:
     words = ["Blue, joined by the line: the best trade-offs; no other job takes less memory and is as fast."] if shown else []
     words += ["Hollow: estimates."] * any(row.estimate for row in made.rows)
     figure.text(0.12 / width, 0.08 / height, " ".join(words), fontsize=SMALL - 1, color=GREY)
-    return plots._png(figure)
+    return canvas._png(figure)
 
 
 def _scale(axes, points: list[tuple[float, float]]) -> None:

@@ -1,0 +1,1 @@
+"""Records to rows, tables and pictures."""
