@@ -133,7 +133,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     worker_environment.prepare(cfg, place)
     progress.enter("load", "loading libraries")
     if cfg.recipe.name == "estimate":
-        from recipes import estimate
+        from recipes.foresight import estimate
 
         return estimate.run(cfg, outcome, folder, progress)
     import torch

@@ -29,7 +29,7 @@ from recipes import launch, supervise, sweep
 from recipes.options import compose
 from recipes.records import record
 from recipes.machine import host  # noqa: E402
-from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
+from recipes.foresight.validation.error_stats import rank_correlation, signed, summary  # noqa: E402
 
 MIB, GIB = 2**20, 2**30
 LIST = ROOT / "docs/results/accuracy_configurations.txt"

@@ -29,7 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, fit, launch, screen, supervise
+from recipes import command, launch, screen, supervise
+from recipes.foresight.search import space
 from recipes.training import preload
 from recipes.options import compose
 from recipes.records import record
@@ -54,8 +55,8 @@ def main(words: list[str] | None = None) -> int:
 
 def find(words: list[str]) -> int:
     """Search for what the words leave open, and print it. Returns the exit code."""
-    options, words, problems = fit.read_options(words)
-    search, more = (None, []) if problems else fit.plan(words, options)
+    options, words, problems = space.read_options(words)
+    search, more = (None, []) if problems else space.plan(words, options)
     if search is None:
         screen.say_problems(problems + more)
         return command.EXIT_CODES["refused"]
@@ -63,9 +64,9 @@ def find(words: list[str]) -> int:
     start = time.monotonic()
     try:
         with crew(search.base) as workers, status() as tell:
-            from recipes.foresight import search as searching
+            from recipes.foresight.search import runner
 
-            result = searching.run(search, options.top, workers, tell)
+            result = runner.run(search, options.top, workers, tell)
         screen.say(report(search, result, time.monotonic() - start))
         if options.measure and result.fits:
             measure(search, result.rows[:options.measure])
@@ -143,7 +144,7 @@ def status():
 # --- what a person reads --------------------------------------------------------------------------------
 
 
-def heading(search: fit.Search) -> str:
+def heading(search: space.SearchSpace) -> str:
     searched = [f"{lever} ({', '.join(map(str, values))})" for lever, values in search.values.items()]
     cfg = search.base
     gpus = cfg.parallelism.num_processes
@@ -153,15 +154,15 @@ def heading(search: fit.Search) -> str:
              f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}."]
     if search.pinned:
         lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
-    changing = [lever for lever in fit.CHANGES_TRAINING if lever in search.values]
+    changing = [lever for lever in space.CHANGES_TRAINING if lever in search.values]
     if changing:
         lines.append(f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "
                      f"computed; fit.keep=[{','.join(changing)}] keeps "
-                     f"{' '.join(f'{lever}={fit.now(cfg, lever)}' for lever in changing)}.")
-    return "\n".join([*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {fit.not_searched(search)}."])
+                     f"{' '.join(f'{lever}={space.now(cfg, lever)}' for lever in changing)}.")
+    return "\n".join([*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."])
 
 
-def report(search: fit.Search, result, seconds: float) -> str:
+def report(search: space.SearchSpace, result, seconds: float) -> str:
     """The table, the commands in its order, and what the figures rest on."""
     lines = [f"\n{seconds:.0f} s: {result.sketched} sketches, {result.estimated} estimates."]
     if not result.rows:
@@ -179,9 +180,9 @@ def report(search: fit.Search, result, seconds: float) -> str:
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 
 
-def grid(search: fit.Search, rows: list) -> str:
+def grid(search: space.SearchSpace, rows: list) -> str:
     """A row each: the levers that were searched, memory, margin, speed."""
-    headings = {lever: lever.split(".")[-1] for lever in search.values if lever != fit.BATCH}
+    headings = {lever: lever.split(".")[-1] for lever in search.values if lever != space.BATCH}
     cells = []
     for number, found in enumerate(rows, 1):
         outcome = found.outcome
@@ -214,9 +215,9 @@ def table(headings: list[str], cells: list[list[str]], left: int) -> str:
 # --- predicted against measured -------------------------------------------------------------------------
 
 
-def measure(search: fit.Search, rows: list, nursery: launch.Nursery | None = None) -> list[record.Record]:
+def measure(search: space.SearchSpace, rows: list, nursery: launch.Nursery | None = None) -> list[record.Record]:
     """Run rows for a few steps on the GPU at hand, and print what was predicted beside it. Returns the records."""
-    from recipes.foresight.errors import signed
+    from recipes.foresight.validation.error_stats import signed
 
     cells, records = [], []
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Efficiencies of the GPU that a folder's runs were measured on, as lines for recipes/foresight/efficiencies.yaml.
+"""Efficiencies of the GPU that a folder's runs were measured on, as lines for recipes/foresight/speed/efficiencies.yaml.
 
     python scripts/fit_efficiencies.py outputs/accuracy
 
@@ -24,7 +24,7 @@ from recipes.report import report
 from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host  # noqa: E402
-from recipes.foresight.errors import rank_correlation, summary  # noqa: E402
+from recipes.foresight.validation.error_stats import rank_correlation, summary  # noqa: E402
 
 FIGURES = ("matmul", "attention", "bandwidth", "kernel_seconds", "host_seconds")
 
@@ -39,14 +39,15 @@ def fits(found: record.Record) -> bool:
 
 def measured(found: record.Record):
     """A record as a step to fit on: its configuration is run once more on the fake device, for its operations."""
-    from recipes.foresight import fitting, forecast
+    from recipes.foresight import simulation
+    from recipes.foresight.validation import calibration
 
     cfg = config.from_dict(found.config)
     cfg.recipe.name = "estimate"
     cfg.gpu = config.from_dict(gpu_specs.find(found.environment["device_name"], found.environment["device_memory_bytes"]), config.Gpu)
     with tempfile.TemporaryDirectory() as folder:
-        tally = forecast.foresee(cfg, folder).tally
-    return fitting.Measured(found.config_key, tally, cfg.precision.name, found.speed.step_seconds_median)
+        tally = simulation.simulate_step(cfg, folder).tally
+    return calibration.Measured(found.config_key, tally, cfg.precision.name, found.speed.step_seconds_median)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -59,16 +60,17 @@ def main(words: list[str] | None = None) -> int:
         print(f"refused: {len(records)} runs that can be used, on {', '.join(sorted(names)) or 'no known GPU'}: at least "
               "4 of one GPU are needed.", file=sys.stderr)
         return 2
-    from recipes.foresight import fitting, roofline
+    from recipes.foresight.speed import roofline
+    from recipes.foresight.validation import calibration
 
     with ProcessPoolExecutor(host.usable_cores()) as pool:
         steps = list(pool.map(measured, records))
     device = config.from_dict(gpu_specs.find(*names, records[0].environment["device_memory_bytes"]), config.Gpu)
     before = roofline.efficiencies(device.chip)
-    after = fitting.fit(steps[::2], device, before)
+    after = calibration.fit(steps[::2], device, before)
     for name, chosen in (("fitted on", steps[::2]), ("held out", steps[1::2])):
         for when, reached in (("before", before), ("after", after)):
-            found = summary(fitting.errors(chosen, device, reached))
+            found = summary(calibration.errors(chosen, device, reached))
             print(f"# {name}, {when}: {found.count} runs, median size {found.median_size:.1%}, worst {found.worst:+.1%}")
     predicted = [roofline.predict(step.tally, device, step.precision, reached=after).step_seconds for step in steps[1::2]]
     ranked = rank_correlation(zip(predicted, (step.seconds for step in steps[1::2])))

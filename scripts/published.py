@@ -26,7 +26,7 @@ from recipes.options import compose
 from recipes.records import record
 from recipes.machine import gpu_specs
 from recipes.machine import host  # noqa: E402
-from recipes.foresight.errors import rank_correlation, signed, summary  # noqa: E402
+from recipes.foresight.validation.error_stats import rank_correlation, signed, summary  # noqa: E402
 
 MIB = 2**20
 REFERENCE = ROOT / "docs/reference"
@@ -66,16 +66,17 @@ def together(name: str, errors) -> str:
 
 def guide_row(name: str) -> tuple[record.Record, int]:
     """(the estimate on today's libraries, the bytes that the allocator would have reserved with those of then)."""
-    from recipes import estimate
-    from recipes.foresight import elsewhere, forecast
+    from recipes.foresight import prediction
+    from recipes.foresight import simulation
+    from recipes.foresight.validation import published_runs
 
     cfg, outcome, problems = compose.compose(ROOT / "conf", *GUIDE_WORDS, f"+experiment/guide={name}")
     if problems:
         raise ValueError(f"{name}: {' '.join(problems)}")
     with tempfile.TemporaryDirectory() as folder:
-        estimate.fill(cfg, outcome, forecast.foresee(cfg, folder, estimate.allocator_bytes(cfg)))
-        with elsewhere.january_2022():
-            then = forecast.foresee(cfg, folder, cfg.gpu.memory_bytes - GUIDE_CONTEXT_BYTES)
+        prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
+        with published_runs.january_2022():
+            then = simulation.simulate_step(cfg, folder, cfg.gpu.memory_bytes - GUIDE_CONTEXT_BYTES)
     return outcome, then.demand.peak_reserved_bytes
 
 
@@ -111,10 +112,10 @@ def guide() -> str:
 @functools.cache
 def rtx_bytes(model: str, batch: int, length: int, optimizer: str, mode: int, device: str, total_bytes: int) -> int:
     """Reserved bytes of an iteration of xMem's loop."""
-    from recipes.foresight import elsewhere
+    from recipes.foresight.validation import published_runs
 
     capacity = total_bytes - gpu_specs.options()["rtx3090_24gb"]["context_bytes"]  # no figure of these two cards
-    taken = elsewhere.xmem(model, batch, length, optimizer, mode, RTX_CAPABILITY[device], capacity)
+    taken = published_runs.xmem(model, batch, length, optimizer, mode, RTX_CAPABILITY[device], capacity)
     return taken.demand.peak_reserved_bytes
 
 
@@ -141,7 +142,8 @@ def rtx() -> str:
 
 def a100() -> str:
     """Allocated, device and speed of the fine-tunings on one GPU."""
-    from recipes.foresight import elsewhere, roofline
+    from recipes.foresight.speed import roofline
+    from recipes.foresight.validation import published_runs
 
     chosen = config.from_dict(gpu_specs.options()[A100], config.Gpu)
     lines, left_out, errors = [], [], {"allocated": [], "device": [], "speed": []}
@@ -151,7 +153,7 @@ def a100() -> str:
             left_out.append(f"- {row['model']}, {row['num_gpus']} GPUs, batch {batch}: FSDP1, which keeps a layer's weights "
                             "as one flat tensor; this repository has FSDP2, which keeps each apart.")
             continue
-        taken = elsewhere.fine_tuning(row["model"], batch, length, (8, 0), chosen.memory_bytes - chosen.context_bytes)
+        taken = published_runs.fine_tuning(row["model"], batch, length, (8, 0), chosen.memory_bytes - chosen.context_bytes)
         speed = batch * length / roofline.predict(taken.tally, chosen, "bf16_pure").step_seconds
         device = taken.demand.peak_reserved_bytes + chosen.context_bytes
         pairs = {"allocated": (taken.demand.peak_allocated_bytes, float(row["peak_allocated_bytes"])),

@@ -28,10 +28,10 @@ CONFIGURATIONS = {
 
 def record(name: str, into: Path) -> None:
     """Record one configuration; alone in its process."""
-    from recipes.foresight import traces
+    from recipes.foresight.validation import allocator_traces
 
     with tempfile.TemporaryDirectory() as scratch:
-        traces.write(traces.record(ROOT / "conf", CONFIGURATIONS[name], Path(scratch)), into / f"{name}.json.gz")
+        allocator_traces.write(allocator_traces.record(ROOT / "conf", CONFIGURATIONS[name], Path(scratch)), into / f"{name}.json.gz")
 
 
 def main() -> int:
@@ -40,7 +40,8 @@ def main() -> int:
     parser.add_argument("--only", choices=CONFIGURATIONS, help="one configuration, in this process")
     options = parser.parse_args()
     from recipes.machine import host
-    from recipes.foresight import allocator, traces
+    from recipes.foresight.memory import allocator
+    from recipes.foresight.validation import allocator_traces
 
     if not host.gpus():
         print("There is no GPU that torch could use here; nothing was recorded.", file=sys.stderr)
@@ -52,7 +53,7 @@ def main() -> int:
     worst = 0.0
     for name in CONFIGURATIONS:
         subprocess.run([sys.executable, __file__, "--only", name, "--into", options.into], check=True)
-        trace = traces.read(options.into / f"{name}.json.gz")
+        trace = allocator_traces.read(options.into / f"{name}.json.gz")
         told = allocator.replay(trace.events, trace.capacity_bytes)
         errors = [told.peak_allocated_bytes / trace.peak_allocated_bytes - 1,
                   told.peak_reserved_bytes / trace.peak_reserved_bytes - 1]

@@ -38,11 +38,11 @@ def test_a_run_on_a_cpu_is_refused(monkeypatch):
 
 
 def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path):
-    from recipes import estimate
-    from recipes.foresight import search as searching
+    from recipes.foresight import prediction
+    from recipes.foresight.search import runner
 
     words = [word for word in tiny(*AUTO) if not word.startswith("accumulation")]
-    by_hand = {size: searching.predict([*words, f"batch.per_device={size}"])[0] for size in (1, 2, 3, 4, 6, 12)}
+    by_hand = {size: runner.predict([*words, f"batch.per_device={size}"])[0] for size in (1, 2, 3, 4, 6, 12)}
     peaks = {size: outcome.memory.peak_reserved_bytes for size, outcome in by_hand.items()}
     assert sorted(peaks.values()) == list(peaks.values()) and peaks[4] < peaks[12]
     gib = (peaks[4] + peaks[6]) / 2 / 2**30 if peaks[4] < peaks[6] else (peaks[6] + peaks[12]) / 2 / 2**30
@@ -54,7 +54,7 @@ def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path)
     assert chosen["accumulation"]["name"] == "auto" and f"batch.per_device={expected}" in chosen["accumulation"]["reason"]
     assert accumulation.warnings(told.cfg) == [chosen["accumulation"]["reason"]]
     assert accumulation.resolve(told.cfg) == [], "a configuration that has been resolved stays as it is"
-    assert told.cfg.batch.per_device == expected and estimate.allocator_bytes(told.cfg) == int(gib * 2**30)
+    assert told.cfg.batch.per_device == expected and prediction.allocator_bytes(told.cfg) == int(gib * 2**30)
 
 
 def test_a_failure_of_the_estimate_is_said(monkeypatch):

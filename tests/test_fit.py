@@ -11,7 +11,7 @@ from dataclasses import asdict
 import pytest
 from conftest import CONF, ROOT, small
 
-from recipes import fit
+from recipes.foresight.search import space
 from recipes.options import menus
 from recipes.records import record
 from recipes.machine import host
@@ -36,16 +36,16 @@ class Here:
         return future
 
 
-def planned(*words: str, **options) -> fit.Search:
-    search, problems = fit.plan(tiny(*words), fit.Options(**options))
+def planned(*words: str, **options) -> space.SearchSpace:
+    search, problems = space.plan(tiny(*words), space.Options(**options))
     assert not problems
     return search
 
 
-def searched(search: fit.Search, top: int = 5):
-    from recipes.foresight import search as searching
+def searched(search: space.SearchSpace, top: int = 5):
+    from recipes.foresight.search import runner
 
-    return searching.run(search, top, Here())
+    return runner.run(search, top, Here())
 
 
 # --- what is asked -------------------------------------------------------------------------------------
@@ -56,13 +56,13 @@ def searched(search: fit.Search, top: int = 5):
     ("fit.top=0", "1 or more"), ("fit.measure=few", "0 or more"), ("fit.gpus=²", "1 or more"),
 ])
 def test_a_misspelt_key_of_fit_is_refused(word, said):
-    _, _, problems = fit.read_options([word])
+    _, _, problems = space.read_options([word])
     assert len(problems) == 1 and said in problems[0]
 
 
 def test_its_own_keys_are_not_trains():
-    options, words, problems = fit.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
-    assert (options, words, problems) == (fit.Options(2, ("optim", "precision")), ["model=gpt2"], [])
+    options, words, problems = space.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
+    assert (options, words, problems) == (space.Options(2, ("optim", "precision")), ["model=gpt2"], [])
 
 
 @pytest.mark.parametrize("word,said", [
@@ -71,23 +71,23 @@ def test_its_own_keys_are_not_trains():
 ])
 def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, said, monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = fit.plan(tiny(word), fit.Options())
+    search, problems = space.plan(tiny(word), space.Options())
     assert search is None and any(said in problem for problem in problems)
 
 
 def test_what_is_left_open_is_searched():
     search = planned("batch.effective=12")
-    assert [*search.values] == [lever for lever in fit.LEVERS if lever != "parallelism"] and not search.pinned
+    assert [*search.values] == [lever for lever in space.LEVERS if lever != "parallelism"] and not search.pinned
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
     assert set(search.values["precision"]) == set(menus.options("precision", [CONF]))
-    assert set(search.values["optim"]) == set(menus.options("optim", [CONF])) - set(fit.NOT_TRIED)
+    assert set(search.values["optim"]) == set(menus.options("optim", [CONF])) - set(space.NOT_TRIED)
     assert search.count() == 5 * 2 * 2 * 6 * 3
 
 
 def test_what_is_typed_or_kept_is_pinned():
     search = planned("optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", keep=("precision",))
     assert list(search.values) == ["checkpointing"]
-    assert set(search.pinned) == set(fit.LEVERS) - {"checkpointing", "parallelism"}
+    assert set(search.pinned) == set(space.LEVERS) - {"checkpointing", "parallelism"}
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 
@@ -97,7 +97,7 @@ def test_the_effective_batch_is_kept_where_only_a_default_says_it():
 
 
 def test_what_the_gpu_lacks_is_left_out_and_said():
-    search, problems = fit.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], fit.Options())
+    search, problems = space.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], space.Options())
     assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}
     said = [line.split(": ")[0] for line in search.left_out if "compute capability" in line]
     assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
@@ -105,19 +105,19 @@ def test_what_the_gpu_lacks_is_left_out_and_said():
 
 def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu):
     monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = fit.plan(tiny(), fit.Options(measure=3))
+    search, problems = space.plan(tiny(), space.Options(measure=3))
     assert search is None and "here is none, not gpu=rtx4090_24gb" in problems[0]
     pretend_gpu((8, 9), "NVIDIA L4")
-    assert "here is NVIDIA L4" in fit.plan(tiny(), fit.Options(measure=3))[1][0]
+    assert "here is NVIDIA L4" in space.plan(tiny(), space.Options(measure=3))[1][0]
     pretend_gpu((8, 9), "NVIDIA GeForce RTX 4090")
-    assert fit.plan(tiny(), fit.Options(measure=3))[0] is not None
+    assert space.plan(tiny(), space.Options(measure=3))[0] is not None
 
 
 def test_a_choice_is_the_configuration_that_its_command_composes():
     search = planned("batch.effective=8", "optim=sgd")
     for chosen in ({"precision": "bf16", "checkpointing": "full", "model.attention": "eager", "batch.per_device": 2},
                    {"precision": "tf32", "batch.per_device": 8}):
-        composed, _, problems = fit.compose(*search.command_words(chosen))
+        composed, _, problems = space.compose(*search.command_words(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
 
 
@@ -130,33 +130,33 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
     ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
 ])
 def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
-    from recipes.foresight import search as searching
-    from recipes.foresight import sketch
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
 
     words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
-    cfg, _, problems = fit.compose(*words)
+    cfg, _, problems = space.compose(*words)
     assert not problems
-    (seen,) = sketch.sketch(cfg, [cfg.precision.name], str(tmp_path))
-    outcome, why = searching.predict(words)
+    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.name], str(tmp_path))
+    outcome, why = runner.predict(words)
     assert not why
-    assert sketch.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
-    assert 0.85 < sketch.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
+    assert extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
+    assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
 
 
 def test_the_optimizer_of_one_sketch_goes_with_the_passes_of_another(tmp_path):
-    from recipes.foresight import search as searching
-    from recipes.foresight import sketch
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
 
     words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
-    passes, step = (sketch.sketch(fit.compose(*words, *more)[0], ["bf16"], str(tmp_path))[0]
+    passes, step = (extrapolation.extrapolate(space.compose(*words, *more)[0], ["bf16"], str(tmp_path))[0]
                     for more in (("optim=sgd", "batch.per_device=4"), ("optim=adamw", "batch.per_device=1")))
-    outcome, _ = searching.predict([*words, "optim=adamw", "batch.per_device=4"])
-    assert sketch.step_seconds(passes, step) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
-    assert 0.85 < sketch.least_bytes(passes, step) / outcome.memory.peak_allocated_bytes <= 1
+    outcome, _ = runner.predict([*words, "optim=adamw", "batch.per_device=4"])
+    assert extrapolation.step_seconds(passes, step) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
+    assert 0.85 < extrapolation.least_bytes(passes, step) / outcome.memory.peak_allocated_bytes <= 1
 
 
 def test_it_finds_what_trying_all_finds():
-    from recipes.foresight import search as searching
+    from recipes.foresight.search import runner
 
     search = planned("batch.effective=8", "model.layers=3", "model.width=256", "model.feed_forward=1024", "precision=bf16",
                      "model.attention=sdpa", "launch.memory_limit_gib=0.072")
@@ -164,7 +164,7 @@ def test_it_finds_what_trying_all_finds():
     all_of_them = []
     for told in itertools.product(*search.values.values()):
         chosen = dict(zip(search.values, told))
-        outcome, why = searching.predict(search.command_words(chosen))
+        outcome, why = runner.predict(search.command_words(chosen))
         assert not why
         all_of_them.append((outcome.speed.step_seconds_median, chosen, outcome))
     fitting = sorted((one for one in all_of_them if one[2].estimate.fits), key=lambda one: one[0])
@@ -207,12 +207,12 @@ def test_where_nothing_fits_it_says_what_comes_closest():
 def test_predicted_stands_beside_measured(nursery, capsys):
     from fit import measure
 
-    from recipes.foresight import search as searching
+    from recipes.foresight.search import runner
 
     words = small("model=gpt2_tiny")
-    search = fit.Search(words, None, 2)
-    outcome, _ = searching.predict([word for word in words if word != "device=cpu"] + [GPU])
-    (measured,) = measure(search, [searching.Found({"precision": "bf16"}, outcome)], nursery)
+    search = space.SearchSpace(words, None, 2)
+    outcome, _ = runner.predict([word for word in words if word != "device=cpu"] + [GPU])
+    (measured,) = measure(search, [runner.Found({"precision": "bf16"}, outcome)], nursery)
     assert measured.status == "ok" and measured.config["precision"]["name"] == "bf16" and measured.recipe == "accelerate"
     said = capsys.readouterr().out
     assert "samples/s measured" in said and f"{outcome.speed.samples_per_second:,.2f}" in said
@@ -224,7 +224,7 @@ def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):
     def pressed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fit, "plan", pressed)
+    monkeypatch.setattr(space, "plan", pressed)
     assert main(tiny()) == 130
 
 
@@ -243,15 +243,15 @@ def test_the_script_from_the_shell():
 def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
     import transformers
 
-    from recipes.foresight import search as searching
-    from recipes.foresight import sketch
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
 
     shape = transformers.GPT2Config(n_layer=5, n_embd=64, n_head=2, vocab_size=512, n_positions=64)
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")
     words = ["model=gpt2_tiny", f"model.pretrained={tmp_path / 'model'}", "data.seq_len=32", "data.samples=8", GPU]
-    cfg, _, problems = fit.compose(*words)
+    cfg, _, problems = space.compose(*words)
     assert not problems
-    (seen,) = sketch.sketch(cfg, ["fp32"], str(tmp_path))
-    outcome, why = searching.predict(words)
-    assert not why and sketch.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
-    assert 0.85 < sketch.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
+    (seen,) = extrapolation.extrapolate(cfg, ["fp32"], str(tmp_path))
+    outcome, why = runner.predict(words)
+    assert not why and extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
+    assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1

@@ -10,7 +10,7 @@ import pytest
 from conftest import small
 from test_fit import GPU, Here, planned, searched, tiny
 
-from recipes import fit
+from recipes.foresight.search import space
 from recipes.records import record
 from recipes.machine import host
 
@@ -19,7 +19,7 @@ FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
 
 
 def refused(*words: str, **options) -> str:
-    search, problems = fit.plan(tiny(*words), fit.Options(**options))
+    search, problems = space.plan(tiny(*words), space.Options(**options))
     assert search is None and len(problems) == 1, problems
     return problems[0]
 
@@ -29,10 +29,10 @@ def refused(*words: str, **options) -> str:
 
 def test_several_gpus_are_searched_for_how_they_train_together():
     search = planned("batch.effective=24", gpus=4)
-    assert list(search.values) == list(fit.LEVERS) and search.values["parallelism"] == list(fit.MODES)
+    assert list(search.values) == list(space.LEVERS) and search.values["parallelism"] == list(space.MODES)
     assert search.values["batch.per_device"] == [1, 2], "the powers of two that divide the share of one"
     for chosen in ({"parallelism": "ddp", "batch.per_device": 2}, {"parallelism": "fsdp shard_grad_op", "batch.per_device": 1}):
-        composed, _, problems = fit.compose(*search.command_words(chosen))
+        composed, _, problems = space.compose(*search.command_words(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
         assert composed.batch.per_device * composed.accumulation.steps * 4 == 24
     assert "parallelism=fsdp parallelism.num_processes=4" in search.command({"parallelism": "fsdp"})
@@ -85,9 +85,9 @@ def test_the_gpus_at_hand_are_counted(monkeypatch):
     assert "Type fit.gpus=2" in refused(gpus=4, measure=1)
     assert "Type fit.gpus=2" in refused("parallelism=ddp", "parallelism.num_processes=4", measure=1)
     here = planned("gpu=auto", gpus=2, measure=1, keep=ALL_ELSE)
-    assert here.values["parallelism"] == list(fit.MODES)
-    assert "one GPU of the 2 that are visible; fit.gpus=2" in fit.not_searched(planned("gpu=auto", keep=ALL_ELSE))
-    assert "fit.gpus=4" in fit.not_searched(planned(keep=ALL_ELSE)), "which are not all of the same kind as those here"
+    assert here.values["parallelism"] == list(space.MODES)
+    assert "one GPU of the 2 that are visible; fit.gpus=2" in space.not_searched(planned("gpu=auto", keep=ALL_ELSE))
+    assert "fit.gpus=4" in space.not_searched(planned(keep=ALL_ELSE)), "which are not all of the same kind as those here"
 
 
 # --- shortcuts ------------------------------------------------------------------------------------------
@@ -96,21 +96,21 @@ def test_the_gpus_at_hand_are_counted(monkeypatch):
 @pytest.fixture(scope="module")
 def tried():
     """(search over two GPUs of which some fit, [(chosen, record) of every configuration])."""
-    from recipes.foresight import search as searching
+    from recipes.foresight.search import runner
 
     search = planned("batch.effective=4", "model.layers=4", "model.width=256", "model.feed_forward=1024", "optim=adamw",
                      "precision=bf16", "model.attention=sdpa", "launch.memory_limit_gib=0.09", gpus=2)
     found = []
     for told in itertools.product(*search.values.values()):
         chosen = dict(zip(search.values, told))
-        outcome, why = searching.predict(search.command_words(chosen))
+        outcome, why = runner.predict(search.command_words(chosen))
         assert not why
         found.append((chosen, outcome))
     return search, found
 
 
 def test_sketches_know_the_link_and_never_too_much_memory(tried):
-    from recipes.foresight import candidates
+    from recipes.foresight.search import candidates
 
     search, found = tried
     made, why, _ = candidates.candidates_of(search, 2**60, Here())
@@ -126,14 +126,14 @@ def test_sketches_know_the_link_and_never_too_much_memory(tried):
 
 
 def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
-    from recipes.foresight import search as searching
-    from recipes.foresight import sketch
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
 
     words = ["model=bert_large", "data.samples=16", "data.seq_len=128", "batch.per_device=2", "accumulation=x2", "optim=sgd",
              "precision=bf16_pure", "parallelism=ddp", "parallelism.num_processes=4", GPU]  # 24 MiB a layer, 25 a bucket
-    (seen,) = sketch.sketch(fit.compose(*words)[0], ["bf16_pure"], str(tmp_path))
-    outcome, why = searching.predict(words)
-    assert not why and sketch.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=0.01)
+    (seen,) = extrapolation.extrapolate(space.compose(*words)[0], ["bf16_pure"], str(tmp_path))
+    outcome, why = runner.predict(words)
+    assert not why and extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=0.01)
 
 
 def test_it_finds_what_trying_all_finds(tried):
@@ -154,7 +154,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
 
     search = planned("batch.effective=8", "precision=bf16", "optim=sgd", "model.attention=sdpa", "checkpointing=none", gpus=4)
     result = searched(search, 6)
-    assert {row.chosen["parallelism"] for row in result.rows} == set(fit.MODES)
+    assert {row.chosen["parallelism"] for row in result.rows} == set(space.MODES)
     first = {row.chosen["parallelism"]: row for row in reversed(result.rows)}
     for mode, row in first.items():
         _, _, *words = shlex.split(search.command(row.chosen))
@@ -172,11 +172,11 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
 def test_its_commands_start_the_ranks_that_are_measured(nursery):
     from fit import measure
 
-    from recipes.foresight import search as searching
+    from recipes.foresight.search import runner
 
     search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
-    outcome, _ = searching.predict(search.command_words({"parallelism": "ddp", "batch.per_device": 1}))
+    outcome, _ = runner.predict(search.command_words({"parallelism": "ddp", "batch.per_device": 1}))
     search.words = small("model=gpt2_tiny", "batch.per_device=1")
-    (measured,) = measure(search, [searching.Found({"parallelism": "ddp"}, outcome)], nursery)
+    (measured,) = measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], nursery)
     assert measured.status == "ok" and len(measured.memory.per_rank) == 2
     assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)

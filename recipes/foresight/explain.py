@@ -11,15 +11,15 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import yaml
 
 from recipes import config, paths
 from recipes.options import validate
-from recipes.foresight.device import Unknown
-from recipes.foresight.tape import Tape
-from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER, local_tensor
+from recipes.foresight.fake_gpu.device import UnknownOperation
+from recipes.foresight.fake_gpu.op_trace import OpTrace
+from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from recipes.errors import Refusal
+from recipes.foresight.fake_gpu import attribution
 
 MIB = 2**20
 LARGEST = 10  # tensors that are listed
@@ -41,52 +41,7 @@ class Lever:
     step_seconds: float | None
 
 
-class TellingTape(Tape):
-    """A tape that also knows which module and which operation made each storage."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.makers: dict[int, str] = {}  # a storage's identity -> who made it
-        self._names = {module: name for name, module in self.model.named_modules()}
-        self._stack: list[str] = []
-        self._operation = ""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self._operation = func._opname
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _enter(self, storage, kind, given):
-        entry = super()._enter(storage, kind, given)
-        where = self._stack[-1] if self._stack and entry.phase != "step" else ""
-        self.makers[id(entry)] = " ".join(filter(None, [where, "" if given else self._operation]))
-        return entry
-
-    def __enter__(self):
-        from torch.nn.modules import module as modules
-
-        super().__enter__()
-        self._hooks.append(modules.register_module_forward_pre_hook(self._go_in))
-        self._hooks.append(modules.register_module_forward_hook(self._come_out, always_call=True))
-        return self
-
-    def _mark_states(self) -> None:
-        super()._mark_states()
-        for name, weight in self.model.named_parameters():
-            mine = {"": weight, "gradient": weight.grad}
-            mine |= {key: value for key, value in self.optimizer.state.get(weight, {}).items() if torch.is_tensor(value)}
-            for what, tensor in mine.items():
-                known = None if tensor is None else self._alive.get(local_tensor(tensor).untyped_storage()._cdata)
-                if known is not None:
-                    self.makers[id(known[1])] = f"{name} {what}".rstrip()
-
-    def _go_in(self, module, _) -> None:
-        self._stack.append(self._names.get(module, type(module).__name__))
-
-    def _come_out(self, *_) -> None:
-        self._stack.pop()
-
-
-def largest(tape: TellingTape) -> list[dict]:
+def largest(tape: attribution.AttributedTrace) -> list[dict]:
     """The largest storages alive at the last step's peak: bytes, part, made_by; equal ones counted once."""
     alive = {}
     for entry, sign in tape.log[: tape.peak() + 1]:
@@ -116,7 +71,7 @@ def levers(cfg, before_bytes: int, folder: str) -> list[Lever]:
             continue
         try:
             used, seconds = _device_used(changed, folder)
-        except (Refusal, Unknown):
+        except (Refusal, UnknownOperation):
             continue
         found.append(Lever(words, used, before_bytes - used, seconds))
     return sorted(found, key=lambda lever: -lever.saved_bytes)
@@ -143,16 +98,16 @@ def _changes(cfg):
 
 
 def _device_used(cfg, folder: str) -> tuple[int, float | None]:
-    from recipes import estimate
-    from recipes.foresight import forecast
+    from recipes.foresight import prediction
+    from recipes.foresight import simulation
     from recipes.records.record import Record
 
     outcome = Record(cfg.recipe.name, [], {}, "", {})
-    estimate.fill(cfg, outcome, forecast.foresee(cfg, folder, estimate.allocator_bytes(cfg)))
+    prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
     return outcome.memory.device_used_bytes, outcome.speed.step_seconds_median
 
 
-def picture(tape: Tape, path: Path, title: str, capacity_bytes: int | None) -> None:
+def picture(tape: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
     """Memory over the last step, part upon part, as a PNG. Raises ImportError where matplotlib is missing."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

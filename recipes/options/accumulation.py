@@ -16,7 +16,7 @@ from recipes.machine import host
 from recipes.machine import interpreter
 
 MIB = 2**20
-CHOOSE = "from recipes.foresight.batch import entry; entry()"
+CHOOSE = "from recipes.foresight.auto_batch import entry; entry()"
 
 
 def resolve(cfg) -> list[str]:

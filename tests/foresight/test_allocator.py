@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from recipes.foresight.allocator import MIB, Allocator, OutOfMemory, Settings, replay, settings_from
+from recipes.foresight.memory.allocator import MIB, Allocator, OutOfMemory, Settings, replay, settings_from
 
 EXPANDABLE = Settings(expandable_segments=True)
 

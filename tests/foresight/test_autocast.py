@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes.foresight import autocast
-from recipes.foresight.device import NAME, FakeDevice
+from recipes.foresight.fake_gpu import autocast
+from recipes.foresight.fake_gpu.device import NAME, FakeDevice
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 

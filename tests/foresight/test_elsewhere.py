@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from recipes.foresight import elsewhere
+from recipes.foresight.validation import published_runs
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import published  # noqa: E402
@@ -21,20 +21,20 @@ NOISE = 0.14
 
 def test_a_step_of_xmems_takes_what_they_measured():
     row = next(row for row in published.rows("published_rtx_fp32") if "Cerebras" in row["model"] and row["batch"] == "30")
-    taken = elsewhere.xmem(row["model"], 30, 128, row["optimizer"], 0, (8, 9), 8 * GIB)
+    taken = published_runs.xmem(row["model"], 30, 128, row["optimizer"], 0, (8, 9), 8 * GIB)
     assert taken.demand.peak_reserved_bytes == pytest.approx(int(row["measured_peak_bytes"]), rel=NOISE)
 
 
 def test_gradients_that_live_longer_take_more():
     def allocated(mode):
-        taken = elsewhere.xmem("cerebras/Cerebras-GPT-111M", 24, 128, "SGD", mode, (8, 6), 12 * GIB)
+        taken = published_runs.xmem("cerebras/Cerebras-GPT-111M", 24, 128, "SGD", mode, (8, 6), 12 * GIB)
         return taken.demand.peak_allocated_bytes
 
     assert allocated(1) > allocated(0)  # alive through the forward pass, where much else is
 
 
 def test_a_fine_tuning_peaks_in_the_optimizer_where_the_batch_is_small():
-    taken = elsewhere.fine_tuning("ibm/PowerLM-3b", 1, 128, (8, 0), 80 * GIB)
+    taken = published_runs.fine_tuning("ibm/PowerLM-3b", 1, 128, (8, 0), 80 * GIB)
     end = next(row for row in published.rows("published_a100_bf16") if row["model"] == "ibm/PowerLM-3b")
     states = float(end["allocated_at_end_bytes"])  # weights and two states: 3 of the 5 copies at the peak
     assert taken.demand.peak_allocated_bytes == pytest.approx(states * 5 / 3, rel=0.01)
@@ -44,7 +44,7 @@ def test_softmax_of_then_keeps_its_input_and_zeroed_gradients_stay():
     weight = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     saved = []
-    with elsewhere.january_2022(), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    with published_runs.january_2022(), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         scores = weight * 2
         torch.nn.functional.softmax(scores, dim=-1).sum().backward()
         optimizer.step()
@@ -57,7 +57,7 @@ def test_softmax_of_then_keeps_its_input_and_zeroed_gradients_stay():
 
 def test_every_row_is_built_or_named_with_the_reason():
     for name in ("published_rtx_fp32", "published_a100_bf16"):
-        assert {row["model"] for row in published.rows(name)} <= set(elsewhere.ARCHITECTURES)
+        assert {row["model"] for row in published.rows(name)} <= set(published_runs.ARCHITECTURES)
     assert {row["gpu"] for row in published.rows("published_rtx_fp32")} == set(published.RTX_CAPABILITY)
 
 

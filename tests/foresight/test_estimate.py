@@ -6,11 +6,13 @@ import pytest
 from conftest import compose, small
 
 from recipes import command as commands
-from recipes import estimate
+from recipes.foresight import estimate
+from recipes.foresight import prediction
 from recipes.records import record
 from recipes.machine import host
-from recipes.foresight import forecast, tape
-from recipes.foresight.allocator import MIB
+from recipes.foresight.fake_gpu import op_trace
+from recipes.foresight import simulation
+from recipes.foresight.memory.allocator import MIB
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
@@ -22,8 +24,8 @@ def predicted(tmp_path):
     def predicted(*words: str) -> record.Record:
         cfg, outcome, problems = compose("recipe=estimate", *words)
         assert not problems, problems
-        seen = forecast.foresee(cfg, str(tmp_path), estimate.allocator_bytes(cfg), cfg.estimate.explain)
-        estimate.fill(cfg, outcome, seen)
+        seen = simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+        prediction.fill(cfg, outcome, seen)
         return outcome
 
     return predicted
@@ -116,7 +118,7 @@ def test_fsdp_leaves_each_rank_its_part(predicted):
     assert memory.weights_bytes == pytest.approx(4 * count / 8, rel=0.01)
     assert memory.largest_bytes["optimizer"] == pytest.approx(8 * count / 8, rel=0.01)
     assert memory.peak_tensor_bytes < 20 * count / 3
-    workspaces = 2 * tape.workspace_bytes((8, 0))
+    workspaces = 2 * op_trace.workspace_bytes((8, 0))
     assert memory.peak_allocated_bytes == pytest.approx(memory.peak_tensor_bytes + workspaces, rel=0.01)  # the first step's too
     assert any("NCCL" in line for line in outcome.warnings)
     assert outcome.speed.tokens_per_second == pytest.approx(8 * outcome.speed.samples_per_second)

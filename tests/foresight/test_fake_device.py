@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recipes.foresight.device import NAME, FakeDevice, Unknown
+from recipes.foresight.fake_gpu.device import NAME, FakeDevice, UnknownOperation
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def test_gradients_and_their_shapes(gpu):
 def test_an_unknown_operation_in_a_backward_pass_is_named(run, operation, monkeypatch):
     def plan(self, func, *rest, plan=FakeDevice._plan):
         if func._opname == operation:
-            raise Unknown(f"the fake device cannot follow {func}")
+            raise UnknownOperation(f"the fake device cannot follow {func}")
         return plan(self, func, *rest)
 
     monkeypatch.setattr(FakeDevice, "_plan", plan)
-    with pytest.raises(Unknown, match=f"cannot follow aten.{operation}"), FakeDevice((7, 0)) as gpu:
+    with pytest.raises(UnknownOperation, match=f"cannot follow aten.{operation}"), FakeDevice((7, 0)) as gpu:
         run(ones(gpu, 4, requires_grad=True)).backward()
     with FakeDevice((7, 0)) as gpu:  # and the next one knows nothing of it
         ones(gpu, 4, requires_grad=True).sum().backward()
@@ -104,7 +104,7 @@ def test_tensors_on_the_host_are_real(gpu):
 
 
 def test_what_cannot_be_followed_is_said(gpu):
-    with pytest.raises(Unknown, match="nonzero"):
+    with pytest.raises(UnknownOperation, match="nonzero"):
         torch.nonzero(ones(gpu, 3))
 
 

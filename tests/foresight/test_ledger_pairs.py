@@ -18,7 +18,7 @@ from recipes.models import builder
 from recipes.data import dataset
 from recipes.options import task
 from recipes.options import training_arguments
-from recipes.foresight import forecast
+from recipes.foresight import simulation
 from recipes.measure.memory_ledger import MemoryLedger
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -48,7 +48,7 @@ def fake(options: list[str], folder) -> dict:
     """The same of a step that does not take place."""
     cfg, _, problems = compose(*small("recipe=estimate", *options))
     assert not problems, problems
-    return forecast.foresee(cfg, str(folder)).parts
+    return simulation.simulate_step(cfg, str(folder)).parts
 
 
 def differing(counted: dict, foreseen: dict) -> dict:

@@ -12,9 +12,10 @@ import pytest
 from conftest import compose, small
 from test_ledger_pairs import differing
 
-from recipes import estimate, supervise
-from recipes.foresight import forecast
-from recipes.foresight.roofline import efficiencies, predict
+from recipes import supervise
+from recipes.foresight import prediction
+from recipes.foresight import simulation
+from recipes.foresight.speed.roofline import efficiencies, predict
 
 SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
 # Wide enough that what is gathered and sent decides on the peak.
@@ -55,10 +56,10 @@ def real(make_job, fault):
     return real
 
 
-def foreseen(folder, *words: str) -> forecast.Forecast:
+def foreseen(folder, *words: str) -> simulation.SimulatedStep:
     cfg, _, problems = compose("recipe=estimate", *words)
     assert not problems, problems
-    return forecast.foresee(cfg, str(folder), estimate.allocator_bytes(cfg))
+    return simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg))
 
 
 @pytest.mark.parametrize("words", [

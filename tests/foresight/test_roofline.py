@@ -9,9 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes import config
 from recipes.machine import gpu_specs
-from recipes.foresight import operations, roofline
-from recipes.foresight.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
-from recipes.foresight.plans import sign
+from recipes.foresight.speed import operations
+from recipes.foresight.speed import roofline
+from recipes.foresight.speed.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.foresight.fake_gpu.op_cache import sign
 from recipes.measure.memory_ledger import MemoryLedger
 
 aten = torch.ops.aten

@@ -8,10 +8,10 @@ import os
 import sys
 import tempfile
 
-from recipes import config, estimate
+from recipes import config
+from recipes.foresight import prediction
 from recipes.machine import worker_environment
 from recipes.ranks import rank_info
-
 
 def largest(cfg, folder: str) -> dict:
     """The largest divisor of batch.effective that fits as the batch of one pass, by bisection: memory grows with it.
@@ -19,7 +19,7 @@ def largest(cfg, folder: str) -> dict:
     cfg: resolved, of an estimate. Returns batch and margin_bytes, and larger and missing_bytes of the next divisor
     (None where there is none). With a negative margin not even a batch of 1 fits.
     """
-    from recipes.foresight import forecast
+    from recipes.foresight import simulation
     from recipes.records.record import Record
 
     effective = cfg.batch.effective
@@ -29,7 +29,7 @@ def largest(cfg, folder: str) -> dict:
     def fits(size: int) -> bool:
         tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
         tried.batch.per_device, tried.accumulation.steps = size, effective // size
-        estimate.fill(tried, outcome, forecast.foresee(tried, folder, estimate.allocator_bytes(tried)))
+        prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, prediction.allocator_bytes(tried)))
         margins[size] = outcome.estimate.margin_bytes
         return outcome.estimate.fits
 
@@ -49,13 +49,13 @@ def entry() -> None:
     os.dup2(2, 1)  # libraries print where they like
     cfg = config.from_dict(json.load(sys.stdin))
     worker_environment.prepare(cfg, rank_info.RankInfo())
-    from recipes.foresight.device import Unknown  # which imports torch
+    from recipes.foresight.fake_gpu.device import UnknownOperation  # which imports torch
     from recipes.errors import Refusal
 
     try:
         with tempfile.TemporaryDirectory() as folder:
             told = largest(cfg, folder)
-    except (Refusal, Unknown) as error:
+    except (Refusal, UnknownOperation) as error:
         told = {"refused": str(error)}
     with answer:
         json.dump(told, answer)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from recipes.foresight.operations import ATTENTION, COLLECTIVE, MATMUL, Operation, Tally, classify  # noqa: F401
+from recipes.foresight.speed.operations import ATTENTION, COLLECTIVE, MATMUL, Operation, Tally, classify  # noqa: F401
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.yaml")
 # Tiles of a product that the libraries have kernels for. NVIDIA's 'Matrix Multiplication Background' guide: larger

@@ -19,7 +19,7 @@ from recipes.options import parallelism
 from recipes.options import task
 from recipes.machine import host
 from recipes.ranks import collectives
-from recipes.foresight import allocator
+from recipes.foresight.memory import allocator
 
 MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
@@ -27,7 +27,7 @@ REPEATS = 3  # of the steady step in the allocator: until nothing new is reserve
 
 
 @dataclass
-class Forecast:
+class SimulatedStep:
     """The figures of one process. Bytes; `parts` as `Ledger.parts` gives them. None on a CPU, which has no allocator."""
 
     parts: dict
@@ -59,7 +59,7 @@ def _batches(loader, count: int) -> list:
     return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
 
 
-def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling: bool = False) -> Forecast:
+def simulate_step(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling: bool = False) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors that do not exist.
 
     capacity_bytes: what the GPU has for torch's allocator. telling: the tape knows who made each tensor, too.
@@ -68,10 +68,10 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     import transformers
 
     from recipes.training.accelerate_loop import Loop
-    from recipes.foresight import accelerator
-    from recipes.foresight.device import FakeDevice
-    from recipes.foresight.explain import TellingTape
-    from recipes.foresight.tape import Tape
+    from recipes.foresight.fake_gpu import library_patches
+    from recipes.foresight.fake_gpu.device import FakeDevice
+    from recipes.foresight.fake_gpu.attribution import AttributedTrace
+    from recipes.foresight.fake_gpu.op_trace import OpTrace
 
     # Compiled code allocates where nobody sees it: the step as it is written. And torch has flash attention of its own.
     kernel = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
@@ -80,8 +80,8 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
     capability = None if gpu is None else AS_AMPERE if amd(cfg) else gpu.capability
     transformers.set_seed(cfg.train.seed)
     fake = FakeDevice(capability)
-    with fake, accelerator.pretended(fake), accelerator.ranks_of(cfg, fake):
-        args = accelerator.training_arguments(cfg, folder, fake.device)
+    with fake, library_patches.pretended(fake), library_patches.ranks_of(cfg, fake):
+        args = library_patches.training_arguments(cfg, folder, fake.device)
         architecture = builder.configuration(cfg)
         rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
         with fake.building():
@@ -92,7 +92,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         loop = Loop(cfg, args, network, rows)
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
-        tape = (TellingTape if telling else Tape)(network, optimizer, fake.device, capability)
+        tape = (AttributedTrace if telling else OpTrace)(network, optimizer, fake.device, capability)
         enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if rows.collate is collate.stack else steps
         held = _batches(data_loader.largest_step(rows, args), steps - enough)
         for tensor in held:
@@ -100,7 +100,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         for micro_batches in (1, enough):
             args.gradient_accumulation_steps = micro_batches
             tokens = loop.one_more_step(tape)
-            accelerator.settle_buckets(loop.model)
+            library_patches.settle_buckets(loop.model)
     at_once = args.train_batch_size * rows.ranks
     samples = min(at_once * steps, len(rows.train))  # a step larger than the data has what there is
     more = samples / min(at_once * micro_batches, len(rows.train))
@@ -115,7 +115,7 @@ def foresee(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling
         if settings.memory_fraction < 1:  # setMemoryFraction: of the total, not of what the context leaves
             capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu.memory_bytes))
         demand = allocator.replay(tape.events(REPEATS), capacity_bytes, settings)
-    return Forecast(
+    return SimulatedStep(
         parts=tape.parts(), parameter_count=sum(weight.numel() for weight in network.parameters()),
         samples=samples, tokens=round(tokens * more), micro_batches=steps, evaluates=rows.eval is not None,
         model_flops=None if tape.model_flops is None else round(tape.model_flops * more),

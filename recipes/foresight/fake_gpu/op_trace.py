@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from recipes.foresight import attention
-from recipes.foresight.device import FakeDevice
-from recipes.foresight.operations import PRODUCTS, Tally
-from recipes.foresight.plans import signed
+from recipes.foresight.fake_gpu import attention
+from recipes.foresight.fake_gpu.device import FakeDevice
+from recipes.foresight.speed.operations import PRODUCTS, Tally
+from recipes.foresight.fake_gpu.op_cache import signed
 from recipes.measure.memory_ledger import OTHER, MemoryLedger, Storage, is_fake
 
 MIB = 2**20
@@ -35,7 +35,7 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
     return 32 * MIB if capability >= (9, 0) else 8_519_680
 
 
-class Tape(MemoryLedger):
+class OpTrace(MemoryLedger):
     """Use as a Ledger, several times. capability: of the GPU; None: of a CPU, where nothing is hidden."""
 
     def __init__(self, model, optimizer, device, capability: tuple[int, int] | None):

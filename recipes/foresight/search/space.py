@@ -45,7 +45,7 @@ class Options:
 
 
 @dataclass
-class Search:
+class SearchSpace:
     """What is searched, and how a choice (lever -> value) becomes a configuration and a command.
 
     words: the person's, and what keeps the effective batch constant. base: their configuration, resolved.
@@ -141,7 +141,7 @@ def compose(*words: str):
         return None, None, [str(error).strip()]
 
 
-def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
+def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[str]]:
     """What to search for a command line without fit's own keys; or no search, and the problems, a line each."""
     words = [word for word in words if word != "recipe=estimate"]
     if "accumulation=auto" in words:
@@ -165,7 +165,7 @@ def plan(words: list[str], options: Options) -> tuple[Search | None, list[str]]:
     if cfg.accumulation.name != "none":
         pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # an experiment's
     share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
-    search = Search(words, cfg, share * cfg.parallelism.replicas)
+    search = SearchSpace(words, cfg, share * cfg.parallelism.replicas)
     for lever in LEVERS:
         if lever == "parallelism" and not searched:
             if typed or now(cfg, lever) != "single":
@@ -228,7 +228,7 @@ def _uneven(effective: int, replicas: int) -> str:
             "or another number of GPUs.")
 
 
-def _bar(search: Search) -> None:
+def _bar(search: SearchSpace) -> None:
     """Find what a mode of parallelism rules out of the other levers."""
     said = []
     for mode, lever in itertools.product(search.values.get("parallelism", ()), search.values):
@@ -248,7 +248,7 @@ def _in_lines(lever: str, refused: dict[str, str]) -> list[str]:
     return [f"{lever}={', '.join(values)}: {refused[values[0]]}" for values in alike.values()]
 
 
-def not_searched(search: Search) -> str:
+def not_searched(search: SearchSpace) -> str:
     """What fit does not try, and how it would."""
     here = len(host.gpus()) if search.base.gpu.name == "auto" else 0
     if "parallelism" in search.values:
@@ -265,7 +265,7 @@ def now(cfg, lever: str):
     return getattr(getattr(cfg, group), leaf or "name")
 
 
-def _allowed(search: Search, lever: str, words: list[str]) -> list:
+def _allowed(search: SearchSpace, lever: str, words: list[str]) -> list:
     """The options of a lever that this GPU and the other words leave."""
     allowed, refused = [], {}
     for value in LEVERS[lever] or menus.options(lever, [CONF]):

@@ -18,7 +18,6 @@ from recipes.machine import host
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 
-
 class Scaler(torch.amp.GradScaler):
     """fp16's scaler. There is nothing that could overflow, so it never skips a step."""
 

@@ -11,10 +11,10 @@ import itertools
 import tempfile
 from dataclasses import dataclass
 
-from recipes import fit
-from recipes.foresight import sketch
-from recipes.foresight.device import Unknown
-from recipes.foresight.sketch import Sketch
+from recipes.foresight.search import space
+from recipes.foresight.search import extrapolation
+from recipes.foresight.fake_gpu.device import UnknownOperation
+from recipes.foresight.search.extrapolation import Extrapolation
 from recipes.errors import Refusal
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one of which it is the same step at another speed
@@ -30,17 +30,17 @@ class Candidate:
     least_bytes: float
 
 
-def candidates_of(search: fit.Search, capacity_bytes: int, workers) -> tuple[list[Candidate], list[str], int]:
+def candidates_of(search: space.SearchSpace, capacity_bytes: int, workers) -> tuple[list[Candidate], list[str], int]:
     """(all choices but those whose passes alone take too much, what was refused, how many sketches it took).
 
     workers: a concurrent.futures.Executor whose processes have imported the libraries.
     """
-    tried = {lever: search.values.get(lever, [None]) for lever in fit.LEVERS}  # None: pinned
+    tried = {lever: search.values.get(lever, [None]) for lever in space.LEVERS}  # None: pinned
     precisions, modes = {}, {}
     for precision in tried["precision"]:
         precisions.setdefault(SAME_OPERATIONS.get(precision, precision), []).append(precision)
     for mode in tried["parallelism"]:
-        own = sketch.without_resharding(_config(search, {"parallelism": mode})).parallelism
+        own = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
         modes.setdefault((own.name, own.strategy), []).append(mode)
     groups = []
     for same in itertools.product(precisions.values(), modes.values()):
@@ -55,22 +55,22 @@ def candidates_of(search: fit.Search, capacity_bytes: int, workers) -> tuple[lis
 class _Group:
     """All choices with one of these precisions and modes, which share their sketches."""
 
-    def __init__(self, search: fit.Search, tried: dict, precisions: list, modes: list, capacity_bytes: int, workers):
+    def __init__(self, search: space.SearchSpace, tried: dict, precisions: list, modes: list, capacity_bytes: int, workers):
         self.search, self.tried, self.precisions, self.modes = search, tried, precisions, modes
         self.asked: list = []  # futures of `sketch_chain`
         self.light = {lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()}
         self.light |= {"precision": precisions[0], "parallelism": modes[0]}
         configs = {mode: _config(search, {"parallelism": mode}) for mode in modes}
-        self.resharding = [mode for mode in modes if sketch.without_resharding(configs[mode]) is not configs[mode]]
+        self.resharding = [mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]]
         names = [precision or search.base.precision.name for precision in precisions]
 
         def ask(levers: dict, batches: list, as_it_is: bool = False):
-            made = [_config(search, self.light | levers | {fit.BATCH: batch}) for batch in batches]
-            made = made if as_it_is else list(map(sketch.without_resharding, made))
+            made = [_config(search, self.light | levers | {space.BATCH: batch}) for batch in batches]
+            made = made if as_it_is else list(map(extrapolation.without_resharding, made))
             self.asked.append(workers.submit(sketch_chain, made, names, capacity_bytes, bool(self.resharding)))
             return self.asked[-1]
 
-        batches = tried[fit.BATCH]
+        batches = tried[space.BATCH]
         self.chains = {(checkpointing, attention): ask({"checkpointing": checkpointing, "model.attention": attention}, batches)
                        for checkpointing in tried["checkpointing"] for attention in tried["model.attention"]}
         self.steps = {optim: ask({"optim": optim}, batches[:1]) for optim in tried["optim"] if optim != self.light["optim"]}
@@ -83,26 +83,26 @@ class _Group:
         steps = {optim: first for optim, future in self.steps.items() for first in future.result()[0][:1]}
         light = steps.get(self.light["optim"])
         for mode, (checkpointing, attention) in itertools.product(self.modes, self.chains):
-            for batch, of_passes in zip(self.tried[fit.BATCH], self._passes(mode, checkpointing, attention)):
+            for batch, of_passes in zip(self.tried[space.BATCH], self._passes(mode, checkpointing, attention)):
                 for (index, precision), optim in itertools.product(enumerate(self.precisions), steps if light else ()):
                     chosen = {"precision": precision, "checkpointing": checkpointing, "model.attention": attention,
-                              "optim": optim, "parallelism": mode, fit.BATCH: batch}
+                              "optim": optim, "parallelism": mode, space.BATCH: batch}
                     if self.search.possible(chosen):
                         passes, step = of_passes[index], steps[optim][index]
-                        yield Candidate(_free(chosen), sketch.step_seconds(passes, step, light[index]),
-                                        sketch.least_bytes(passes, step))
+                        yield Candidate(_free(chosen), extrapolation.step_seconds(passes, step, light[index]),
+                                        extrapolation.least_bytes(passes, step))
 
-    def _passes(self, mode, checkpointing, attention) -> list[list[Sketch]]:
+    def _passes(self, mode, checkpointing, attention) -> list[list[Extrapolation]]:
         """The sketches of growing batches."""
         made = self.chains[checkpointing, attention].result()[0]
         if mode not in self.resharding:
             return made
         gathered = self.chains[checkpointing, self.light["model.attention"]].result()[0]
         small = self.small[checkpointing].result()[0]
-        return [list(map(sketch.resharding, told, small[0], gathered[0])) for told in made] if small and gathered else []
+        return [list(map(extrapolation.resharding, told, small[0], gathered[0])) for told in made] if small and gathered else []
 
 
-def _config(search: fit.Search, chosen: dict):
+def _config(search: space.SearchSpace, chosen: dict):
     return search.config(_free(chosen))
 
 
@@ -115,20 +115,20 @@ def _free(chosen: dict) -> dict:
 
 
 def sketch_chain(configs: list, precisions: list[str], capacity_bytes: int,
-                 resharding: bool = False) -> tuple[list[list[Sketch]], str]:
+                 resharding: bool = False) -> tuple[list[list[Extrapolation]], str]:
     """(sketches of configurations with growing batches, for each of the precisions; why there are no more, or '').
 
     None is made after the first whose passes take too much, whatever the optimizer. resharding: they also stand for
     those that give weights back, which take less.
     """
-    made: list[list[Sketch]] = []
+    made: list[list[Extrapolation]] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             for cfg in configs:
-                made.append(sketch.sketch(cfg, precisions, folder))
+                made.append(extrapolation.extrapolate(cfg, precisions, folder))
                 seen = made[-1][0]
                 if seen.pass_bytes - (seen.gathered_bytes if resharding else 0) > capacity_bytes:
                     break
-    except (Refusal, Unknown) as error:
+    except (Refusal, UnknownOperation) as error:
         return made, str(error)
     return made, ""

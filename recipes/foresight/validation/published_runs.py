@@ -16,9 +16,10 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from recipes.foresight import allocator, roofline
-from recipes.foresight.device import FakeDevice
-from recipes.foresight.tape import Tape
+from recipes.foresight.memory import allocator
+from recipes.foresight.speed import roofline
+from recipes.foresight.fake_gpu.device import FakeDevice
+from recipes.foresight.fake_gpu.op_trace import OpTrace
 
 ITERATIONS = 4  # as xMem ran; the others' steady state comes earlier
 SDPA_THEN = "sdpa_4_51"
@@ -125,7 +126,7 @@ def _take(model, batch, length, optimizer, dtype, iteration, capability, capacit
             network.forward = functools.partial(told.forward, network)
         network.train()
         optim = getattr(torch.optim, optimizer)(network.parameters(), lr=1e-3)
-        tape, held = Tape(network, optim, fake.device, capability), {}
+        tape, held = OpTrace(network, optim, fake.device, capability), {}
         for _ in range(ITERATIONS):
             with tape:
                 iteration(network, optim, inputs, held)

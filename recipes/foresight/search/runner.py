@@ -10,14 +10,14 @@ import tempfile
 from dataclasses import dataclass
 from typing import Callable
 
-from recipes import estimate, fit
+from recipes.foresight import prediction
+from recipes.foresight.search import space
 from recipes.records import record
 from recipes.machine import host
-from recipes.foresight import forecast
-from recipes.foresight.candidates import Candidate, candidates_of
-from recipes.foresight.device import Unknown
+from recipes.foresight import simulation
+from recipes.foresight.search.candidates import Candidate, candidates_of
+from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.errors import Refusal
-
 
 @dataclass
 class Found:
@@ -46,9 +46,9 @@ class Result:
         return any(found.fits for found in self.rows)
 
 
-def run(search: fit.Search, top: int, workers, tell: Callable[[str], None] = lambda text: None) -> Result:
+def run(search: space.SearchSpace, top: int, workers, tell: Callable[[str], None] = lambda text: None) -> Result:
     """Search. top: how many rows. tell: hears how it goes."""
-    capacity = estimate.allocator_bytes(search.base)
+    capacity = prediction.allocator_bytes(search.base)
     tell("sketching")
     candidates, refused, sketched = candidates_of(search, capacity, workers)
     promising = [one for one in candidates if one.least_bytes <= capacity]
@@ -69,7 +69,7 @@ def run(search: fit.Search, top: int, workers, tell: Callable[[str], None] = lam
     return Result(rows[:top], list(dict.fromkeys(refused)), sketched, len(tried))
 
 
-def _estimates(search: fit.Search, order: list[Candidate], workers):
+def _estimates(search: space.SearchSpace, order: list[Candidate], workers):
     """Estimates in that order, with as many on the way as there are cores."""
     waiting = []
     for one in itertools.chain(order, itertools.repeat(None, host.usable_cores())):
@@ -85,12 +85,12 @@ def _estimates(search: fit.Search, order: list[Candidate], workers):
 
 def predict(words: list[str]) -> tuple[record.Record | None, str]:
     """(record, '') of the estimate of a command line, as recipe=estimate gives it; or (None, why it was refused)."""
-    cfg, outcome, problems = fit.compose(*words)
+    cfg, outcome, problems = space.compose(*words)
     if problems:
         return None, " ".join(problems)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            estimate.fill(cfg, outcome, forecast.foresee(cfg, folder, estimate.allocator_bytes(cfg)))
-    except (Refusal, Unknown) as error:
+            prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
+    except (Refusal, UnknownOperation) as error:
         return None, str(error)
     return outcome, ""

@@ -21,9 +21,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from recipes.foresight import attention, guard
-from recipes.foresight.autocast import Autocast
-from recipes.foresight.plans import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, signed, swap
+from recipes.foresight.fake_gpu import attention
+from recipes.foresight.fake_gpu import error_guard
+from recipes.foresight.fake_gpu.autocast import Autocast
+from recipes.foresight.fake_gpu.op_cache import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, signed, swap
 from recipes.measure import memory_ledger
 
 NAME = "fakecuda"
@@ -36,7 +37,7 @@ set_storage = aten.set_.source_Storage_storage_offset.redispatch
 as_strided = aten.as_strided.default.redispatch
 
 
-class Unknown(Exception):
+class UnknownOperation(Exception):
     """An operation that the fake device cannot follow."""
 
 
@@ -79,7 +80,7 @@ class _Backend(_DummyBackendModule):
 @functools.cache
 def _register() -> torch.library.Library:
     """Make `torch.device("fakecuda")` known, for the rest of the process."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), device_guard=guard.Guard())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), device_guard=error_guard.Guard())
     # torch.tensor and process groups work below the modes: no mode is asked, but the kernels of the device.
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_"):
@@ -220,7 +221,7 @@ class FakeDevice(TorchDispatchMode):
         try:
             result = func(*map(there, args), **kwargs)
         except RuntimeError as error:  # of which an operation that the meta device lacks is one
-            raise Unknown(f"the fake device cannot follow {func}: {str(error).splitlines()[0]}") from error
+            raise UnknownOperation(f"the fake device cannot follow {func}: {str(error).splitlines()[0]}") from error
         if grouped:
             result = result.to(tensors[0].dtype)
         places = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
@@ -243,7 +244,7 @@ class FakeDevice(TorchDispatchMode):
         """A number that a program reads from the device: where it is not known, one is made up and the reader named."""
         if getattr(tensor, "known", None) is not None:
             return tensor.known.item()
-        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(memory_ledger.__file__).parent))
+        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), str(Path(memory_ledger.__file__).parent))
         frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)]
         where = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"
         self.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
@@ -261,7 +262,7 @@ class FakeDevice(TorchDispatchMode):
     def __exit__(self, *error):
         super().__exit__(*error)
         self._left.close()
-        lost = guard.found()
+        lost = error_guard.take_error()
         if lost is not None:
             raise lost
 

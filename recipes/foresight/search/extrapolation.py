@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from recipes.parallelism import fsdp
 from recipes.options import parallelism
-from recipes.foresight import forecast, roofline
-from recipes.foresight.operations import COLLECTIVE, Operation, Tally
+from recipes.foresight import simulation
+from recipes.foresight.speed import roofline
+from recipes.foresight.speed.operations import COLLECTIVE, Operation, Tally
 
 DEPTHS = (1, 2)  # layers of the two models that are looked at
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are made
@@ -26,7 +27,7 @@ STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_z
 
 
 @dataclass(frozen=True)
-class Sketch:
+class Extrapolation:
     """Of one optimizer step: the passes of its micro-batches, and what is done once after them.
 
     pass_bytes: the peak until the last pass, less the optimizer's states. step_bytes: the peak in the rest, with them.
@@ -49,12 +50,12 @@ class Sketch:
     step_collectives: float
 
 
-def least_bytes(passes: Sketch, step: Sketch) -> float:
+def least_bytes(passes: Extrapolation, step: Extrapolation) -> float:
     """What the passes of one sketch and the optimizer of another take at least."""
     return max(passes.pass_bytes + step.states_bytes, step.step_bytes)
 
 
-def step_seconds(passes: Sketch, step: Sketch, light: Sketch | None = None) -> float:
+def step_seconds(passes: Extrapolation, step: Extrapolation, light: Extrapolation | None = None) -> float:
     """A step of the passes of one sketch and the optimizer of another.
 
     light: a sketch like `step` with the optimizer of `passes`. What `passes` does outside its passes is then its own,
@@ -73,7 +74,7 @@ def without_resharding(cfg):
     return replace(cfg, parallelism=replace(cfg.parallelism, strategy=STAYS_GATHERED[cfg.parallelism.strategy]))
 
 
-def resharding(gathered: Sketch, small: Sketch, small_gathered: Sketch) -> Sketch:
+def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Extrapolation) -> Extrapolation:
     """The sketch of the passes that give weights back after the forward pass, from the one of those that do not.
 
     It computes the same, and gathers more: so much a micro-batch, whatever its size, as `small` does more than
@@ -85,7 +86,7 @@ def resharding(gathered: Sketch, small: Sketch, small_gathered: Sketch) -> Sketc
     return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
 
 
-def sketch(cfg, precisions: list[str], folder: str) -> list[Sketch]:
+def extrapolate(cfg, precisions: list[str], folder: str) -> list[Extrapolation]:
     """A sketch for each of the precisions, which differ in the speed of the same operations.
 
     Weights that are loaded say themselves how many layers they have: these models are looked at whole.
@@ -102,17 +103,17 @@ def sketch(cfg, precisions: list[str], folder: str) -> list[Sketch]:
         looks.append(figures)
         weights.append(sizes)
     if len(depths) == 1:
-        return [Sketch(*figures) for figures in looks[0]]
+        return [Extrapolation(*figures) for figures in looks[0]]
     more = layers - depths[0]
-    made = [Sketch(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*looks)]
+    made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*looks)]
     if cfg.parallelism.num_processes == 1 or parallelism.sharded(cfg):
         return made
     first = len(_buckets(cfg, weights[0]))
-    return [_in_buckets(cfg, one, Sketch(*figures).pass_collectives / first * len(_buckets(cfg, _deeper(*weights, more))))
+    return [_in_buckets(cfg, one, Extrapolation(*figures).pass_collectives / first * len(_buckets(cfg, _deeper(*weights, more))))
             for one, figures in zip(made, looks[0])]
 
 
-def _in_buckets(cfg, made: Sketch, collectives: float) -> Sketch:
+def _in_buckets(cfg, made: Extrapolation, collectives: float) -> Extrapolation:
     """DDP sends bucket by bucket, and two layers need not fill one more than one layer: their number is no line."""
     empty = Operation("allreduce_", COLLECTIVE)
     each = roofline.collective_seconds(empty, cfg.gpu, cfg.parallelism.num_processes, roofline.efficiencies(cfg.gpu.chip))
@@ -138,7 +139,7 @@ def _deeper(low: list, high: list, more: int) -> list:
 
 def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]], list[tuple]]:
     """(the fields of a Sketch for each precision, (elements, dtype) of each weight, the last first) of the model as it is."""
-    seen = forecast.foresee(cfg, folder)
+    seen = simulation.simulate_step(cfg, folder)
     states = seen.parts["largest_bytes"]["optimizer"] - seen.paged_bytes
     passes, step = _peaks(seen)
     workspaces = sum(hidden.bytes for hidden in seen.tape.hidden if hidden.kept)

@@ -1,60 +1,19 @@
-"""recipe=estimate: the record of a training that does not take place. Its figures are predictions."""
+"""A simulated step as the figures of a record."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
-from pathlib import Path
 
 from recipes.options import memory_hints
 from recipes.machine import host
 from recipes.records.record import Error, Estimate, Record
 
 MIB = 2**20
-TIMELINE = "timeline.png"
-
-
-# --- in the worker -----------------------------------------------------------------------------------
-
-
-def run(cfg, outcome: Record, folder: Path, progress) -> None:
-    """Predict, and fill the record in. Status oom: it would not fit, and the figures are of what it demands."""
-    import torch  # noqa: F401
-    import transformers
-    import transformers.trainer  # noqa: F401
-
-    from recipes.foresight import forecast
-
-    transformers.logging.disable_progress_bar()
-    progress.enter("load", "estimating")
-    start = time.perf_counter()
-    seen = forecast.foresee(cfg, str(folder), allocator_bytes(cfg), cfg.estimate.explain)
-    fill(cfg, outcome, seen)
-    if cfg.estimate.explain:
-        progress.enter("load", "trying levers")
-        _explain(cfg, outcome, seen, folder)
-    if outcome.estimate is not None:
-        outcome.estimate.seconds = time.perf_counter() - start
-
-
-def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
-    from recipes.foresight import explain
-
-    title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
-    capacity = allocator_bytes(cfg) if host.gpu(cfg) else None
-    try:
-        explain.picture(seen.tape, folder / TIMELINE, title, capacity)
-    except ImportError:
-        outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
-    if outcome.estimate is not None:
-        outcome.estimate.largest = explain.largest(seen.tape)
-        outcome.estimate.levers = [asdict(lever) for lever in
-                                   explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))]
 
 
 def allocator_bytes(cfg) -> int:
     """What is left of the device for torch's allocator, after the context."""
-    from recipes.foresight import allocator
+    from recipes.foresight.memory import allocator
 
     gpu = host.gpu(cfg)
     if gpu is None:
@@ -103,7 +62,7 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:
     from recipes.machine import gpu_specs
-    from recipes.foresight import roofline
+    from recipes.foresight.speed import roofline
 
     speed, count = outcome.speed, cfg.parallelism.num_processes
     told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)
@@ -120,12 +79,12 @@ def _fill_speed(cfg, outcome: Record, seen) -> None:
 
 def notes(cfg, evaluates: bool) -> list[str]:
     """What the figures rest on, a line each. evaluates: there are rows to evaluate on."""
-    from recipes.foresight import forecast
+    from recipes.foresight import simulation
 
     if host.gpu(cfg) is None:
         return []
     found = []
-    if forecast.amd(cfg):
+    if simulation.amd(cfg):
         found.append(f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
                      "A100; ROCm's own rules are not known to the estimate.")
     evaluated, trained = cfg.eval.batch * (cfg.eval.window or cfg.data.seq_len), cfg.batch.per_device * cfg.data.seq_len

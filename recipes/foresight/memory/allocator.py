@@ -11,9 +11,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Iterable
 
-from recipes.foresight.alloc_conf import (
-    MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings)
-
+from recipes.foresight.memory.settings import MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings
 
 class OutOfMemory(Exception):
     """A request that the device has no room for, also after all cached segments went back. missing_bytes: how much."""

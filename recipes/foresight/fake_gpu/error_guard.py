@@ -30,7 +30,7 @@ class Guard(_DummyDeviceGuard):
         return kind
 
 
-def found() -> BaseException | None:
+def take_error() -> BaseException | None:
     """The error that was taken away, once."""
     error = _lost[0] if _lost else None
     _lost.clear()

@@ -1,0 +1,1 @@
+"""CUDA's caching allocator: its settings and a model of it."""
