@@ -18,7 +18,9 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from recipes import config, launch, screen, supervise, sweep
+from recipes import config, screen, sweep
+from recipes.jobs import launch
+from recipes.jobs import post_mortem
 from recipes.options import memory_hints
 from recipes.records import record
 from recipes.machine import host
@@ -173,7 +175,7 @@ class Followed:
             return
         outcome = record.from_values(note["record"])
         hint = memory_hints.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
-        outcome = supervise.bury(launch.Job(outcome, folder / note["key"]), status, why, hint)
+        outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, why, hint)
         this.note(folder, self.number, note["key"], outcome.status, [screen.line(outcome, self.number + 1, words, False)])
 
 

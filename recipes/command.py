@@ -16,7 +16,11 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import claim, clusters, config, launch, screen, supervise, sweep
+from recipes import clusters, config, screen, sweep
+from recipes.jobs import fork_client
+from recipes.jobs import launch
+from recipes.jobs import run_lock
+from recipes.jobs import supervise
 from recipes.report import report
 from recipes.tracking import trackers
 from recipes.options import hydra_errors
@@ -156,7 +160,7 @@ def run_alone(composed, told, conf: Path) -> str:
     if not rank_info.current_rank().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
         return run_beside(outcome, problems)
     try:
-        with claim.claimed(folder):
+        with run_lock.hold(folder):
             outcome = run_in(folder, cfg, outcome, problems, screen.Screen())
             resume.keep_figures(before, outcome, folder)
     except Refusal as busy:
@@ -212,7 +216,7 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
         try:
             before = sweep.standing(place)
             if before is None:
-                with claim.claimed(place):
+                with run_lock.hold(place):
                     sweep.clear(place, cfg.resume == resume.LATEST)
                     if checkpoint_files.found(place):
                         cfg.resume = outcome.config["resume"] = resume.LATEST
@@ -241,7 +245,7 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
 
 
 def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], display: screen.Screen,
-           nursery: launch.Nursery | None = None, group: str | None = None) -> record.Record:
+           nursery: fork_client.ForkServer | None = None, group: str | None = None) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
     group: the sweep's name, for the tracker.

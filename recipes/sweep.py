@@ -20,7 +20,7 @@ from typing import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
 
-from recipes import launch
+from recipes.jobs import fork_client
 from recipes.records import checkpoint_files
 from recipes.records import record
 from recipes.ranks import rank_info
@@ -146,14 +146,14 @@ def told_apart(overrides: list[str], swept: set[str]) -> list[str]:
     return [word for word in overrides if word.lstrip("+").split("=")[0] in swept or not swept]
 
 
-_nurseries: list[launch.Nursery] = []
+_nurseries: list[fork_client.ForkServer] = []
 
 
-def nursery() -> launch.Nursery:
+def nursery() -> fork_client.ForkServer:
     """This process's nursery, started when it is first asked for, and again should it have died."""
     if _nurseries and not _nurseries[-1].alive():
         _nurseries.pop().close()
     if not _nurseries:
-        _nurseries.append(launch.Nursery())
+        _nurseries.append(fork_client.ForkServer())
         atexit.register(_nurseries[-1].close)
     return _nurseries[-1]

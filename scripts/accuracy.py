@@ -25,7 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import launch, supervise, sweep
+from recipes import sweep
+from recipes.jobs import fork_client
+from recipes.jobs import launch
+from recipes.jobs import supervise
 from recipes.options import compose
 from recipes.records import record
 from recipes.machine import host  # noqa: E402
@@ -88,12 +91,12 @@ def prepare(words: list[str], records: Path) -> launch.Job | record.Record:
     return before or launch.Job(outcome, folder)
 
 
-def finish(job: launch.Job | record.Record, nursery: launch.Nursery) -> record.Record:
+def finish(job: launch.Job | record.Record, nursery: fork_client.ForkServer) -> record.Record:
     """The record of a job that still has to run, or of one that has not."""
     return job if isinstance(job, record.Record) else supervise.run(job, lambda *_: None, nursery)
 
 
-def predict_all(rows: list[Row], more: list[str], records: Path, nursery: launch.Nursery, deadline: float) -> None:
+def predict_all(rows: list[Row], more: list[str], records: Path, nursery: fork_client.ForkServer, deadline: float) -> None:
     """Predictions, as many at once as there are cores."""
     jobs = [prepare([*JOB, *row.words, *more, "recipe=estimate"], records) for row in rows]
 
@@ -106,7 +109,7 @@ def predict_all(rows: list[Row], more: list[str], records: Path, nursery: launch
         list(pool.map(one, rows, jobs))
 
 
-def measure_all(rows: list[Row], more: list[str], records: Path, nursery: launch.Nursery, deadline: float) -> None:
+def measure_all(rows: list[Row], more: list[str], records: Path, nursery: fork_client.ForkServer, deadline: float) -> None:
     """Real runs, one after the other: they must not disturb each other's times."""
     on_gpu = bool(host.gpus()) and "device=cpu" not in more
     ledger = f"measure.ledger={'false' if on_gpu else 'true'}"  # on a GPU CUDA itself counts
@@ -204,7 +207,7 @@ def main(words: list[str] | None = None) -> int:
     rows = [Row(line) for line in read(told.configurations)]
     here = host.gpus()[0].name if host.gpus() and "device=cpu" not in told.words else "CPU"
     name = "accuracy_" + here.lower().replace("nvidia", "").strip().replace(" ", "_")
-    nursery = launch.Nursery()
+    nursery = fork_client.ForkServer()
     try:
         predict_all(rows, told.words, told.records, nursery, deadline)
         measure_all(rows, told.words, told.records, nursery, deadline)

@@ -29,7 +29,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, launch, screen, supervise
+from recipes import command, screen
+from recipes.jobs import fork_client
+from recipes.jobs import launch
+from recipes.jobs import supervise
 from recipes.foresight.search import space
 from recipes.training import preload
 from recipes.options import compose
@@ -215,7 +218,7 @@ def table(headings: list[str], cells: list[list[str]], left: int) -> str:
 # --- predicted against measured -------------------------------------------------------------------------
 
 
-def measure(search: space.SearchSpace, rows: list, nursery: launch.Nursery | None = None) -> list[record.Record]:
+def measure(search: space.SearchSpace, rows: list, nursery: fork_client.ForkServer | None = None) -> list[record.Record]:
     """Run rows for a few steps on the GPU at hand, and print what was predicted beside it. Returns the records."""
     from recipes.foresight.validation.error_stats import signed
 

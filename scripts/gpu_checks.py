@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import launch, supervise
+from recipes.jobs import fork_client
+from recipes.jobs import launch
+from recipes.jobs import supervise
 from recipes.options import compose
 from recipes.options import menus
 from recipes.records import record
@@ -43,7 +45,7 @@ def jobs() -> list[list[str]]:
     return [[f"recipe={recipe}", *JOB, *extra] for extra in words for recipe in ("trainer", "accelerate")]
 
 
-def run_all(nursery: launch.Nursery, into: Path, name: str) -> list[record.Record]:
+def run_all(nursery: fork_client.ForkServer, into: Path, name: str) -> list[record.Record]:
     """Run every job; each record goes to the .jsonl as soon as it is there."""
     records = []
     with open(into / f"{name}.jsonl", "w") as lines, tempfile.TemporaryDirectory() as scratch:
@@ -100,7 +102,7 @@ def main() -> int:
         failed = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-rfs"], cwd=ROOT).returncode
     options.into.mkdir(parents=True, exist_ok=True)
     name = "gpu_" + gpu.name.lower().replace("nvidia", "").strip().replace(" ", "_")
-    nursery = launch.Nursery()
+    nursery = fork_client.ForkServer()
     try:
         records = run_all(nursery, options.into, name)
     finally:

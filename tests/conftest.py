@@ -18,7 +18,10 @@ import pytest
 
 from recipes import command as commands
 from recipes.options import compose
-from recipes import config, launch, supervise, sweep
+from recipes import config, sweep
+from recipes.jobs import fork_client
+from recipes.jobs import launch
+from recipes.jobs import supervise
 from recipes.records import record
 from recipes.records import run_folder
 from recipes.machine import host
@@ -79,7 +82,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def nursery():
     """Forks the workers of all small jobs."""
-    nursery = launch.Nursery()
+    nursery = fork_client.ForkServer()
     yield nursery
     nursery.close()
 
@@ -87,7 +90,7 @@ def nursery():
 SITECUSTOMIZE = """
 import os, sys
 if "recipes." in "".join(sys.orig_argv):  # a worker or a nursery, not the command
-    import recipes.worker as worker
+    import recipes.jobs.worker as worker
     main = worker.main
     def faulty(job, pipe):
         exec(open(os.environ["HEADROOM_TEST_FAULT"]).read(), {"job": job})
@@ -104,7 +107,7 @@ def _faulty(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         patch.setenv("HEADROOM_TEST_FAULT", str(folder / "fault.py"))
-        nursery = launch.Nursery()
+        nursery = fork_client.ForkServer()
     yield nursery, folder / "fault.py"
     nursery.close()
 
@@ -114,7 +117,7 @@ def fault(_faulty):
     """fault(code) -> a nursery whose next workers run the code (it sees `job`) before they begin."""
     nursery, file = _faulty
 
-    def fault(code: str) -> launch.Nursery:
+    def fault(code: str) -> fork_client.ForkServer:
         file.write_text(code)
         return nursery
 
@@ -235,7 +238,7 @@ def command(monkeypatch, tmp_path, capfd, nursery):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it for good; here it is taken back
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments: str, nursery: launch.Nursery | None = nursery) -> Ended:
+    def command(*arguments: str, nursery: fork_client.ForkServer | None = nursery) -> Ended:
         def start_here(job, _=None):
             assert nursery is not None, "a job was started"
             return start(job, nursery)

@@ -297,10 +297,10 @@ def test_ctrl_c_ends_a_sweep(command, monkeypatch, tmp_path):
 
 
 def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_path):
-    from recipes import claim
+    from recipes.jobs import run_lock
 
     words = small("recipe=accelerate")
-    with claim.claimed(tmp_path / "busy"):
+    with run_lock.hold(tmp_path / "busy"):
         ended = command(*words, f"hydra.run.dir={tmp_path}/busy", nursery=None)
         assert ended.code == 2 and "another command is training" in ended.err
         assert list((tmp_path / "busy").iterdir()) == []
@@ -308,11 +308,11 @@ def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_pat
 
 
 def test_a_job_of_a_sweep_that_another_command_runs_is_left_alone(command, tmp_path):
-    from recipes import claim
+    from recipes.jobs import run_lock
 
     words = ["-m", *small("recipe=accelerate"), f"hydra.sweep.dir={tmp_path}/s"]
     place = tmp_path / "s" / compose(*small("recipe=accelerate")).record.config_key
-    with claim.claimed(place):
+    with run_lock.hold(place):
         (place / "steps.jsonl").write_text("theirs")
         ended = command(*words, nursery=None)
         assert ended.code == 1 and "another command is training" in ended.err

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import compose
 
-from recipes import failure
+from recipes.jobs import failures
 from recipes.options import memory_hints
 from recipes.errors import Refusal
 
@@ -19,21 +19,21 @@ from recipes.errors import Refusal
     OSError(12, "Cannot allocate memory"),
 ], ids=lambda error: type(error).__name__)
 def test_a_lack_of_memory_is_known_in_all_its_forms(error):
-    status, described = failure.describe(error, "eval", compose("device=cpu").cfg)
+    status, described = failures.describe(error, "eval", compose("device=cpu").cfg)
     assert status == "oom" and described.phase == "eval" and described.hint
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of range"), KeyError("memory"),
                                    OSError(28, "No space left on device")], ids=str)
 def test_other_errors_are_failures(error):
-    status, described = failure.describe(error, "load", compose("device=cpu").cfg)
+    status, described = failures.describe(error, "load", compose("device=cpu").cfg)
     assert status == "failed" and described.type == type(error).__name__
 
 
 def test_a_refusal_and_ctrl_c_are_no_failures():
     cfg = compose("device=cpu").cfg
-    assert failure.describe(Refusal("type that instead"), "load", cfg)[0] == "refused"
-    assert failure.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
+    assert failures.describe(Refusal("type that instead"), "load", cfg)[0] == "refused"
+    assert failures.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
 
 
 @pytest.mark.parametrize("words,tried,untried", [
@@ -89,5 +89,5 @@ def test_each_lever_of_a_hint_can_be_typed(words, phase):
     ("DataLoader worker (pid 7) exited", "data.workers=0"),
 ])
 def test_failures_that_people_meet_often_have_a_hint(message, word):
-    assert word in failure.failure_hint(RuntimeError(message))
-    assert failure.failure_hint(RuntimeError("something else")) is None
+    assert word in failures.failure_hint(RuntimeError(message))
+    assert failures.failure_hint(RuntimeError("something else")) is None

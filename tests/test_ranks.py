@@ -14,7 +14,7 @@ import psutil
 import pytest
 from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
 
-from recipes import supervise
+from recipes.jobs import supervise
 from recipes.records import record
 
 TWO = ["parallelism.num_processes=2"]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes import launch
+from recipes.jobs import launch
 from recipes.records import checkpoint_files
 from recipes.records import record
 from recipes.records import run_folder

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes import supervise
+from recipes.jobs import post_mortem
+from recipes.jobs import supervise
 from recipes.records import record
 from recipes.records import run_folder
 
@@ -135,7 +136,7 @@ def test_a_worker_that_leaves_without_a_word_has_failed(train, fault):
 def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fault, monkeypatch):
     """Seen from a counter of the system's that grew while the job ran."""
     kills = iter([0, 1])
-    monkeypatch.setattr(supervise, "_kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(post_mortem, "kernel_kills", lambda: next(kills))
     run = train(nursery=fault("import os; os.kill(os.getpid(), 9)"), status="oom")
     assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
 

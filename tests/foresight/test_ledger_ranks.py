@@ -12,7 +12,7 @@ import pytest
 from conftest import compose, small
 from test_ledger_pairs import differing
 
-from recipes import supervise
+from recipes.jobs import supervise
 from recipes.foresight import prediction
 from recipes.foresight import simulation
 from recipes.foresight.speed.roofline import efficiencies, predict

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from recipes.errors import Refusal
 
-
 @contextlib.contextmanager
-def claimed(folder: Path):
+def hold(folder: Path):
     """Hold a folder, which is made if need be, until the end. It is free again when the process is gone, however it went.
 
     Raises Refusal where another command holds it, OSError where it cannot be made.

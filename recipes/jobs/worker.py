@@ -21,7 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable
 
-from recipes import config, failure, launch, parallelism
+from recipes import config, parallelism
+from recipes.jobs import failures
+from recipes.jobs import launch
 from recipes.checkpoint import saver as checkpoint_saver
 from recipes.checkpoint import stop_request
 from recipes.parallelism import accelerate_plugins
@@ -63,7 +65,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
         with contextlib.suppress(OSError):  # the log's disk may be what is full
             traceback.print_exc()
         if outcome.status != "ok":  # else the result is safe, and only the ledger's step is lost
-            outcome.status, outcome.error = failure.describe(error, progress.phase, cfg)
+            outcome.status, outcome.error = failures.describe(error, progress.phase, cfg)
             outcome.error.rank = place.rank
         if place.ranks > 1:
             _say_why(job, error, progress.phase, cfg, tell)
@@ -80,7 +82,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
 
 def _say_why(job: launch.Job, error: BaseException, phase: str, cfg, tell: Callable) -> None:
     """Say to the parent, and to ranks that have another one, why this rank ends."""
-    status, reason = failure.describe(error, phase, cfg)
+    status, reason = failures.describe(error, phase, cfg)
     reason.rank = job.place.rank
     words = {"status": status, "error": asdict(reason), "lost": failure_store.lost_contact(error)}
     with contextlib.suppress(OSError):

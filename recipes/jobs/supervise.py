@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
 import time
 from dataclasses import asdict
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Callable
 
-from recipes import launch
+from recipes.jobs import fork_client
+from recipes.jobs import launch
 from recipes.checkpoint import stop_request
-from recipes.options import memory_hints
-from recipes.records import record
-from recipes.records import run_folder
 from recipes.ranks import failure_store
-from recipes.config import from_dict
 from recipes.records.record import Error, Record
+from recipes.jobs import post_mortem
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2
@@ -28,7 +24,7 @@ POLL_SECONDS = 0.2
 LAUNCHER = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) -> Record:
+def run(job: launch.Job, hear: Callable, nursery: fork_client.ForkServer | None = None) -> Record:
     """Run a job, all its ranks, to its end. hear(kind, values): called for each message of rank 0.
 
     nursery: forks the workers, where many jobs are run; without one each gets a new interpreter.
@@ -37,7 +33,7 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
     Raises OSError when the folder cannot be written. A rank other than 0 that a launcher started leaves no
     record; what is returned says how it ended.
     """
-    kernel_kills = _kernel_kills()
+    kernel_kills = post_mortem.kernel_kills()
     told = {"phase": "load"}
     failures: list[dict] = []  # what ranks said of their end, in the order in which it was heard
 
@@ -72,7 +68,7 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
             failures = [_by_the_launcher(f) if f["lost"] else f for f in failures]
         cause = _cause(failures, died) if ended == "exited" or failures else None
         if job.place.main:
-            return _leave_record(job, ended, code, told["phase"], kernel_kills, cause)
+            return post_mortem.leave_record(job, ended, code, told["phase"], kernel_kills, cause)
         outcome = job.record
         outcome.status = "interrupted" if ended == "interrupted" else "ok" if code == 0 else "failed"
         if cause is not None:
@@ -80,26 +76,6 @@ def run(job: launch.Job, hear: Callable, nursery: launch.Nursery | None = None) 
             if not failures:  # it died without a word: rank 0 cannot know of whom
                 failure_store.publish_failure(job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False})
         return outcome
-
-
-def _leave_record(job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int,
-                  cause: tuple[str, Error] | None) -> Record:
-    """The record in the folder, with what only the parent knows."""
-    outcome = _written(job.folder)
-    several = cause is not None and (cause[1].rank > 0 or job.place.launched)
-    if outcome is None:
-        outcome = _post_mortem(job, ended, code, phase, kernel_kills)
-        if several and outcome.status != "oom":
-            outcome.status, outcome.error = cause
-        record.write(outcome, job.folder)
-    elif outcome.status == "ok" and (code != 0 or several):  # the result was safe before the ledger's step
-        how = f"rank {cause[1].rank}: {cause[1].message}" if several else f"the worker ended ({_how(code)})"
-        outcome.warnings.append(f"{how} while memory was counted; the training itself was over.")
-        record.write(outcome, job.folder)
-    elif several:  # rank 0 only saw the others go
-        outcome.status, outcome.error = cause
-        record.write(outcome, job.folder)
-    return outcome
 
 
 def _by_the_launcher(failure: dict) -> dict:
@@ -118,7 +94,7 @@ def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | No
                     if code != 0 and rank not in {f["error"]["rank"] for f in failures})
     if first is None and silent:
         code = died[silent[0]]
-        return "killed" if code < 0 else "failed", Error("step", "Killed" if code < 0 else "WorkerDied", _how(code),
+        return "killed" if code < 0 else "failed", Error("step", "Killed" if code < 0 else "WorkerDied", post_mortem.exit_text(code),
                                                          rank=silent[0])
     first = first or next(iter(failures), None)
     return (first["status"], Error(**first["error"])) if first else None
@@ -197,81 +173,3 @@ def _end(running: launch.Running) -> None:
         os.killpg(running.process.pid, signal.SIGKILL)
     running.process.wait()
     running.pipe.close()
-
-
-def _written(folder: Path) -> Record | None:
-    try:
-        return record.read(folder)
-    except (OSError, ValueError):
-        return None
-
-
-def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int) -> Record:
-    """The record of a worker that could not write its own, from what its parent saw."""
-    outcome = job.record
-    outcome.training = _steps_written(job.folder)
-    where = {"train": "forward", "count": "step"}.get(phase, phase)  # a dead process does not say more
-    if ended == "interrupted":
-        outcome.status, outcome.error = "interrupted", Error(where, "KeyboardInterrupt", "stopped by the user")
-    elif ended == "preempted":
-        outcome.status = "preempted"
-    elif ended == "timeout":
-        limit = outcome.config["launch"]["timeout_seconds"]
-        outcome.status = "timeout"
-        outcome.error = Error(where, "Timeout", f"not done after {limit:g} seconds",
-                              "Raise launch.timeout_seconds, or give it fewer steps with train.max_steps.")
-    elif code < 0 and _kernel_kills() > kernel_kills:
-        outcome.status = "oom"
-        outcome.error = Error(where, "KernelOutOfMemory", f"the system ran out of memory and ended it ({_how(code)})",
-                              memory_hints.memory_hint(from_dict(outcome.config)))
-    elif code < 0:
-        outcome.status, outcome.error = "killed", Error(where, "Killed", _how(code))
-    else:
-        outcome.status = "failed"
-        outcome.error = Error(where, "WorkerDied", f"{_how(code)} and left no record",
-                              f"Its last words are in {job.folder / run_folder.LOG_FILE}.")
-    return outcome
-
-
-def bury(job: launch.Job, status: str, why: str, hint: str | None) -> Record:
-    """The record of a job whose parent is gone too: what its worker wrote, or what its steps tell.
-
-    status, why, hint: for the latter, from whoever saw it end. Raises OSError when the folder cannot be written.
-    """
-    outcome = _written(job.folder)
-    if outcome is None:
-        outcome = job.record
-        outcome.training = _steps_written(job.folder)
-        where = "forward" if outcome.training.steps else "load"
-        outcome.status, outcome.error = status, Error(where, status.capitalize(), why, hint)
-        record.write(outcome, job.folder)
-    return outcome
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _steps_written(folder: Path) -> record.Training:
-    """What steps.jsonl holds of a training; a half-written last line does not count."""
-    rows = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
-            rows.append(json.loads(line))
-    losses = [row["loss"] for row in rows]
-    return record.Training(len(rows), sum(row["samples"] for row in rows), sum(row["tokens"] for row in rows),
-                           losses, losses[-1] if losses else None)
-
-
-def _kernel_kills() -> int:
-    """How many processes Linux has ended for want of memory since it started; 0 elsewhere."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
