@@ -18,9 +18,9 @@ if sys.version_info < (3, 11):  # recipes.doctor reads pyproject.toml with a mod
     print(f"broken: Python {platform.python_version()} is below 3.11: make an environment with a newer one.")
     sys.exit(1)
 
-from recipes import doctor
+from recipes.doctor import checks
 from recipes.machine import host  # noqa: E402
-from recipes.doctor import GIB, Findings  # noqa: E402
+from recipes.doctor.checks import GIB, Findings  # noqa: E402
 from recipes.machine.nvml import Card  # noqa: E402
 
 WIDTH, COLUMN = 80, 22  # a row: two spaces, the name up to COLUMN, the text wrapped behind it
@@ -66,7 +66,7 @@ def page(found: Findings) -> Page:
     versions(out, found)
     for card in found.cards:
         gpu(out, found, card)
-    for part in (part for part, told in found.probes.items() if doctor.is_full(told)):
+    for part in (part for part, told in found.probes.items() if checks.is_full(told)):
         out.row("not tried", f"{part}: other programs hold its memory", "yellow")
     if not found.cards:
         out.head("GPU")
@@ -80,7 +80,7 @@ def page(found: Findings) -> Page:
         out.head("What you could install")
         for command, why in wanted:
             out.lines += [(f"  for {why}", ""), (f"    {command}", "bold")]
-    broken = doctor.broken(found)
+    broken = checks.broken(found)
     out.lines.append(("", ""))
     for line in broken:
         out.wrapped("broken: ", line, "red", " " * 8)
@@ -105,8 +105,8 @@ def versions(out: Page, found: Findings) -> None:
             where = [part.split()[-1] for part, told in found.probes.items()
                      if part.startswith("bitsandbytes on") and "error" not in told]
             notes += [f"8-bit AdamW works on {', '.join(where)}"] if where else []
-        fails = {"torch": doctor.torch_broken(found), "bitsandbytes": doctor.failed(found.probes, "bitsandbytes on")}
-        bad = doctor.is_below(p.version, p.bound) or p.error or fails.get(p.name)
+        fails = {"torch": checks.torch_broken(found), "bitsandbytes": checks.failed(found.probes, "bitsandbytes on")}
+        bad = checks.is_below(p.version, p.bound) or p.error or fails.get(p.name)
         out.row(p.name, f"{p.version:<14}{'; '.join(notes + ['BROKEN, see below'] * bool(bad))}", "red" if bad else "")
     out.row("NVIDIA driver", found.driver.error or f"{found.driver.version or '?':<14}CUDA up to "
             f"{found.driver.cuda or '?'}", "red" if found.driver.stuck else "")
@@ -228,7 +228,7 @@ def host(out: Page, found: Findings) -> None:
     out.row("C++ compiler", (host.compiler() or "none")
             + ("" if found.host.headers else "; Python.h is missing, which compiled code includes"))
     for what, (folder, free) in found.host.disks.items():
-        out.row(what, f"{free / GIB:.1f} GiB free at {folder}", "red" if free < doctor.LEAST_FREE_BYTES else "")
+        out.row(what, f"{free / GIB:.1f} GiB free at {folder}", "red" if free < checks.LEAST_FREE_BYTES else "")
 
 
 def works(out: Page, found: Findings) -> None:
@@ -236,7 +236,7 @@ def works(out: Page, found: Findings) -> None:
     if found.jobs_error or any(p.extra is None and (p.version is None or p.error) for p in found.packages):
         return  # nothing runs before that is mended, and the menus' modules may not load
     out.head("What works here")
-    for group, options in doctor.menus(found.probes).items():
+    for group, options in checks.menus(found.probes).items():
         out.row(group, ", ".join(name for name, problems in options.items() if not problems) or "not here")
         if group == "precision" and not found.jobs_gpus and found.host.cpu_bf16 is not None:
             out.row("", "- bf16: this processor has instructions for it." if found.host.cpu_bf16 else
@@ -263,15 +263,15 @@ def main() -> int:
     try:
         from rich.console import Console
     except ImportError:  # the doctor speaks where nothing is installed yet
-        found = doctor.examine()
+        found = checks.examine()
         print("\n".join(text for text, _ in page(found).lines))
     else:
         console = Console(highlight=False, soft_wrap=True)
         with console.status("Trying the libraries, which takes some seconds"):
-            found = doctor.examine()
+            found = checks.examine()
         for text, style in page(found).lines:
             console.print(text, style=style or None, markup=False)
-    return 1 if doctor.broken(found) else 0
+    return 1 if checks.broken(found) else 0
 
 
 if __name__ == "__main__":

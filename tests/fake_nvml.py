@@ -10,7 +10,8 @@ import pynvml
 import pytest
 from conftest import ROOT
 
-from recipes import doctor, probe
+from recipes.doctor import checks
+from recipes.doctor import probe
 from recipes.machine import host
 
 GIB = 2**30
@@ -107,10 +108,10 @@ def visit(monkeypatch):
         host.gpus.cache_clear()
         told = healthy(len(nvml.gpus)) if probes is None else probes
         monkeypatch.setattr(probe, "ask", lambda code: told if "devices(" in code else {})
-        found = doctor.examine()
+        found = checks.examine()
         text = "\n".join(line for line, _ in script.page(found).lines)
         assert all(len(line) <= 80 for line in text.splitlines()), text
-        return text, doctor.broken(found)
+        return text, checks.broken(found)
 
     yield visit
     host.gpus.cache_clear()

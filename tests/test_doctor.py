@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
-from recipes import doctor, probe
+from recipes.doctor import checks
+from recipes.doctor import probe
 from recipes.machine import host
 
 
@@ -91,7 +92,7 @@ def test_torch_and_nvml_that_disagree_on_a_name_are_quoted_both(visit):
     ("2.13.0+cu130", "2.11", False), ("13.615.71", "12", False), ("5.9", "5.17", True), ("1.0", "1", False),
     ("10.0", "9.5", False), ("3.9", None, False)])
 def test_versions_are_compared_as_numbers(version, bound, below):
-    assert doctor.is_below(version, bound) == below
+    assert checks.is_below(version, bound) == below
 
 
 PROJECT = """
@@ -108,7 +109,7 @@ dev = ["absent-four"]
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "pyproject.toml").write_text(PROJECT)
-    return doctor.packages(tmp_path / "pyproject.toml")
+    return checks.packages(tmp_path / "pyproject.toml")
 
 
 def test_bounds_and_extras_are_read_from_pyproject(project):
@@ -121,7 +122,7 @@ def test_bounds_and_extras_are_read_from_pyproject(project):
 
 
 def test_missing_needed_packages_and_old_ones_are_broken_and_missing_optional_ones_are_not(visit, monkeypatch, project):
-    monkeypatch.setattr(doctor, "packages", lambda: project)
+    monkeypatch.setattr(checks, "packages", lambda: project)
     text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})
     assert len(broken) == 2
     assert broken[0] == "absent-one, absent-two not installed: pip install -e ."
@@ -153,17 +154,17 @@ def test_8bit_options_do_not_work_where_bitsandbytes_fails(visit):
 
 
 def test_a_full_disk_is_broken(visit, monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB - 1))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB - 1))
     _, broken = visit(FakeNvml(gpu()))
     assert len(broken) == 2 and "outputs/" in broken[0] and "Hugging Face cache" in broken[1]
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB))
     assert not visit(FakeNvml(gpu()))[1]
 
 
 def test_the_disk_is_asked_where_the_folders_will_be(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "not" / "yet"))
     monkeypatch.chdir(tmp_path)
-    folders = [folder for folder, _ in doctor.host().disks.values()]
+    folders = [folder for folder, _ in checks.host().disks.values()]
     assert folders == [tmp_path / "outputs", tmp_path / "not" / "yet"]
 
 
@@ -176,7 +177,7 @@ def test_a_missing_compiler_is_no_fault_and_the_install_line_is_there(visit, mon
 
 # --- processes -------------------------------------------------------------------------------------
 
-START = "from recipes.probe import attempt; import os, time; attempt('first', lambda: {'fact': 1}); "
+START = "from recipes.doctor.probe import attempt; import os, time; attempt('first', lambda: {'fact': 1}); "
 
 
 @pytest.mark.parametrize("code,error", [
@@ -253,6 +254,6 @@ def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_d
 
 
 def test_the_libraries_that_train_are_imported_and_not_only_found():
-    told = probe.ask("from recipes import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
+    told = probe.ask("from recipes.doctor import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
     assert told["hydra-core"] == told["pyyaml"] == {}
     assert told["no-such-package"]["error"] == "ModuleNotFoundError: No module named 'no_such_package'"

@@ -1,7 +1,7 @@
 """What the doctor finds on this machine, and which of it is broken; `scripts/doctor.py` prints it.
 
 Imports the standard library alone: the doctor must speak where the other packages are missing. They are
-tried in processes of their own (`recipes/probe.py`), side by side.
+tried in processes of their own (`recipes/doctor/probe.py`), side by side.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipes import probe
+from recipes.doctor import probe
 from recipes.machine import host
 from recipes.paths import CONF, ROOT
 from recipes.machine.nvml import Card, Driver, Nvml
@@ -98,7 +98,7 @@ def examine() -> Findings:
     bitsandbytes = any(p.name == "bitsandbytes" and p.version for p in wanted)
     calls = [f"devices(bitsandbytes={bitsandbytes})", f"imports({rest})"]
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(probe.ask, [f"from recipes import probe; probe.{call}" for call in calls])
+        answers = pool.map(probe.ask, [f"from recipes.doctor import probe; probe.{call}" for call in calls])
         probes = {part: told for answer in answers for part, told in answer.items()}
     wanted = [replace(p, error=probes.get(p.name, {}).get("error") if p.version else None) for p in wanted]
     return Findings(bound, wanted, nvml.driver, cards, nvml.links(len(cards)), gpus, error, probes, host())
