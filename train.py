@@ -18,13 +18,13 @@ CONF = Path(__file__).resolve().parent / "conf"
 def main() -> int:
     """The command. Returns its exit code."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        from recipes import menu
+        from recipes.cli import help_text
 
-        print(menu.describe(CONF))
+        print(help_text.describe(CONF))
         return 0
-    from recipes import command
+    from recipes.cli import entry_point
 
-    return command.run(CONF)
+    return entry_point.run(CONF)
 
 
 def open_streams() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import sweep
+from recipes.cli import sweep
 from recipes.jobs import fork_client
 from recipes.jobs import launch
 from recipes.jobs import supervise
@@ -84,7 +84,7 @@ def prepare(words: list[str], records: Path) -> launch.Job | record.Record:
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", " ".join(problems))
         return outcome
     folder = records / outcome.config_key
-    before = sweep.standing(folder)
+    before = sweep.final_record(folder)
     if before is None:
         folder.mkdir(parents=True, exist_ok=True)
         sweep.clear(folder)

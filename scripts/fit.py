@@ -29,7 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes import command, screen
+from recipes.cli import console
+from recipes.cli import single_run
 from recipes.jobs import fork_client
 from recipes.jobs import launch
 from recipes.jobs import supervise
@@ -53,7 +54,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         return find(words)
     except KeyboardInterrupt:
-        return command.EXIT_CODES["interrupted"]
+        return single_run.EXIT_CODES["interrupted"]
 
 
 def find(words: list[str]) -> int:
@@ -61,22 +62,22 @@ def find(words: list[str]) -> int:
     options, words, problems = space.read_options(words)
     search, more = (None, []) if problems else space.plan(words, options)
     if search is None:
-        screen.say_problems(problems + more)
-        return command.EXIT_CODES["refused"]
-    screen.say(heading(search))
+        console.say_problems(problems + more)
+        return single_run.EXIT_CODES["refused"]
+    console.say(heading(search))
     start = time.monotonic()
     try:
         with crew(search.base) as workers, status() as tell:
             from recipes.foresight.search import runner
 
             result = runner.run(search, options.top, workers, tell)
-        screen.say(report(search, result, time.monotonic() - start))
+        console.say(report(search, result, time.monotonic() - start))
         if options.measure and result.fits:
             measure(search, result.rows[:options.measure])
     except BrokenProcessPool:
-        screen.say_problems(["a process that estimates was ended from outside; perhaps this machine is out of memory."])
+        console.say_problems(["a process that estimates was ended from outside; perhaps this machine is out of memory."])
         return 1
-    return 0 if result.fits else command.EXIT_CODES["oom"]
+    return 0 if result.fits else single_run.EXIT_CODES["oom"]
 
 
 # --- the processes --------------------------------------------------------------------------------------
@@ -244,10 +245,10 @@ def measure(search: space.SearchSpace, rows: list, nursery: fork_client.ForkServ
             cells.append(row)
     heads = [f"{name} {kind}" for name in ("reserved MiB", "device MiB", "samples/s")
              for kind in ("predicted", "measured", "error")]
-    screen.say("\n" + table(["", "status", *heads], cells, 2))
+    console.say("\n" + table(["", "status", *heads], cells, 2))
     for number, outcome in enumerate(records, 1):
         if outcome.error is not None:
-            screen.say(f"{number}. {outcome.status}: {outcome.error.message}")
+            console.say(f"{number}. {outcome.status}: {outcome.error.message}")
     return records
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from recipes import screen
+from recipes.cli import console
 from recipes.report import report  # noqa: E402
 from recipes.errors import Refusal  # noqa: E402
 
@@ -46,7 +46,7 @@ def main(words: list[str] | None = None) -> int:
               "Choose another folder with --into.", file=sys.stderr)
         return 2
     where = min(str(target), os.path.relpath(target), key=len)
-    screen.say(f"{report.screen_text(made)}\n\nWritten to {where}: {', '.join(path.name for path in paths)}")
+    console.say(f"{report.screen_text(made)}\n\nWritten to {where}: {', '.join(path.name for path in paths)}")
     return 0
 
 

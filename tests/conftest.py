@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes import command as commands
+from recipes.cli import entry_point
 from recipes.options import compose
-from recipes import config, sweep
+from recipes import config
+from recipes.cli import sweep
 from recipes.jobs import fork_client
 from recipes.jobs import launch
 from recipes.jobs import supervise
@@ -244,11 +245,11 @@ def command(monkeypatch, tmp_path, capfd, nursery):
             return start(job, nursery)
 
         monkeypatch.setattr(launch, "start", start_here)
-        monkeypatch.setattr(sweep, "nursery", lambda: nursery)
+        monkeypatch.setattr(sweep, "fork_server", lambda: nursery)
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         capfd.readouterr()
         try:
-            code = commands.run(CONF)
+            code = entry_point.run(CONF)
         except SystemExit as stopped:  # argparse's way out
             code = stopped.code
         return Ended(code, *capfd.readouterr())

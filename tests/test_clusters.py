@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from conftest import CONF, ROOT, compose, small, start_headroom
-from recipes import clusters, sweep
+from recipes.cli import submitit_jobs
+from recipes.cli import sweep
 from recipes.records import record
 from recipes.ranks import rank_info
-from recipes import command as commands
+from recipes.cli import argv
 
 JOB = small("train.max_steps=3", "measure.ledger=false", "recipe=accelerate")
 LONG = [*JOB, "train.max_steps=100000", "train.log_seconds=0.1"]
@@ -118,8 +119,8 @@ def test_a_task_ends_with_the_command_that_started_it():
     command = subprocess.Popen(["sleep", "60"])
     this = sweep.Sweep("s", CONF, (), command.pid, psutil.Process(command.pid).create_time())
     assert this.command_runs()
-    code = (f"from pathlib import PosixPath; from recipes import clusters, sweep; print('waits', flush=True); "
-            f"clusters._end_with_command(sweep.{this}); import time; time.sleep(60)")
+    code = (f"from pathlib import PosixPath; from recipes.cli import submitit_jobs, sweep; print('waits', flush=True); "
+            f"submitit_jobs._end_with_command(sweep.{this}); import time; time.sleep(60)")
     task = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert task.stdout.readline() == "waits\n" and task.poll() is None
     command.kill()  # and not waited for: a zombie is gone, too
@@ -162,9 +163,9 @@ class GoneJob:
 @pytest.fixture
 def follower(tmp_path, monkeypatch):
     """Of a sweep over two seeds whose files are seen at once."""
-    monkeypatch.setattr(clusters, "LAG_SECONDS", 0)
-    monkeypatch.setattr(sweep, "plan", lambda _: (2, {"train.seed"}))  # which needs a running Hydra
-    return clusters.Follower(sweep.Sweep("s", CONF), tmp_path)
+    monkeypatch.setattr(submitit_jobs, "LAG_SECONDS", 0)
+    monkeypatch.setattr(sweep, "count_jobs", lambda _: (2, {"train.seed"}))  # which needs a running Hydra
+    return submitit_jobs.Follower(sweep.Sweep("s", CONF), tmp_path)
 
 
 @pytest.mark.parametrize("state, status", [("OUT_OF_MEMORY", "oom"), ("TIMEOUT", "timeout"), ("NODE_FAIL", "killed"),
@@ -289,4 +290,4 @@ def test_two_machines_make_one_run_in_one_folder(tmp_path):
 
 def test_a_rank_beside_the_first_is_told_to_make_no_folder():
     beside = rank_info.RankInfo(1, 2, launched=True)
-    assert commands.spelt_out(["hydra.run.dir=x", "a=1"], beside) == ["hydra.run.dir=.", "hydra.sweep.dir=x", "a=1"]
+    assert argv.expand_argv(["hydra.run.dir=x", "a=1"], beside) == ["hydra.run.dir=.", "hydra.sweep.dir=x", "a=1"]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from conftest import CONF, compose, small
 
-from recipes import screen
+from recipes.cli import console
 from recipes.records import record
 from recipes.config import GROUPS
 
@@ -245,14 +245,14 @@ def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
 
 def interrupt_at_the_first_step(monkeypatch):
     """Ctrl-C as the parent sees it: an exception in the middle of its waiting."""
-    hear = screen.Screen.hear
+    hear = console.Console.hear
 
     def interrupted(self, kind, values):
         hear(self, kind, values)
         if kind == "progress":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(screen.Screen, "hear", interrupted)
+    monkeypatch.setattr(console.Console, "hear", interrupted)
 
 
 def test_an_interrupted_run_exits_with_130(command, monkeypatch, tmp_path):

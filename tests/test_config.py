@@ -8,7 +8,8 @@ import pytest
 import yaml
 from conftest import CONF, compose
 
-from recipes import config, menu
+from recipes import config
+from recipes.cli import help_text
 from recipes.options import menus
 from recipes.config import GROUPS, node_types
 
@@ -83,7 +84,7 @@ def test_the_default_of_each_menu_is_the_one_that_design_names_first():
 
 
 def test_the_help_has_every_menu_every_option_with_its_line_and_every_key():
-    text = menu.describe(CONF)
+    text = help_text.describe(CONF)
     lines = text.splitlines()
     for path in OPTIONS:
         words = path.read_text().splitlines()[0].removeprefix("#").strip()
@@ -97,7 +98,7 @@ def test_the_help_has_every_menu_every_option_with_its_line_and_every_key():
 
 
 def test_the_help_puts_the_default_first_and_counts_in_order():
-    lines = [line.split()[0] if line.strip() else "" for line in menu.describe(CONF).splitlines()]
+    lines = [line.split()[0] if line.strip() else "" for line in help_text.describe(CONF).splitlines()]
     at = lines.index("accumulation")
     assert lines[at + 1: at + 6] == ["none", "x2", "x4", "x8", "x16"]
     assert lines[lines.index("recipe") + 1] == "trainer"

@@ -16,7 +16,7 @@ from recipes.data import data_loader
 from recipes.machine import host
 from recipes.machine import worker_environment
 from recipes.ranks import rank_info
-from recipes import command as commands
+from recipes.cli import entry_point
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = ["batch.effective=8", "data.samples=16", "optim=sgd", "train.max_grad_norm=0", "train.learning_rate=0.1",
@@ -325,7 +325,7 @@ def test_a_sweep_under_a_launcher_is_refused(launched, command):
 
 def test_other_ranks_say_nothing_and_make_no_folder(launched, command, tmp_path, monkeypatch):
     launched(RANK="1", LOCAL_RANK="1")
-    monkeypatch.setattr(commands, "BEHIND_SECONDS", 0)
+    monkeypatch.setattr(entry_point, "BEHIND_SECONDS", 0)
     ended = command("parallelism=single", nursery=None)
     assert (ended.code, ended.out, ended.err) == (2, "", "")
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conftest import compose, small
 
-from recipes import sweep
+from recipes.cli import sweep
 from recipes.options import resume
 from recipes.records import checkpoint_files
 from recipes.records import record

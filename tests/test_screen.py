@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from recipes import screen
+from recipes.cli import console
+from recipes.cli import summary
 from recipes.records import record
 from recipes.records.record import Error, Evaluation, Memory, Speed, Training
 
@@ -33,7 +34,7 @@ def outcome():
 
 def test_the_summary_speaks_the_guides_terms(outcome):
     """18 bytes a parameter for training in mixed precision with AdamW, 6 for inference."""
-    text = screen.summary(outcome, Path("here"))
+    text = summary.summary(outcome, Path("here"))
     rows = {line.strip().split("  ")[0]: line for line in text.splitlines()}
     assert "5.00 s" in rows["Time"] and "8.00" in rows["Samples per second"] and "500.00 ms" in rows["Step"]
     assert "2.000 T" in rows["Model FLOP/s"] and "25.0%" in rows["Model FLOP/s"]
@@ -47,7 +48,7 @@ def test_the_summary_speaks_the_guides_terms(outcome):
 def test_the_summary_has_a_gpus_figures_where_there_is_one(outcome):
     for key in ("device_used_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "context_bytes"):
         setattr(outcome.memory, key, 3 * GIB)
-    text = screen.summary(outcome, Path("here"))
+    text = summary.summary(outcome, Path("here"))
     assert "GPU memory occupied" in text and "3072 MiB" in text and "context" in text
 
 
@@ -57,7 +58,7 @@ def test_every_status_has_a_summary(status):
     made = compose("device=cpu").record
     made.status = status
     made.error = None if status == "ok" else Error("load", "Kind", "what happened\nsecond line", "what to do")
-    text = screen.summary(made, Path("here"))
+    text = summary.summary(made, Path("here"))
     assert text.startswith(f"{status}: ") and "result.json" in text
     if made.error:
         assert "what happened" in text and "what to do" in text and "second line" not in text
@@ -67,7 +68,7 @@ def test_numbers_that_are_none_are_said_in_words(outcome):
     """As a record has them after a loss that was no number."""
     outcome.training = Training(2, 8, 80, [None, None], None)
     outcome.evaluation = Evaluation(4, None, None, None, 0.1)
-    assert "not a number" in screen.summary(outcome, Path("here"))
+    assert "not a number" in summary.summary(outcome, Path("here"))
 
 
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])
@@ -86,7 +87,7 @@ def test_warnings_are_shown_while_it_runs_and_at_the_end(command):
 def test_a_reader_that_has_left_is_no_failure():
     """`python train.py | head -1`: nobody reads the pipe any more when the summary comes."""
     program = ("import os; read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read); "
-               "from recipes import screen; screen.say('text')")
+               "from recipes.cli import console; console.say('text')")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
-                           cwd=Path(screen.__file__).parents[1])
+                           cwd=Path(console.__file__).parents[2])
     assert ended.returncode == 0 and ended.stderr == ""

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from conftest import small, start_headroom
-from recipes import command as commands
-from recipes import sweep
+from recipes.cli import argv
+from recipes.cli import sweep
 from recipes.records import record
 
 SWEEP = small("train.max_steps=3", "measure.ledger=false")
@@ -101,7 +101,7 @@ def test_repeats_without_a_sweep_are_refused(command):
      ["measure.repeat=range(3)", "hydra.sweep.dir=x", "measure.repeats=3", "-m"]),
 ])
 def test_what_is_added_to_a_command_line_stands_beside_its_overrides(words, spelt):
-    assert commands.spelt_out(words) == spelt
+    assert argv.expand_argv(words) == spelt
 
 
 def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):

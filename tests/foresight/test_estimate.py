@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import compose, small
 
-from recipes import command as commands
+from recipes.cli import single_run
 from recipes.foresight import estimate
 from recipes.foresight import prediction
 from recipes.records import record
@@ -242,7 +242,7 @@ def test_explain_belongs_to_an_estimate():
 
 def test_the_command_prints_and_its_exit_code_tells(command):
     done = command(*small(*V100, "launch.memory_limit_gib=0.01"))
-    assert done.code == commands.EXIT_CODES["oom"] and "are missing" in done.out and "all predicted" in done.out
+    assert done.code == single_run.EXIT_CODES["oom"] and "are missing" in done.out and "all predicted" in done.out
     done = command(*small(*V100))
     assert done.code == 0 and "stay free" in done.out
 

@@ -18,7 +18,10 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from recipes import config, screen, sweep
+from recipes import config
+from recipes.cli import console
+from recipes.cli import summary
+from recipes.cli import sweep
 from recipes.jobs import launch
 from recipes.jobs import post_mortem
 from recipes.options import memory_hints
@@ -113,12 +116,12 @@ class Follower:
         for number, note in notes.items():
             lines = note["said"][self.said.get(number, 0):]
             self.said[number] = len(note["said"])
-            if note["status"] == sweep.MISSPELT:  # all jobs say the same
+            if note["status"] == sweep.INVALID:  # all jobs say the same
                 lines = [line for line in lines if line not in self.problems]
                 self.problems += lines
-                screen.say_problems(lines)
+                console.say_problems(lines)
             elif lines:
-                screen.say("\n".join(lines))
+                console.say("\n".join(lines))
         return notes
 
     def stop(self) -> None:
@@ -131,7 +134,7 @@ class Follower:
             self.say()
             return
         numbers = " ".join(job.job_id for job in going_on)
-        screen.say(f"The cluster's jobs go on: {numbers}\nscancel {numbers} ends them. When they are over, "
+        console.say(f"The cluster's jobs go on: {numbers}\nscancel {numbers} ends them. When they are over, "
                    f"python scripts/report.py {self.folder} makes the table.")
 
 
@@ -169,14 +172,14 @@ class Followed:
         why = (f"its process ended and left no record{'' if self.local else f' ({state})'}: {last_words[0]} "
                f"({self.job.paths.stderr})")
         this, folder = self.follower.this, self.follower.folder
-        words = sweep.told_apart(self.overrides, sweep.plan(this)[1])
+        words = sweep.distinguishing_overrides(self.overrides, sweep.count_jobs(this)[1])
         if note is None:  # a folder's name needs what only the job could find out
             this.note(folder, self.number, "", status, [f"{self.number + 1:>3}  {status:<12}{' '.join(words)}  {why}"])
             return
         outcome = record.from_values(note["record"])
         hint = memory_hints.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, why, hint)
-        this.note(folder, self.number, note["key"], outcome.status, [screen.line(outcome, self.number + 1, words, False)])
+        this.note(folder, self.number, note["key"], outcome.status, [summary.job_line(outcome, self.number + 1, words, False)])
 
 
 def _end_local(jobs: list) -> None:

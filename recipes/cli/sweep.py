@@ -25,11 +25,11 @@ from recipes.records import checkpoint_files
 from recipes.records import record
 from recipes.ranks import rank_info
 
-STANDS = {"ok", "oom", "refused"}  # results: not run again
+FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
 JOBS_FOLDER = ".jobs"
 # What stands in a job's note and in no record:
-MISSPELT = "misspelt"  # a key that no job knows, so none is run
+INVALID = "misspelt"  # a key that no job knows, so none is run
 BEGUN = "begun"  # and not over
 
 
@@ -89,11 +89,11 @@ def new(conf: Path) -> Sweep:
                  psutil.Process().create_time())
 
 
-def standing(folder: Path) -> record.Record | None:
+def final_record(folder: Path) -> record.Record | None:
     """The record of a job that needs no run again, or None."""
     with contextlib.suppress(OSError, ValueError):
         outcome = record.read(folder)
-        return outcome if outcome.status in STANDS else None
+        return outcome if outcome.status in FINAL else None
     return None
 
 
@@ -127,7 +127,7 @@ def stage(told, jobs: int | None) -> dict:
             "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")}
 
 
-def plan(this: Sweep) -> tuple[int | None, set[str]]:
+def count_jobs(this: Sweep) -> tuple[int | None, set[str]]:
     """(jobs, swept keys) of a command line; None for the jobs where only the sweeper itself can count them."""
     from hydra._internal.utils import get_args_parser
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -141,19 +141,19 @@ def plan(this: Sweep) -> tuple[int | None, set[str]]:
     return jobs, swept
 
 
-def told_apart(overrides: list[str], swept: set[str]) -> list[str]:
+def distinguishing_overrides(overrides: list[str], swept: set[str]) -> list[str]:
     """The overrides that tell a job from the others: the swept ones, or all where none is known to be."""
     return [word for word in overrides if word.lstrip("+").split("=")[0] in swept or not swept]
 
 
-_nurseries: list[fork_client.ForkServer] = []
+_fork_servers: list[fork_client.ForkServer] = []
 
 
-def nursery() -> fork_client.ForkServer:
+def fork_server() -> fork_client.ForkServer:
     """This process's nursery, started when it is first asked for, and again should it have died."""
-    if _nurseries and not _nurseries[-1].alive():
-        _nurseries.pop().close()
-    if not _nurseries:
-        _nurseries.append(fork_client.ForkServer())
-        atexit.register(_nurseries[-1].close)
-    return _nurseries[-1]
+    if _fork_servers and not _fork_servers[-1].alive():
+        _fork_servers.pop().close()
+    if not _fork_servers:
+        _fork_servers.append(fork_client.ForkServer())
+        atexit.register(_fork_servers[-1].close)
+    return _fork_servers[-1]

@@ -1,0 +1,133 @@
+"""One run, from its composed configuration to the summary."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+
+from recipes.cli import console
+from recipes.cli import summary
+from recipes.jobs import fork_client
+from recipes.jobs import launch
+from recipes.jobs import run_lock
+from recipes.jobs import supervise
+from recipes.tracking import trackers
+from recipes.options import hydra_errors
+from recipes.options import resume
+from recipes.options import validate
+from recipes.records import checkpoint_files
+from recipes.records import record
+from recipes.ranks import rank_info
+from recipes.errors import Refusal
+from recipes.options import compose
+
+# One run's exit code by its status; 1 for any other.
+EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
+
+
+def run_alone(composed, told, conf: Path) -> str:
+    """One run, from its composed configuration to the summary on the screen. Returns its status; never raises."""
+    try:
+        cfg, outcome, problems = compose.prepare(composed, told, compose.menu_folders(told))
+    except OmegaConfBaseException as error:
+        cfg, problems = None, [hydra_errors.explain(error, conf)]
+    if cfg is None:
+        console.say_problems(problems)
+        return "refused"
+    if cfg.measure.repeats > 1:
+        problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
+    fresh = folder = Path(told.runtime.output_dir if rank_info.current_rank().main else told.sweep.dir).absolute()
+    if not problems:
+        folder = resume.resume_folder(cfg, folder, told.overrides.hydra)
+    before = resume.matching_record(cfg, folder) if not problems else None
+    done = not problems and resume.is_finished(cfg, folder, before)
+    if folder != fresh and rank_info.current_rank().main:
+        with contextlib.suppress(OSError):
+            fresh.rmdir()  # Hydra has made it, for a run that begins
+    if done:
+        console.say(summary.summary(before, folder))
+        if resume.model_missing(cfg, folder):
+            console.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
+        return "ok"
+    if cfg.resume == resume.LATEST and not problems:
+        problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
+        if problems:
+            console.say_problems(problems)
+            return "refused"
+    if before is None and occupied(folder):
+        console.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
+                                         "hydra.run.dir=, or go on with that training: resume=latest."])
+        return "refused"
+    if not rank_info.current_rank().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
+        return run_nonzero_rank(outcome, problems)
+    try:
+        with run_lock.hold(folder):
+            outcome = run_in(folder, cfg, outcome, problems, console.Console())
+            resume.keep_figures(before, outcome, folder)
+    except Refusal as busy:
+        console.say_problems([str(busy)])
+        return "refused"
+    except OSError as error:
+        console.say_problems([unwritable(error)])
+        return "failed"
+    if outcome.status == "refused":
+        console.say_problems(outcome.error.message.splitlines())
+    else:
+        console.say(summary.summary(outcome, folder))
+    return outcome.status
+
+
+def run_nonzero_rank(outcome: record.Record, problems: list[str]) -> str:
+    """A rank that was started beside rank 0, which has the folder and the screen. Returns its status."""
+    if problems:
+        return "refused"
+    return supervise.run(launch.Job(outcome, None, rank_info.current_rank()), lambda *_, **__: None).status
+
+
+def occupied(folder: Path) -> bool:
+    """Whether a folder holds a run's record; a refusal trained nothing and may be replaced."""
+    try:
+        return record.read(folder).status != "refused"
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):  # not a record that we can read: not ours to overwrite
+        return True
+
+
+def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], display: console.Console,
+           nursery: fork_client.ForkServer | None = None, group: str | None = None) -> record.Record:
+    """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
+
+    group: the sweep's name, for the tracker.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if problems:
+        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
+        record.write(outcome, folder)
+        return outcome
+    Path(folder, record.FILE_NAME).unlink(missing_ok=True)  # of the run that is resumed: it must not pass for the new
+    outcome.warnings = validate.warnings(cfg)
+    tracker = trackers.open_tracker(cfg, outcome, folder, group)
+
+    def hear(kind, values):
+        display.hear(kind, values)
+        tracker.hear(kind, values)
+
+    with display:
+        for line in outcome.warnings:
+            display.warn(line)
+        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), hear, nursery)
+        troubles = tracker.finish(outcome)
+    if troubles:
+        outcome.warnings += troubles
+        record.write(outcome, folder)
+    if tracker.line:
+        console.say(tracker.line)
+    return outcome
+
+
+def unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
+    return (f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
+            f"Choose another folder with {key}=.")
