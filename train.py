@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """The one command: compose a configuration, check it, run it in a fresh process, and report.
 
-    python train.py precision=bf16 optim=adam8bit
-    python train.py --help
+python train.py precision=bf16 optim=adam8bit
+python train.py --help
 """
 
 from __future__ import annotations

@@ -254,8 +254,7 @@ def node_types(cls: type = Config) -> dict[str, Any]:
     return {f.name: bare(hints[f.name]) for f in dataclasses.fields(cls)}
 
 
-GROUPS = [name for name, kind in node_types().items()
-          if dataclasses.is_dataclass(kind) and "name" in node_types(kind)]
+GROUPS = [name for name, kind in node_types().items() if dataclasses.is_dataclass(kind) and "name" in node_types(kind)]
 ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that mean nothing to a run: only recipe=estimate reads them
 
 
@@ -265,11 +264,14 @@ def from_dict(values: dict, cls: type = Config):
     Keys without a value become None, so that code reads `cfg.data.path` whatever the option.
     """
     kinds = node_types(cls)
-    return cls(**{
-        name: from_dict(values.get(name) or {}, kind) if dataclasses.is_dataclass(kind)
-        else (None if values.get(name, MISSING) == MISSING else values[name])
-        for name, kind in kinds.items()
-    })
+    return cls(
+        **{
+            name: from_dict(values.get(name) or {}, kind)
+            if dataclasses.is_dataclass(kind)
+            else (None if values.get(name, MISSING) == MISSING else values[name])
+            for name, kind in kinds.items()
+        }
+    )
 
 
 def to_dict(cfg: Config) -> dict:

@@ -5,8 +5,13 @@ class Refusal(Exception):
     """A job that cannot run as asked. The message says what is wrong and what to type instead."""
 
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED",
-                 "Cannot allocate memory")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

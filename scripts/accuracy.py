@@ -39,8 +39,13 @@ LIST = ROOT / "docs/results/accuracy_configurations.txt"
 JOB = ["recipe=accelerate", "data.samples=256", "train.max_steps=13", "eval.enabled=false", "tracker=none"]
 CAPPED = ["train.max_steps=4"]  # enough for every allocation to come again
 CAP_MARGIN = 1.03
-TARGETS = {"allocated": (0.01, 0.03), "reserved": (0.02, 0.06), "device": (0.03, 0.08), "speed": (0.10, 0.25),
-           "tensor": (0.01, 0.01)}  # median and worst size of the error that we aim at
+TARGETS = {
+    "allocated": (0.01, 0.03),
+    "reserved": (0.02, 0.06),
+    "device": (0.03, 0.08),
+    "speed": (0.10, 0.25),
+    "tensor": (0.01, 0.01),
+}  # median and worst size of the error that we aim at
 
 
 @dataclass
@@ -96,7 +101,9 @@ def finish(job: launch.Job | record.Record, nursery: fork_client.ForkServer) -> 
     return job if isinstance(job, record.Record) else supervise.run(job, lambda *_: None, nursery)
 
 
-def predict_all(rows: list[Row], more: list[str], records: Path, nursery: fork_client.ForkServer, deadline: float) -> None:
+def predict_all(
+    rows: list[Row], more: list[str], records: Path, nursery: fork_client.ForkServer, deadline: float
+) -> None:
     """Predictions, as many at once as there are cores."""
     jobs = [prepare([*JOB, *row.words, *more, "recipe=estimate"], records) for row in rows]
 
@@ -109,7 +116,9 @@ def predict_all(rows: list[Row], more: list[str], records: Path, nursery: fork_c
         list(pool.map(one, rows, jobs))
 
 
-def measure_all(rows: list[Row], more: list[str], records: Path, nursery: fork_client.ForkServer, deadline: float) -> None:
+def measure_all(
+    rows: list[Row], more: list[str], records: Path, nursery: fork_client.ForkServer, deadline: float
+) -> None:
     """Real runs, one after the other: they must not disturb each other's times."""
     on_gpu = bool(host.gpus()) and "device=cpu" not in more
     ledger = f"measure.ledger={'false' if on_gpu else 'true'}"  # on a GPU CUDA itself counts
@@ -146,13 +155,21 @@ def page(rows: list[Row], title: str) -> str:
     """Markdown: what the errors come to against what we aim at, then every configuration."""
     keys = columns(rows)
     done = [row for row in rows if row.measured is not None and row.measured.status == "ok"]
-    lines = [f"# {title}", "", f"{len(done)} of {len(rows)} configurations measured; errors are predicted over measured "
-             "minus one, so below zero too little was predicted.", "",
-             "| | runs | median size | aim | worst | aim | signed median |", "|" + " --- |" * 7]
+    lines = [
+        f"# {title}",
+        "",
+        f"{len(done)} of {len(rows)} configurations measured; errors are predicted over measured "
+        "minus one, so below zero too little was predicted.",
+        "",
+        "| | runs | median size | aim | worst | aim | signed median |",
+        "|" + " --- |" * 7,
+    ]
     for key in keys:
         found, (median, worst) = summary([signed(*row.figures(key)) for row in rows]), TARGETS[key]
-        lines.append(f"| {key} | {found.count} | {found.median_size:.2%} | {median:.0%} | {found.worst:+.2%} | "
-                     f"{worst:.0%} | {found.median:+.2%} |")
+        lines.append(
+            f"| {key} | {found.count} | {found.median_size:.2%} | {median:.0%} | {found.worst:+.2%} | "
+            f"{worst:.0%} | {found.median:+.2%} |"
+        )
     if "speed" in keys:
         ranked = rank_correlation(row.figures("speed") for row in rows if None not in row.figures("speed"))
         if ranked is not None:
@@ -160,10 +177,18 @@ def page(rows: list[Row], title: str) -> str:
     capped = [row.capped for row in rows if row.capped is not None]
     if capped:
         fine = sum(found.status == "ok" for found in capped)
-        lines += ["", f"Capped at the predicted reserved memory plus {CAP_MARGIN - 1:.0%}: {fine} of {len(capped)} finished "
-                  "(aim: 95 of 100)."]
-    lines += ["", "| configuration | status | " + " | ".join(f"{key}: measured | predicted | error" for key in keys)
-              + " | capped |", "|" + " --- |" * (3 + 3 * len(keys))]
+        lines += [
+            "",
+            f"Capped at the predicted reserved memory plus {CAP_MARGIN - 1:.0%}: {fine} of {len(capped)} finished "
+            "(aim: 95 of 100).",
+        ]
+    lines += [
+        "",
+        "| configuration | status | "
+        + " | ".join(f"{key}: measured | predicted | error" for key in keys)
+        + " | capped |",
+        "|" + " --- |" * (3 + 3 * len(keys)),
+    ]
     for row in rows:
         cells = [" ".join(row.words), row.measured.status if row.measured else "not run"]
         for key in keys:
@@ -186,8 +211,10 @@ def table(rows: list[Row]) -> list[dict]:
     told = []
     for row in rows:
         line = {"configuration": " ".join(row.words)}
-        line |= {f"{what}_status": found.status if found else "" for what, found in
-                 (("predicted", row.predicted), ("measured", row.measured), ("capped", row.capped))}
+        line |= {
+            f"{what}_status": found.status if found else ""
+            for what, found in (("predicted", row.predicted), ("measured", row.measured), ("capped", row.capped))
+        }
         for key in TARGETS:
             line[f"{key}_predicted"], line[f"{key}_measured"] = row.figures(key)
             line[f"{key}_error"] = signed(*row.figures(key))
@@ -200,7 +227,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", help="added to every configuration")
     parser.add_argument("--configurations", type=Path, default=LIST, metavar="FILE")
     parser.add_argument("--into", type=Path, default=ROOT / "docs/results", metavar="DIR", help="where the page goes")
-    parser.add_argument("--records", type=Path, default=ROOT / "outputs/accuracy", metavar="DIR", help="where records go")
+    parser.add_argument(
+        "--records", type=Path, default=ROOT / "outputs/accuracy", metavar="DIR", help="where records go"
+    )
     parser.add_argument("--seconds", type=float, default=540, help="start nothing after this long")
     told = parser.parse_args(words)
     deadline = time.monotonic() + told.seconds
@@ -225,7 +254,9 @@ def main(words: list[str] | None = None) -> int:
         writer.writeheader()
         writer.writerows(table(rows))
     print(text)
-    fine = all(found is not None and found.status in ("ok", "oom") for row in rows for found in (row.predicted, row.measured))
+    fine = all(
+        found is not None and found.status in ("ok", "oom") for row in rows for found in (row.predicted, row.measured)
+    )
     return 0 if fine else 1
 
 

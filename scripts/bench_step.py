@@ -55,6 +55,7 @@ class Turns:
 
     def race(self, *sides) -> list[list[float]]:
         """Run the sides (functions of nothing) against each other. Returns their steps' seconds."""
+
         def run(side):
             self.wait(side)
             try:
@@ -84,8 +85,9 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     from recipes.options import training_arguments
 
     words = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
-    cfg, _, problems = compose.compose(ROOT / "conf", f"recipe={recipe}", f"train.max_steps={steps}",
-                                       "train.schedule=constant", "device=cpu", *words)
+    cfg, _, problems = compose.compose(
+        ROOT / "conf", f"recipe={recipe}", f"train.max_steps={steps}", "train.schedule=constant", "device=cpu", *words
+    )
     assert not problems, problems
     transformers.set_seed(0)
     args = training_arguments.training_arguments(cfg, folder)
@@ -157,10 +159,19 @@ def plain_trainer(steps: int, sizes: dict, folder: str, turns: Turns, side: int)
         def on_step_end(self, *_, **__):
             turns.done(side)
 
-    plain = TrainingArguments(folder, per_device_train_batch_size=args.per_device_train_batch_size, max_steps=steps,
-                              learning_rate=args.learning_rate, lr_scheduler_type="constant", report_to=[],
-                              save_strategy="no", logging_steps=10, disable_tqdm=True, use_cpu=True,
-                              optim="adamw_torch")  # its own default is the fused one: other maths
+    plain = TrainingArguments(
+        folder,
+        per_device_train_batch_size=args.per_device_train_batch_size,
+        max_steps=steps,
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="constant",
+        report_to=[],
+        save_strategy="no",
+        logging_steps=10,
+        disable_tqdm=True,
+        use_cpu=True,
+        optim="adamw_torch",
+    )  # its own default is the fused one: other maths
     trainer = Trainer(network, plain, train_dataset=rows.train, callbacks=[InTurn()])
     trainer.remove_callback(PrinterCallback)
     return trainer.train
@@ -179,8 +190,11 @@ def compare_steps(name: str, recipe: str, other, steps: int, sizes: dict) -> boo
     ratio = statistics.median(l for l, _ in pairs) / base
     ok = added < (LONG_STEP_SHARE * base if sizes is LONG else SHORT_STEP_SECONDS)
     bound = f"{LONG_STEP_SHARE:.0%} of a step" if sizes is LONG else f"{SHORT_STEP_SECONDS * 1000:g} ms"
-    print(f"{name:<44}{base * 1000:>9.2f} ms{added * 1000:>+9.3f} ms{added / base:>+8.2%}   ratio of medians {ratio:.3f}"
-          f"   {len(pairs)} pairs   under {bound}: {'yes' if ok else 'NO'}", flush=True)
+    print(
+        f"{name:<44}{base * 1000:>9.2f} ms{added * 1000:>+9.3f} ms{added / base:>+8.2%}   ratio of medians {ratio:.3f}"
+        f"   {len(pairs)} pairs   under {bound}: {'yes' if ok else 'NO'}",
+        flush=True,
+    )
     return ok
 
 
@@ -190,21 +204,38 @@ def compare_runs(steps: int, repeats: int) -> bool:
 
     def seconds(*command):
         began = time.perf_counter()
-        subprocess.run([sys.executable, *map(str, command)], check=True, cwd=ROOT, env=usual, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, *map(str, command)],
+            check=True,
+            cwd=ROOT,
+            env=usual,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         return time.perf_counter() - began
 
     pairs = []
     with tempfile.TemporaryDirectory() as folder:
         for index in range(repeats + 1):
-            pairs.append((seconds(ROOT / "train.py", f"train.max_steps={steps}", "measure.ledger=false", "device=cpu",
-                                  f"hydra.run.dir={folder}/{index}"),
-                          seconds(ROOT / "scripts/plain_trainer.py", steps)))
+            pairs.append(
+                (
+                    seconds(
+                        ROOT / "train.py",
+                        f"train.max_steps={steps}",
+                        "measure.ledger=false",
+                        "device=cpu",
+                        f"hydra.run.dir={folder}/{index}",
+                    ),
+                    seconds(ROOT / "scripts/plain_trainer.py", steps),
+                )
+            )
     mine, plain = (statistics.median(side) for side in zip(*pairs[1:]))  # the first pair fills the disk's cache
     ok = mine / plain < WHOLE_RUN_RATIO
-    print(f"{'train.py against a plain script, whole run':<44}{plain:>9.2f} s {mine:>9.2f} s   ratio of medians "
-          f"{mine / plain:.3f}   {repeats} pairs of {steps} steps   under {WHOLE_RUN_RATIO}: {'yes' if ok else 'NO'}",
-          flush=True)
+    print(
+        f"{'train.py against a plain script, whole run':<44}{plain:>9.2f} s {mine:>9.2f} s   ratio of medians "
+        f"{mine / plain:.3f}   {repeats} pairs of {steps} steps   under {WHOLE_RUN_RATIO}: {'yes' if ok else 'NO'}",
+        flush=True,
+    )
     return ok
 
 
@@ -222,8 +253,9 @@ def main() -> int:
     for sizes, steps in ((SHORT, 200 if quick else 600), (LONG, 25 if quick else 80)):
         label = "short step" if sizes is SHORT else "long step"
         results.append(compare_steps(f"raw loop against bare PyTorch, {label}", "accelerate", bare_loop, steps, sizes))
-        results.append(compare_steps(f"Trainer recipe against plain Trainer, {label}", "trainer", plain_trainer, steps,
-                                     sizes))
+        results.append(
+            compare_steps(f"Trainer recipe against plain Trainer, {label}", "trainer", plain_trainer, steps, sizes)
+        )
     results.append(compare_runs(steps=20, repeats=2 if quick else 3))
     return 0 if all(results) else 1
 

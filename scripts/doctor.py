@@ -31,11 +31,20 @@ HOT_CELSIUS = 80  # the guide's 'Custom hardware for training': below it is good
 DRIVER_KEEPS_BYTES = 600 * 2**20  # an idle GPU shows up to about 500 MiB
 # The guide's DDP of GPT-2 on 2 TITAN RTX, seconds for 200 steps
 NVLINK_SECONDS, PCIE_SECONDS = 101.9, 131.4
-LEGEND = {"NV": "that many NVLinks", "PIX": "one PCIe switch", "PXB": "several PCIe switches",
-          "PSB": "a switch on one board", "PHB": "the CPU's PCIe host bridge",
-          "NODE": "host bridges of one NUMA node", "SYS": "the link between CPUs or NUMA nodes"}
-FOR = {"bitsandbytes": "optim=adam8bit and the other 8-bit ones", "wandb": "tracker=wandb",
-       "flash-attn": "model.attention=flash_attention_2"}
+LEGEND = {
+    "NV": "that many NVLinks",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PSB": "a switch on one board",
+    "PHB": "the CPU's PCIe host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "the link between CPUs or NUMA nodes",
+}
+FOR = {
+    "bitsandbytes": "optim=adam8bit and the other 8-bit ones",
+    "wandb": "tracker=wandb",
+    "flash-attn": "model.attention=flash_attention_2",
+}
 
 
 class Page:
@@ -54,8 +63,9 @@ class Page:
 
     def wrapped(self, start: str, text: str, style: str = "", indent: str = "    ") -> None:
         """A start and a text behind it; further lines are indented."""
-        lines = textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=indent,
-                              break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.wrap(
+            text, WIDTH, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
         self.lines += [(line, style) for line in lines]
 
 
@@ -84,8 +94,12 @@ def page(found: Findings) -> Page:
     out.lines.append(("", ""))
     for line in broken:
         out.wrapped("broken: ", line, "red", " " * 8)
-    out.lines.append((f"{len(broken)} thing{'s are' if len(broken) > 1 else ' is'} broken." if broken
-                      else "Nothing is broken.", "bold" if broken else "green"))
+    out.lines.append(
+        (
+            f"{len(broken)} thing{'s are' if len(broken) > 1 else ' is'} broken." if broken else "Nothing is broken.",
+            "bold" if broken else "green",
+        )
+    )
     return out
 
 
@@ -95,21 +109,30 @@ def versions(out: Page, found: Findings) -> None:
     out.row("python", f"{platform.python_version():<14}{found.python_bound} or newer")
     for p in found.packages:
         if p.version is None:
-            out.row(p.name, f"not installed; {'needed' if p.extra is None else 'for ' + FOR.get(p.name, 'some use')}",
-                    "red" if p.extra is None else "")
+            out.row(
+                p.name,
+                f"not installed; {'needed' if p.extra is None else 'for ' + FOR.get(p.name, 'some use')}",
+                "red" if p.extra is None else "",
+            )
             continue
         notes = [f"{p.bound} or newer"] if p.bound else []
         if p.name == "torch" and "error" not in found.probes.get("torch", {"error": ""}):
             notes.append(f"built for CUDA {found.torch_cuda}" if found.torch_cuda else "CPU build")
         if p.name == "bitsandbytes":
-            where = [part.split()[-1] for part, told in found.probes.items()
-                     if part.startswith("bitsandbytes on") and "error" not in told]
+            where = [
+                part.split()[-1]
+                for part, told in found.probes.items()
+                if part.startswith("bitsandbytes on") and "error" not in told
+            ]
             notes += [f"8-bit AdamW works on {', '.join(where)}"] if where else []
         fails = {"torch": checks.torch_broken(found), "bitsandbytes": checks.failed(found.probes, "bitsandbytes on")}
         bad = checks.is_below(p.version, p.bound) or p.error or fails.get(p.name)
         out.row(p.name, f"{p.version:<14}{'; '.join(notes + ['BROKEN, see below'] * bool(bad))}", "red" if bad else "")
-    out.row("NVIDIA driver", found.driver.error or f"{found.driver.version or '?':<14}CUDA up to "
-            f"{found.driver.cuda or '?'}", "red" if found.driver.stuck else "")
+    out.row(
+        "NVIDIA driver",
+        found.driver.error or f"{found.driver.version or '?':<14}CUDA up to {found.driver.cuda or '?'}",
+        "red" if found.driver.stuck else "",
+    )
 
 
 def gpu(out: Page, found: Findings, card: Card) -> None:
@@ -118,11 +141,14 @@ def gpu(out: Page, found: Findings, card: Card) -> None:
     if card.memory_bytes is None:
         out.row("memory", NONE)
     else:
-        out.row("memory", f"{card.memory_bytes / GIB:.1f} GiB, {card.used_bytes / GIB:.1f} GiB of it in use before "
-                "this check")
+        out.row(
+            "memory",
+            f"{card.memory_bytes / GIB:.1f} GiB, {card.used_bytes / GIB:.1f} GiB of it in use before this check",
+        )
     if card.processes:
-        holders = ", ".join(f"{name} (pid {pid}{f', {size / GIB:.1f} GiB' if size else ''})"
-                            for pid, name, size in card.processes)
+        holders = ", ".join(
+            f"{name} (pid {pid}{f', {size / GIB:.1f} GiB' if size else ''})" for pid, name, size in card.processes
+        )
         out.row("in use by", f"{holders}: a run beside it gets less memory and time", "yellow")
     elif (card.used_bytes or 0) > DRIVER_KEEPS_BYTES:
         out.row("in use by", "programs that NVML does not name, in another container perhaps", "yellow")
@@ -160,8 +186,9 @@ def supports(found: Findings, card: Card) -> str:
     lack = [f"{name} (from {lowest[0]}.{lowest[1]})" for name, lowest in SUPPORT.items() if card.capability < lowest]
     if "flash attention 2" in have and not found.version("flash-attn"):
         have[-1] += " (once flash-attn is installed)"
-    return (f"compute capability {card.capability[0]}.{card.capability[1]}: "
-            + "; ".join(filter(None, [", ".join(have), "not " + ", ".join(lack) if lack else ""])))
+    return f"compute capability {card.capability[0]}.{card.capability[1]}: " + "; ".join(
+        filter(None, [", ".join(have), "not " + ", ".join(lack) if lack else ""])
+    )
 
 
 def power(card: Card) -> tuple[str, str]:
@@ -170,22 +197,28 @@ def power(card: Card) -> tuple[str, str]:
         return NONE, ""
     most = f" (at most {card.most_watts:.0f} W)" if card.most_watts else ""
     if card.default_watts and card.limit_watts < card.default_watts - 0.5:
-        return (f"{card.limit_watts:.0f} W, below its default of {card.default_watts:.0f} W{most}: slower than others "
-                f"of its kind; sudo nvidia-smi -i {card.index} -pl {card.default_watts:.0f} lifts it"), "yellow"
+        return (
+            f"{card.limit_watts:.0f} W, below its default of {card.default_watts:.0f} W{most}: slower than others "
+            f"of its kind; sudo nvidia-smi -i {card.index} -pl {card.default_watts:.0f} lifts it"
+        ), "yellow"
     return f"{card.limit_watts:.0f} W{', its default' if card.limit_watts == card.default_watts else ''}{most}", ""
 
 
 def temperature(card: Card, advise: bool = False) -> tuple[str, str]:
     """Degrees now, the card's own thresholds, the guide's advice, and a style."""
     words = [NONE if card.celsius is None else f"{card.celsius} C"]
-    words += [f"{word} at {value} C" for word, value in (("slows down", card.slowdown_celsius),
-                                                         ("shuts down", card.shutdown_celsius)) if value]
+    words += [
+        f"{word} at {value} C"
+        for word, value in (("slows down", card.slowdown_celsius), ("shuts down", card.shutdown_celsius))
+        if value
+    ]
     if card.slowdown_celsius is None and card.margin_celsius is not None:
         words.append(f"slows down {card.margin_celsius} C above that")
     hot = card.celsius is not None and card.celsius >= HOT_CELSIUS
     if hot:
-        words.append("HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and a throttled one is "
-                     "slower")
+        words.append(
+            "HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and a throttled one is slower"
+        )
     elif advise:
         words.append("under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C")
     return "; ".join(words), "yellow" if hot else ""
@@ -206,18 +239,27 @@ def links(out: Page, found: Findings) -> None:
     if kinds:
         out.row("", "; ".join(f"{kind + '#' * (kind == 'NV')}: {LEGEND[kind]}" for kind in kinds))
     joined = [pair for pair, word in words.items() if word.startswith("NV")]
-    measured = (f"The guide measured {NVLINK_SECONDS} s with NVLink, {PCIE_SECONDS} s without (GPT-2 on 2 TITAN RTX)")
+    measured = f"The guide measured {NVLINK_SECONDS} s with NVLink, {PCIE_SECONDS} s without (GPT-2 on 2 TITAN RTX)"
     if len(joined) == len(words):
-        out.row("DDP", f"sends gradients only, and NVLink carries them well. {measured}; NCCL_P2P_DISABLE=1 shows "
-                "the difference here.")
+        out.row(
+            "DDP",
+            f"sends gradients only, and NVLink carries them well. {measured}; NCCL_P2P_DISABLE=1 shows "
+            "the difference here.",
+        )
         out.row("FSDP", "sends parameters and gradients, and wants NVLink: here it is.")
         return
     out.row("DDP", f"sends gradients only: it works over PCIe, and is slower. {measured}.")
-    out.row("FSDP", "sends parameters too, and wants NVLink. Over PCIe take it for a model that does not fit "
-            "otherwise, not for speed.")
+    out.row(
+        "FSDP",
+        "sends parameters too, and wants NVLink. Over PCIe take it for a model that does not fit "
+        "otherwise, not for speed.",
+    )
     if joined:
-        out.row("", f"NVLink joins {', '.join(f'{a} and {b}' for a, b in joined)}: a job of two does best on such "
-                f"a pair, CUDA_VISIBLE_DEVICES={joined[0][0]},{joined[0][1]}.")
+        out.row(
+            "",
+            f"NVLink joins {', '.join(f'{a} and {b}' for a, b in joined)}: a job of two does best on such "
+            f"a pair, CUDA_VISIBLE_DEVICES={joined[0][0]},{joined[0][1]}.",
+        )
 
 
 def host(out: Page, found: Findings) -> None:
@@ -225,8 +267,11 @@ def host(out: Page, found: Findings) -> None:
     out.head("Machine")
     out.row("processor", f"{host.cpu_name()}, {host.usable_cores()} cores for us")
     out.row("memory", f"{found.host.memory_bytes / GIB:.1f} GiB" if found.host.memory_bytes else NONE)
-    out.row("C++ compiler", (host.compiler() or "none")
-            + ("" if found.host.headers else "; Python.h is missing, which compiled code includes"))
+    out.row(
+        "C++ compiler",
+        (host.compiler() or "none")
+        + ("" if found.host.headers else "; Python.h is missing, which compiled code includes"),
+    )
     for what, (folder, free) in found.host.disks.items():
         out.row(what, f"{free / GIB:.1f} GiB free at {folder}", "red" if free < checks.LEAST_FREE_BYTES else "")
 
@@ -239,8 +284,12 @@ def works(out: Page, found: Findings) -> None:
     for group, options in checks.menus(found.probes).items():
         out.row(group, ", ".join(name for name, problems in options.items() if not problems) or "not here")
         if group == "precision" and not found.jobs_gpus and found.host.cpu_bf16 is not None:
-            out.row("", "- bf16: this processor has instructions for it." if found.host.cpu_bf16 else
-                    "- bf16: this processor has no instructions for it, so it saves memory, not time.")
+            out.row(
+                "",
+                "- bf16: this processor has instructions for it."
+                if found.host.cpu_bf16
+                else "- bf16: this processor has no instructions for it, so it saves memory, not time.",
+            )
         for problem in dict.fromkeys(problem for problems in options.values() for problem in problems):
             out.row("", f"- {problem}")
 
@@ -251,8 +300,11 @@ def installs(found: Findings) -> list[tuple[str, str]]:
     wanted = []
     if found.cards and "cuda" in found.probes.get("torch", {}) and not found.torch_cuda:
         wanted.append(("pip install --force-reinstall torch", "the GPU (on Windows take the line from pytorch.org)"))
-    wanted += [(p.install, FOR.get(p.name, p.name)) for p in found.packages
-               if p.version is None and p.extra is not None and (p.name != "flash-attn" or modern)]
+    wanted += [
+        (p.install, FOR.get(p.name, p.name))
+        for p in found.packages
+        if p.version is None and p.extra is not None and (p.name != "flash-attn" or modern)
+    ]
     if not host.compiler() or not found.host.headers:
         wanted.append(("sudo apt install g++ python3-dev", "compile=true"))
     return wanted

@@ -73,9 +73,11 @@ def find(words: list[str]) -> int:
             result = runner.run(search, options.top, workers, tell)
         console.say(report(search, result, time.monotonic() - start))
         if options.measure and result.fits:
-            measure(search, result.rows[:options.measure])
+            measure(search, result.rows[: options.measure])
     except BrokenProcessPool:
-        console.say_problems(["a process that estimates was ended from outside; perhaps this machine is out of memory."])
+        console.say_problems(
+            ["a process that estimates was ended from outside; perhaps this machine is out of memory."]
+        )
         return 1
     return 0 if result.fits else single_run.EXIT_CODES["oom"]
 
@@ -153,17 +155,23 @@ def heading(search: space.SearchSpace) -> str:
     cfg = search.base
     gpus = cfg.parallelism.num_processes
     many, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
-    lines = [f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
-             f"{many}{cfg.gpu.device_name} ({cfg.gpu.memory_bytes / MIB:,.0f} MiB{each}).",
-             f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}."]
+    lines = [
+        f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
+        f"{many}{cfg.gpu.device_name} ({cfg.gpu.memory_bytes / MIB:,.0f} MiB{each}).",
+        f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}.",
+    ]
     if search.pinned:
         lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
     changing = [lever for lever in space.CHANGES_TRAINING if lever in search.values]
     if changing:
-        lines.append(f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "
-                     f"computed; fit.keep=[{','.join(changing)}] keeps "
-                     f"{' '.join(f'{lever}={space.now(cfg, lever)}' for lever in changing)}.")
-    return "\n".join([*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."])
+        lines.append(
+            f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "
+            f"computed; fit.keep=[{','.join(changing)}] keeps "
+            f"{' '.join(f'{lever}={space.now(cfg, lever)}' for lever in changing)}."
+        )
+    return "\n".join(
+        [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]
+    )
 
 
 def report(search: space.SearchSpace, result, seconds: float) -> str:
@@ -191,9 +199,17 @@ def grid(search: space.SearchSpace, rows: list) -> str:
     for number, found in enumerate(rows, 1):
         outcome = found.outcome
         batch, steps = outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"]
-        cells.append([str(number), *(found.chosen[lever] for lever in headings), f"{batch} x {steps}",
-                      f"{outcome.memory.device_used_bytes / MIB:,.0f}", f"{outcome.estimate.margin_bytes / MIB:,.0f}",
-                      f"{outcome.speed.samples_per_second:.2f}", f"{outcome.speed.step_seconds_median:.3f}"])
+        cells.append(
+            [
+                str(number),
+                *(found.chosen[lever] for lever in headings),
+                f"{batch} x {steps}",
+                f"{outcome.memory.device_used_bytes / MIB:,.0f}",
+                f"{outcome.estimate.margin_bytes / MIB:,.0f}",
+                f"{outcome.speed.samples_per_second:.2f}",
+                f"{outcome.speed.step_seconds_median:.3f}",
+            ]
+        )
     figures = ["memory MiB", "margin MiB", "samples/s", "step s"]
     return table(["", *headings.values(), "batch", *figures], cells, 2 + len(headings))
 
@@ -219,7 +235,9 @@ def table(headings: list[str], cells: list[list[str]], left: int) -> str:
 # --- predicted against measured -------------------------------------------------------------------------
 
 
-def measure(search: space.SearchSpace, rows: list, nursery: fork_client.ForkServer | None = None) -> list[record.Record]:
+def measure(
+    search: space.SearchSpace, rows: list, nursery: fork_client.ForkServer | None = None
+) -> list[record.Record]:
     """Run rows for a few steps on the GPU at hand, and print what was predicted beside it. Returns the records."""
     from recipes.foresight.validation.error_stats import signed
 
@@ -239,12 +257,17 @@ def measure(search: space.SearchSpace, rows: list, nursery: fork_client.ForkServ
                 part = "speed" if unit == 1 else "memory"
                 predicted, measured = (getattr(getattr(one, part), key) for one in (found.outcome, outcome))
                 error = signed(predicted, measured)
-                row += [f"{predicted / unit:,.{2 if unit == 1 else 0}f}" if predicted else "",
-                        f"{measured / unit:,.{2 if unit == 1 else 0}f}" if measured else "",
-                        "" if error is None else f"{error:+.1%}"]
+                row += [
+                    f"{predicted / unit:,.{2 if unit == 1 else 0}f}" if predicted else "",
+                    f"{measured / unit:,.{2 if unit == 1 else 0}f}" if measured else "",
+                    "" if error is None else f"{error:+.1%}",
+                ]
             cells.append(row)
-    heads = [f"{name} {kind}" for name in ("reserved MiB", "device MiB", "samples/s")
-             for kind in ("predicted", "measured", "error")]
+    heads = [
+        f"{name} {kind}"
+        for name in ("reserved MiB", "device MiB", "samples/s")
+        for kind in ("predicted", "measured", "error")
+    ]
     console.say("\n" + table(["", "status", *heads], cells, 2))
     for number, outcome in enumerate(records, 1):
         if outcome.error is not None:

@@ -32,9 +32,15 @@ FIGURES = ("matmul", "attention", "bandwidth", "kernel_seconds", "host_seconds")
 def fits(found: record.Record) -> bool:
     """Whether a record is of a run that tells of a known GPU's speed."""
     told = found.config
-    return (found.status == "ok" and found.recipe != "estimate" and found.environment.get("device") == "cuda"
-            and found.speed.step_seconds_median is not None and not told["compile"]
-            and told["parallelism"]["name"] == "single" and gpu_specs.find(found.environment["device_name"]) is not None)
+    return (
+        found.status == "ok"
+        and found.recipe != "estimate"
+        and found.environment.get("device") == "cuda"
+        and found.speed.step_seconds_median is not None
+        and not told["compile"]
+        and told["parallelism"]["name"] == "single"
+        and gpu_specs.find(found.environment["device_name"]) is not None
+    )
 
 
 def measured(found: record.Record):
@@ -44,7 +50,9 @@ def measured(found: record.Record):
 
     cfg = config.from_dict(found.config)
     cfg.recipe.name = "estimate"
-    cfg.gpu = config.from_dict(gpu_specs.find(found.environment["device_name"], found.environment["device_memory_bytes"]), config.Gpu)
+    cfg.gpu = config.from_dict(
+        gpu_specs.find(found.environment["device_name"], found.environment["device_memory_bytes"]), config.Gpu
+    )
     with tempfile.TemporaryDirectory() as folder:
         tally = simulation.simulate_step(cfg, folder).tally
     return calibration.Measured(found.config_key, tally, cfg.precision.name, found.speed.step_seconds_median)
@@ -57,8 +65,11 @@ def main(words: list[str] | None = None) -> int:
     records = sorted(filter(fits, records), key=lambda found: found.config_key)
     names = {found.environment["device_name"] for found in records}
     if len(records) < 4 or len(names) != 1:
-        print(f"refused: {len(records)} runs that can be used, on {', '.join(sorted(names)) or 'no known GPU'}: at least "
-              "4 of one GPU are needed.", file=sys.stderr)
+        print(
+            f"refused: {len(records)} runs that can be used, on {', '.join(sorted(names)) or 'no known GPU'}: at least "
+            "4 of one GPU are needed.",
+            file=sys.stderr,
+        )
         return 2
     from recipes.foresight.speed import roofline
     from recipes.foresight.validation import calibration
@@ -71,8 +82,12 @@ def main(words: list[str] | None = None) -> int:
     for name, chosen in (("fitted on", steps[::2]), ("held out", steps[1::2])):
         for when, reached in (("before", before), ("after", after)):
             found = summary(calibration.errors(chosen, device, reached))
-            print(f"# {name}, {when}: {found.count} runs, median size {found.median_size:.1%}, worst {found.worst:+.1%}")
-    predicted = [roofline.predict(step.tally, device, step.precision, reached=after).step_seconds for step in steps[1::2]]
+            print(
+                f"# {name}, {when}: {found.count} runs, median size {found.median_size:.1%}, worst {found.worst:+.1%}"
+            )
+    predicted = [
+        roofline.predict(step.tally, device, step.precision, reached=after).step_seconds for step in steps[1::2]
+    ]
     ranked = rank_correlation(zip(predicted, (step.seconds for step in steps[1::2])))
     print(f"# held out: rank correlation {'none' if ranked is None else format(ranked, '.3f')}")
     lines = {"from": "measured", "runs": list(after.runs)} | {key: getattr(after, key) for key in FIGURES}

@@ -39,7 +39,9 @@ def jobs() -> list[list[str]]:
     words = [[]]
     words += [[f"precision={name}"] for name in menus.options("precision", folders) if name != "fp32"]
     words += [["precision=bf16", f"optim={name}"] for name in menus.options("optim", folders) if name != "adamw"]
-    words += [["precision=bf16", f"parallelism={mode}", "parallelism.num_processes=1"] for mode in ("dp", "ddp", "fsdp")]
+    words += [
+        ["precision=bf16", f"parallelism={mode}", "parallelism.num_processes=1"] for mode in ("dp", "ddp", "fsdp")
+    ]
     words += [["precision=fp16", "parallelism=fsdp", "parallelism.num_processes=1"]]
     words += [["precision=bf16", "accumulation=x4", "batch.per_device=1", "checkpointing=full", "train.max_steps=20"]]
     return [[f"recipe={recipe}", *JOB, *extra] for extra in words for recipe in ("trainer", "accelerate")]
@@ -69,21 +71,34 @@ def run_all(nursery: fork_client.ForkServer, into: Path, name: str) -> list[reco
 
 def table(records: list[record.Record]) -> str:
     """Markdown: speed, and the ledger's peak beside CUDA's."""
-    rows = ["| recipe | parallelism | precision | optim | batch | checkpointing | status | samples/s | step ms | MFU | ledger MiB "
-            "| allocated MiB | ledger / allocated | reserved MiB | device MiB | context MiB |",
-            "|" + " --- |" * 16]
+    rows = [
+        "| recipe | parallelism | precision | optim | batch | checkpointing | status | samples/s | step ms | MFU | ledger MiB "
+        "| allocated MiB | ledger / allocated | reserved MiB | device MiB | context MiB |",
+        "|" + " --- |" * 16,
+    ]
     for outcome in records:
         config, speed, memory = outcome.config, outcome.speed, outcome.memory
-        cells = [outcome.recipe, config["parallelism"]["name"], config["precision"]["name"], config["optim"]["name"],
-                 f"{config['batch']['per_device']} x {config['accumulation']['steps']}", config["checkpointing"]["name"],
-                 outcome.status]
+        cells = [
+            outcome.recipe,
+            config["parallelism"]["name"],
+            config["precision"]["name"],
+            config["optim"]["name"],
+            f"{config['batch']['per_device']} x {config['accumulation']['steps']}",
+            config["checkpointing"]["name"],
+            outcome.status,
+        ]
         if outcome.status == "ok":
-            cells += [f"{speed.samples_per_second:.2f}", f"{speed.step_seconds_median * 1000:.1f}",
-                      f"{speed.mfu:.1%}" if speed.mfu is not None else "",
-                      f"{memory.peak_tensor_bytes / MIB:.0f}", f"{memory.peak_allocated_bytes / MIB:.0f}",
-                      f"{memory.peak_tensor_bytes / memory.peak_allocated_bytes:.3f}",
-                      f"{memory.peak_reserved_bytes / MIB:.0f}", f"{memory.device_used_bytes / MIB:.0f}",
-                      f"{memory.context_bytes / MIB:.0f}"]
+            cells += [
+                f"{speed.samples_per_second:.2f}",
+                f"{speed.step_seconds_median * 1000:.1f}",
+                f"{speed.mfu:.1%}" if speed.mfu is not None else "",
+                f"{memory.peak_tensor_bytes / MIB:.0f}",
+                f"{memory.peak_allocated_bytes / MIB:.0f}",
+                f"{memory.peak_tensor_bytes / memory.peak_allocated_bytes:.3f}",
+                f"{memory.peak_reserved_bytes / MIB:.0f}",
+                f"{memory.device_used_bytes / MIB:.0f}",
+                f"{memory.context_bytes / MIB:.0f}",
+            ]
         rows.append("| " + " | ".join(cells + [""] * (16 - len(cells))) + " |")
     return "\n".join(rows)
 
@@ -108,10 +123,12 @@ def main() -> int:
     finally:
         nursery.close()
     versions = ", ".join(f"{k} {v}" for k, v in records[0].environment["versions"].items() if v)
-    page = (f"# {gpu.name}: what CUDA counted, and what the ledger counted\n\n"
-            f"Measured by `python scripts/gpu_checks.py` on {time.strftime('%Y-%m-%d')}, {gpu.memory_bytes / MIB:.0f} MiB, "
-            f"compute capability {gpu.capability[0]}.{gpu.capability[1]}; {versions}.\n"
-            f"Each job: {' '.join(JOB)}; the records stand beside this page.\n\n{table(records)}\n")
+    page = (
+        f"# {gpu.name}: what CUDA counted, and what the ledger counted\n\n"
+        f"Measured by `python scripts/gpu_checks.py` on {time.strftime('%Y-%m-%d')}, {gpu.memory_bytes / MIB:.0f} MiB, "
+        f"compute capability {gpu.capability[0]}.{gpu.capability[1]}; {versions}.\n"
+        f"Each job: {' '.join(JOB)}; the records stand beside this page.\n\n{table(records)}\n"
+    )
     (options.into / f"{name}.md").write_text(page)
     print(page)
     return 1 if failed or any(r.status != "ok" for r in records) else 0

@@ -57,8 +57,10 @@ def mib(value: float) -> str:
 def together(name: str, errors) -> str:
     """One line on some errors."""
     found = summary(errors)
-    return (f"{name}: {found.count} rows, median size {found.median_size:.2%}, signed median {found.median:+.2%}, "
-            f"worst {found.worst:+.1%}.")
+    return (
+        f"{name}: {found.count} rows, median size {found.median_size:.2%}, signed median {found.median:+.2%}, "
+        f"worst {found.worst:+.1%}."
+    )
 
 
 # --- the guide --------------------------------------------------------------------------------------
@@ -96,14 +98,42 @@ def guide() -> str:
         for collected, one in zip(errors.values(), found):
             collected.append(one)
         speeds.append((speed, told["samples_per_second"]))
-        lines.append([name, mib(measured), mib(today), error(found[0]), mib(then), error(found[1]),
-                      mib(outcome.memory.device_used_bytes), outcome.status, f"{told['samples_per_second']:.2f}",
-                      f"{speed:.2f}", error(found[2])])
-    head = ["experiment", "published device MiB", "today's libraries", "error", "libraries of then", "error",
-            "today's context, too", "status", "published samples/s", "predicted", "error"]
-    return "\n\n".join([f"## {reference.GUIDE_SOURCE}", table(head, lines),
-                        *(together(name, collected) for name, collected in errors.items()),
-                        f"Rank correlation of the speeds: {rank_correlation(speeds):.3f}."])
+        lines.append(
+            [
+                name,
+                mib(measured),
+                mib(today),
+                error(found[0]),
+                mib(then),
+                error(found[1]),
+                mib(outcome.memory.device_used_bytes),
+                outcome.status,
+                f"{told['samples_per_second']:.2f}",
+                f"{speed:.2f}",
+                error(found[2]),
+            ]
+        )
+    head = [
+        "experiment",
+        "published device MiB",
+        "today's libraries",
+        "error",
+        "libraries of then",
+        "error",
+        "today's context, too",
+        "status",
+        "published samples/s",
+        "predicted",
+        "error",
+    ]
+    return "\n\n".join(
+        [
+            f"## {reference.GUIDE_SOURCE}",
+            table(head, lines),
+            *(together(name, collected) for name, collected in errors.items()),
+            f"Rank correlation of the speeds: {rank_correlation(speeds):.3f}.",
+        ]
+    )
 
 
 # --- xMem's runs ------------------------------------------------------------------------------------
@@ -124,17 +154,51 @@ def rtx() -> str:
     lines, ours, theirs = [], [], []
     for row in rows("published_rtx_fp32"):
         measured = int(row["measured_peak_bytes"])
-        predicted = rtx_bytes(row["model"], int(row["batch"]), int(float(row["seq_len"])), row["optimizer"],
-                              int(row["zero_grad_mode"]), row["gpu"], int(row["gpu_total_bytes"]))
+        predicted = rtx_bytes(
+            row["model"],
+            int(row["batch"]),
+            int(float(row["seq_len"])),
+            row["optimizer"],
+            int(row["zero_grad_mode"]),
+            row["gpu"],
+            int(row["gpu_total_bytes"]),
+        )
         ours.append(signed(predicted, measured))
         theirs.append(signed(int(row["xmem_bytes"]), measured))
-        lines.append([row["model"].split("/")[-1], row["batch"], row["optimizer"], row["zero_grad_mode"],
-                      row["gpu"].split()[-1], mib(measured), mib(predicted), error(ours[-1]), error(theirs[-1])])
+        lines.append(
+            [
+                row["model"].split("/")[-1],
+                row["batch"],
+                row["optimizer"],
+                row["zero_grad_mode"],
+                row["gpu"].split()[-1],
+                mib(measured),
+                mib(predicted),
+                error(ours[-1]),
+                error(theirs[-1]),
+            ]
+        )
     better = sum(abs(mine) < abs(other) for mine, other in zip(ours, theirs))
-    head = ["model", "batch", "optimizer", "zero_grad_mode", "RTX", "measured MiB", "predicted", "error", "xMem's error"]
-    return "\n\n".join(["## xMem's runs in fp32, RTX 3060 and 4060, torch 2.6.0: reserved against NVML's growth",
-                        table(head, lines), together("Ours", ours), together("xMem's", theirs),
-                        f"Ours is closer on {better} of {len(lines)} rows."])
+    head = [
+        "model",
+        "batch",
+        "optimizer",
+        "zero_grad_mode",
+        "RTX",
+        "measured MiB",
+        "predicted",
+        "error",
+        "xMem's error",
+    ]
+    return "\n\n".join(
+        [
+            "## xMem's runs in fp32, RTX 3060 and 4060, torch 2.6.0: reserved against NVML's growth",
+            table(head, lines),
+            together("Ours", ours),
+            together("xMem's", theirs),
+            f"Ours is closer on {better} of {len(lines)} rows.",
+        ]
+    )
 
 
 # --- fms-acceleration's runs ------------------------------------------------------------------------
@@ -150,26 +214,49 @@ def a100() -> str:
     for row in rows("published_a100_bf16"):
         batch, length = int(row["per_device_batch"]), int(float(row["seq_len"]))
         if row["num_gpus"] != "1":
-            left_out.append(f"- {row['model']}, {row['num_gpus']} GPUs, batch {batch}: FSDP1, which keeps a layer's weights "
-                            "as one flat tensor; this repository has FSDP2, which keeps each apart.")
+            left_out.append(
+                f"- {row['model']}, {row['num_gpus']} GPUs, batch {batch}: FSDP1, which keeps a layer's weights "
+                "as one flat tensor; this repository has FSDP2, which keeps each apart."
+            )
             continue
-        taken = published_runs.fine_tuning(row["model"], batch, length, (8, 0), chosen.memory_bytes - chosen.context_bytes)
+        taken = published_runs.fine_tuning(
+            row["model"], batch, length, (8, 0), chosen.memory_bytes - chosen.context_bytes
+        )
         speed = batch * length / roofline.predict(taken.tally, chosen, "bf16_pure").step_seconds
         device = taken.demand.peak_reserved_bytes + chosen.context_bytes
-        pairs = {"allocated": (taken.demand.peak_allocated_bytes, float(row["peak_allocated_bytes"])),
-                 "device": (device, float(row["device_peak_mib"]) * MIB),
-                 "speed": (speed, float(row["tokens_per_s_per_gpu"]))}
+        pairs = {
+            "allocated": (taken.demand.peak_allocated_bytes, float(row["peak_allocated_bytes"])),
+            "device": (device, float(row["device_peak_mib"]) * MIB),
+            "speed": (speed, float(row["tokens_per_s_per_gpu"])),
+        }
         cells = [row["model"], str(batch), str(length)]
         for key, (predicted, measured) in pairs.items():
             errors[key].append(signed(predicted, measured))
             shown = mib if key != "speed" else "{:.0f}".format
             cells += [shown(measured), shown(predicted), error(errors[key][-1])]
         lines.append(cells)
-    head = ["model", "batch", "tokens", "allocated MiB", "predicted", "error", "device MiB", "predicted", "error",
-            "tokens/s", "predicted", "error"]
-    return "\n\n".join(["## Full fine-tuning in bf16 on an A100 80 GB, torch 2.4.1", table(head, lines),
-                        *(together(key.capitalize(), found) for key, found in errors.items()),
-                        "Not built:\n\n" + "\n".join(left_out)])
+    head = [
+        "model",
+        "batch",
+        "tokens",
+        "allocated MiB",
+        "predicted",
+        "error",
+        "device MiB",
+        "predicted",
+        "error",
+        "tokens/s",
+        "predicted",
+        "error",
+    ]
+    return "\n\n".join(
+        [
+            "## Full fine-tuning in bf16 on an A100 80 GB, torch 2.4.1",
+            table(head, lines),
+            *(together(key.capitalize(), found) for key, found in errors.items()),
+            "Not built:\n\n" + "\n".join(left_out),
+        ]
+    )
 
 
 TABLES = {"guide": guide, "rtx": rtx, "a100": a100}
@@ -177,7 +264,9 @@ TABLES = {"guide": guide, "rtx": rtx, "a100": a100}
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; all of them where none is named")
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)}; all of them where none is named"
+    )
     parser.add_argument("--into", type=Path, metavar="FILE", help="write the page there, too")
     told = parser.parse_args(words)
     unknown = [name for name in told.tables if name not in TABLES]
@@ -193,9 +282,11 @@ def main(words: list[str] | None = None) -> int:
         print(parts[-1] + "\n", flush=True)
     if told.into:
         libraries = ", ".join(f"{name} {host.version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
-        told.into.write_text("# Predictions against published measurements\n\nMade by `python scripts/published.py --into` "
-                             f"on {time.strftime('%Y-%m-%d')}, on a CPU, with {libraries}. Every figure that is not a "
-                             "prediction was measured by others: docs/reference/README.md.\n\n" + "\n\n".join(parts) + "\n")
+        told.into.write_text(
+            "# Predictions against published measurements\n\nMade by `python scripts/published.py --into` "
+            f"on {time.strftime('%Y-%m-%d')}, on a CPU, with {libraries}. Every figure that is not a "
+            "prediction was measured by others: docs/reference/README.md.\n\n" + "\n\n".join(parts) + "\n"
+        )
     return 0
 
 

@@ -31,7 +31,9 @@ def record(name: str, into: Path) -> None:
     from recipes.foresight.validation import allocator_traces
 
     with tempfile.TemporaryDirectory() as scratch:
-        allocator_traces.write(allocator_traces.record(ROOT / "conf", CONFIGURATIONS[name], Path(scratch)), into / f"{name}.json.gz")
+        allocator_traces.write(
+            allocator_traces.record(ROOT / "conf", CONFIGURATIONS[name], Path(scratch)), into / f"{name}.json.gz"
+        )
 
 
 def main() -> int:
@@ -55,8 +57,10 @@ def main() -> int:
         subprocess.run([sys.executable, __file__, "--only", name, "--into", options.into], check=True)
         trace = allocator_traces.read(options.into / f"{name}.json.gz")
         told = allocator.replay(trace.events, trace.capacity_bytes)
-        errors = [told.peak_allocated_bytes / trace.peak_allocated_bytes - 1,
-                  told.peak_reserved_bytes / trace.peak_reserved_bytes - 1]
+        errors = [
+            told.peak_allocated_bytes / trace.peak_allocated_bytes - 1,
+            told.peak_reserved_bytes / trace.peak_reserved_bytes - 1,
+        ]
         worst = max(worst, *map(abs, errors))
         print(f"{name:<28}{len(trace.events):>8} events  allocated {errors[0]:+.3%}  reserved {errors[1]:+.3%}")
     return 1 if worst > 0.01 else 0

@@ -25,9 +25,13 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds runs, at any depth")
     parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go")
-    parser.add_argument("--baseline", metavar="WORDS", help="what the others are compared with: words of its "
-                        "configuration, or the start of its config_key (default: the first job that ended ok; "
-                        "of the guide's experiments, vanilla)")
+    parser.add_argument(
+        "--baseline",
+        metavar="WORDS",
+        help="what the others are compared with: words of its "
+        "configuration, or the start of its config_key (default: the first job that ended ok; "
+        "of the guide's experiments, vanilla)",
+    )
     told = parser.parse_args(words)
     target = told.into or (told.folders[0] if len(told.folders) == 1 else Path("outputs", "report"))
     try:
@@ -42,8 +46,11 @@ def main(words: list[str] | None = None) -> int:
         print(f"refused: {problem}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"refused: {error.filename or target} cannot be written: {error.strerror or error}. "
-              "Choose another folder with --into.", file=sys.stderr)
+        print(
+            f"refused: {error.filename or target} cannot be written: {error.strerror or error}. "
+            "Choose another folder with --into.",
+            file=sys.stderr,
+        )
         return 2
     where = min(str(target), os.path.relpath(target), key=len)
     console.say(f"{report.screen_text(made)}\n\nWritten to {where}: {', '.join(path.name for path in paths)}")

@@ -29,7 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATIONS = ROOT / "docs" / "results" / "same_results.txt"
 # Not compared, wherever they stand in a record.
-IGNORED = re.compile(r"seconds|per_second|^host_|^environment$|^overrides$|^warnings$|^message$|^hint$|^mfu$|^config_key$|^config$")
+IGNORED = re.compile(
+    r"seconds|per_second|^host_|^environment$|^overrides$|^warnings$|^message$|^hint$|^mfu$|^config_key$|^config$"
+)
 # An estimate's seconds are predictions and not times, so they are compared.
 PREDICTED = ("step_seconds_median", "samples_per_second", "tokens_per_second")
 
@@ -42,7 +44,9 @@ def inputs(folder: Path) -> dict[str, Path]:
     """The files that the configurations name, of fixed content."""
     text, rows = folder / "corpus.txt", folder / "rows.jsonl"
     text.write_text("".join(f"line {i}: the quick brown fox jumps over {i * i} lazy dogs\n" for i in range(200)))
-    rows.write_text("".join(json.dumps({"text": f"row {i} " + "word " * (i % 7 + 1), "label": i % 2}) + "\n" for i in range(60)))
+    rows.write_text(
+        "".join(json.dumps({"text": f"row {i} " + "word " * (i % 7 + 1), "label": i % 2}) + "\n" for i in range(60))
+    )
     return {"text": text, "rows": rows}
 
 
@@ -66,8 +70,15 @@ def run(checkout: Path, line: str, folder: Path, files: dict[str, Path]) -> dict
         environment |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "WANDB_MODE": "offline"}
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "screen.txt", "w") as screen:
-            code = subprocess.run([sys.executable, str(checkout / "train.py"), *words, where], cwd=folder, env=environment,
-                                  stdin=subprocess.DEVNULL, stdout=screen, stderr=screen, timeout=900).returncode
+            code = subprocess.run(
+                [sys.executable, str(checkout / "train.py"), *words, where],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=screen,
+                stderr=screen,
+                timeout=900,
+            ).returncode
         (folder / "exit_code").write_text(str(code))
     records = []
     for path in sorted(folder.rglob("result.json")):
@@ -85,6 +96,7 @@ def run_all(checkout: Path, cache: Path, at_once: int) -> dict[str, dict]:
     files = inputs(cache) | {"resume": folder / "22" / "run"}
     lines = list(enumerate(configurations()))
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+
         def job(numbered):
             number, line = numbered
             result = run(checkout, line, folder / f"{number + 1:02}", files)
@@ -98,12 +110,14 @@ def run_all(checkout: Path, cache: Path, at_once: int) -> dict[str, dict]:
 
 def name_of(checkout: Path) -> str:
     """A checkout's commit, and a hash of what is not committed."""
+
     def git(*words):
         return subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True).stdout
 
     changes = git("diff", "HEAD") + "".join(git("ls-files", "-o", "--exclude-standard"))
     return git("rev-parse", "--short=12", "HEAD").strip() + (
-        "-" + hashlib.sha256(changes.encode()).hexdigest()[:8] if changes else "")
+        "-" + hashlib.sha256(changes.encode()).hexdigest()[:8] if changes else ""
+    )
 
 
 def differences(old, new, where: str, estimate: bool) -> list[str]:
@@ -134,7 +148,9 @@ def identity(record: dict) -> str:
 def compare(old: dict, new: dict) -> list[str]:
     """Where what one command line left differs, a line each."""
     found = differences(old["exit_code"], new["exit_code"], "exit_code", False)
-    ours, theirs = ({re.sub(r'[^" ]*/(run|corpus|rows)', r"\1", identity(r)): r for r in side["records"]} for side in (new, old))
+    ours, theirs = (
+        {re.sub(r'[^" ]*/(run|corpus|rows)', r"\1", identity(r)): r for r in side["records"]} for side in (new, old)
+    )
     if ours.keys() != theirs.keys():
         return [*found, f"jobs: {sorted(theirs)} -> {sorted(ours)}"]
     for name, before in theirs.items():

@@ -32,9 +32,20 @@ CONF = ROOT / "conf"
 GPU = host.gpus()
 
 # Sizes that any family has, and what else a small job needs. They come before a test's own overrides.
-SMALL = ["model.layers=1", "model.width=32", "model.heads=2", "model.feed_forward=64", "model.vocab=512",
-         "model.positions=64", "data.seq_len=32", "data.samples=8", "batch.per_device=2", "train.max_steps=2",
-         "measure.warmup_steps=0", "device=cpu"]
+SMALL = [
+    "model.layers=1",
+    "model.width=32",
+    "model.heads=2",
+    "model.feed_forward=64",
+    "model.vocab=512",
+    "model.positions=64",
+    "data.seq_len=32",
+    "data.samples=8",
+    "batch.per_device=2",
+    "train.max_steps=2",
+    "measure.warmup_steps=0",
+    "device=cpu",
+]
 
 
 def small(*overrides: str) -> list[str]:
@@ -61,10 +72,13 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     """No network, and no cache of the user's: before anything reads these variables."""
     config._cache_folder = tempfile.TemporaryDirectory(prefix="headroom-tests-")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": config._cache_folder.name,
-                   "TORCHINDUCTOR_CACHE_DIR": str(Path(config._cache_folder.name, "inductor")),
-                   "TOKENIZERS_PARALLELISM": "false",
-                   "OMP_NUM_THREADS": "1"}  # the tensors are tiny, and the machine may be shared
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": config._cache_folder.name,
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(config._cache_folder.name, "inductor")),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }  # the tensors are tiny, and the machine may be shared
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "TRANSFORMERS_CACHE"):
         os.environ.pop(name, None)
 
@@ -187,7 +201,11 @@ def train(make_job, nursery):
         named = any(word.startswith("recipe=") for word in overrides)
         job, heard = make_job(*small(*overrides), *([] if named else ["recipe=accelerate"])), []
         outcome = supervise.run(job, lambda kind, values: heard.append((kind, values)), nursery)
-        assert status in (None, outcome.status), (outcome.status, outcome.error, _tail(job.folder / run_folder.LOG_FILE))
+        assert status in (None, outcome.status), (
+            outcome.status,
+            outcome.error,
+            _tail(job.folder / run_folder.LOG_FILE),
+        )
         return Run(outcome, job.folder, heard)
 
     return train
@@ -259,8 +277,15 @@ def command(monkeypatch, tmp_path, capfd, nursery):
 
 def start_headroom(*arguments: str, cwd: Path, env: dict | None = None, **streams) -> subprocess.Popen:
     """`python train.py ...` as a person starts it, in a group of its own as a shell gives it."""
-    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *arguments], cwd=cwd, text=True,
-                            env=os.environ | (env or {}), stdin=subprocess.DEVNULL, start_new_session=True, **streams)
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        cwd=cwd,
+        text=True,
+        env=os.environ | (env or {}),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        **streams,
+    )
 
 
 @pytest.fixture

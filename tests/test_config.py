@@ -77,9 +77,17 @@ def test_a_key_that_the_option_does_not_use_is_none():
 
 def test_the_default_of_each_menu_is_the_one_that_design_names_first():
     cfg = compose("device=cpu").cfg
-    first = {"recipe": "trainer", "model": "bert_tiny", "data": "dummy", "precision": "fp32", "optim": "adamw",
-             "accumulation": "none", "checkpointing": "none", "tracker": "local",
-             "gpu": "auto"}
+    first = {
+        "recipe": "trainer",
+        "model": "bert_tiny",
+        "data": "dummy",
+        "precision": "fp32",
+        "optim": "adamw",
+        "accumulation": "none",
+        "checkpointing": "none",
+        "tracker": "local",
+        "gpu": "auto",
+    }
     assert {group: getattr(cfg, group).name for group in first} == first
 
 
@@ -100,5 +108,5 @@ def test_the_help_has_every_menu_every_option_with_its_line_and_every_key():
 def test_the_help_puts_the_default_first_and_counts_in_order():
     lines = [line.split()[0] if line.strip() else "" for line in help_text.describe(CONF).splitlines()]
     at = lines.index("accumulation")
-    assert lines[at + 1: at + 6] == ["none", "x2", "x4", "x8", "x16"]
+    assert lines[at + 1 : at + 6] == ["none", "x2", "x4", "x8", "x16"]
     assert lines[lines.index("recipe") + 1] == "trainer"

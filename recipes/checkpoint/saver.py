@@ -12,6 +12,7 @@ from recipes.errors import Refusal
 from recipes.records import run_folder
 from recipes.checkpoint import stop_request
 
+
 class Saver:
     """Stands between a training's steps: puts back what it resumes from, saves, and says when to stop.
 
@@ -26,8 +27,10 @@ class Saver:
         self._question = None
         self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
-            raise Refusal("the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
-                          "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out.")
+            raise Refusal(
+                "the run's folder is not on every machine, so nothing can be saved there or resumed. Choose "
+                "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out."
+            )
 
     def begin(self, loop) -> int:
         """The loop is ready to train: put the checkpoint's state into it. Returns the steps that are done."""
@@ -71,7 +74,9 @@ class Saver:
         values, tensors = state.collect(self.loop)
         if rank == 0:
             values |= {"config": config.to_dict(self.cfg), "journal": self.journal.state()}
-        checkpoint_files.write(self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier)
+        checkpoint_files.write(
+            self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier
+        )
         self.progress.enter(before, "training", step=step, total=self.loop.total_steps)
         self.seconds += time.perf_counter() - begin
         self.journal.leave_out()

@@ -13,6 +13,7 @@ from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
 from recipes.errors import Refusal
 
+
 def inner(wrapped):
     """An optimizer without Accelerate around it."""
     return getattr(wrapped, "optimizer", wrapped)
@@ -50,18 +51,24 @@ def collect(loop) -> tuple[dict, dict]:
                 name = f"{names[id(weight)]}/{key}"
                 if _is_tensor(value):
                     if _is_sharded(weight) and value.dim() and not _is_sharded(value):
-                        raise Refusal(f"the optimizer's {key} has no place in the whole of a sharded weight, so it "
-                                      "cannot be saved. Choose optim=adamw.")
+                        raise Refusal(
+                            f"the optimizer's {key} has no place in the whole of a sharded weight, so it "
+                            "cannot be saved. Choose optim=adamw."
+                        )
                     _add(pieces["optimizer"], boxes, name, value, rank)
                 else:
                     plain.setdefault(names[id(weight)], {})[key] = value
     values = {"boxes": boxes, "random": random_states()}
     if rank == 0:
         scaler = loop.accelerator.scaler
-        groups = [{key: _number(value) for key, value in group.items() if key != "params"}
-                  for group in optimizer.param_groups]
-        values |= {"optimizer": {"groups": groups, "states": plain}, "scheduler": loop.scheduler.state_dict(),
-                   "scaler": scaler.state_dict() if scaler is not None else None}
+        groups = [
+            {key: _number(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        ]
+        values |= {
+            "optimizer": {"groups": groups, "states": plain},
+            "scheduler": loop.scheduler.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
     return values, pieces
 
 
@@ -111,9 +118,12 @@ def random_states() -> dict:
 
     algorithm, keys, *rest = numpy.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": [algorithm, keys.tolist(), *rest],
-            "torch": torch.get_rng_state().numpy().tobytes().hex(),
-            "cuda": [state.numpy().tobytes().hex() for state in devices]}
+    return {
+        "python": random.getstate(),
+        "numpy": [algorithm, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in devices],
+    }
 
 
 # --- putting it back -----------------------------------------------------------------------------
@@ -173,8 +183,10 @@ def _optimizer_state(optimizer, group: dict, weight, name: str, pieces: Pieces, 
             state[key] = torch.zeros_like(weight.detach(), dtype=part.dtype)
             state[key].to_local().copy_(part)
         else:
-            raise Refusal(f"the optimizer's {key} of {name} cannot be cut into the parts of a sharded weight. Resume in "
-                          "the mode in which it was saved.")
+            raise Refusal(
+                f"the optimizer's {key} of {name} cannot be cut into the parts of a sharded weight. Resume in "
+                "the mode in which it was saved."
+            )
     return state
 
 
@@ -218,8 +230,10 @@ class Pieces:
 
         places = self._places.get(name)
         if places is None or self.shape(name) != shape:
-            raise Refusal(f"the checkpoint has no {name} of shape {shape}: it is of another model, or written in "
-                          "another mode. Resume it as it was written.")
+            raise Refusal(
+                f"the checkpoint has no {name} of shape {shape}: it is of another model, or written in "
+                "another mode. Resume it as it was written."
+            )
         result, filled = None, 0
         for file, box in places:
             piece = file.get_slice(name)

@@ -31,8 +31,9 @@ class StopRequest:
         """Listen for a while, in the main thread, where that is wanted and nobody has asked to be left alone."""
         numbers = SIGNALS if on and threading.current_thread() is threading.main_thread() else ()
         self.listens = bool(numbers)
-        before = {number: signal.signal(number, self) for number in numbers
-                  if signal.getsignal(number) is not signal.SIG_IGN}
+        before = {
+            number: signal.signal(number, self) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+        }
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from recipes.options import resume
 from recipes.ranks import rank_info
 
+
 def expand_argv(words: list[str], place: rank_info.RankInfo = rank_info.RankInfo()) -> list[str]:
     """A sweep's command line with its folder and its repeats said in Hydra's words; any other as it is.
 
@@ -27,7 +28,9 @@ def expand_argv(words: list[str], place: rank_info.RankInfo = rank_info.RankInfo
         added.append(f"measure.repeat=range({repeats[-1]})")
     if not sweeping:
         # Hydra makes hydra.run.dir; hydra.sweep.dir it only resolves.
-        words = [word.replace("hydra.run.dir=", "hydra.sweep.dir=", word.startswith("hydra.run.dir=")) for word in words]
+        words = [
+            word.replace("hydra.run.dir=", "hydra.sweep.dir=", word.startswith("hydra.run.dir=")) for word in words
+        ]
         added = [resume.NO_FOLDER]
     elif sweep_folder(words) is None:
         added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")

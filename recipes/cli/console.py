@@ -8,6 +8,7 @@ import sys
 
 from recipes.ranks import rank_info
 
+
 class Console:
     """Draws a job's progress on stderr; a plain line now and then where stderr is no terminal.
 
@@ -23,9 +24,16 @@ class Console:
         self.sweeping, self.quiet = number > 0, quiet
         self.head = f"{number}{f'/{jobs}' if jobs else ''}  {words}  " if self.sweeping else ""
         self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=30),
-            TextColumn("{task.fields[text]}"), TimeElapsedColumn(), console=self.console, transient=True,
-            refresh_per_second=5, disable=quiet)
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            refresh_per_second=5,
+            disable=quiet,
+        )
         self.task = self.progress.add_task(self.head + "starting", total=None, text="")
         self.total = 0
 
@@ -40,11 +48,18 @@ class Console:
         """A message of the worker: phase, progress or warning."""
         if kind == "phase":
             self.total = values.get("total", 0)
-            self.progress.reset(self.task, description=self.head + values["name"], total=self.total or None,
-                                completed=values.get("step", 0), text="")
+            self.progress.reset(
+                self.task,
+                description=self.head + values["name"],
+                total=self.total or None,
+                completed=values.get("step", 0),
+                text="",
+            )
         elif kind == "progress":
-            text = (f"{values['step']}/{self.total}  loss {values['loss']:.4f}  "
-                    f"{values['samples_per_second']:.1f} samples/s")
+            text = (
+                f"{values['step']}/{self.total}  loss {values['loss']:.4f}  "
+                f"{values['samples_per_second']:.1f} samples/s"
+            )
             self.progress.update(self.task, completed=values["step"], text=text)
             if not self.console.is_terminal and not self.sweeping:
                 self.console.print(text)

@@ -40,9 +40,13 @@ def _run(conf: Path) -> int:
     ConfigStore.instance().store(name="schema", node=config.Config)
     place = rank_info.current_rank()
     if place.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
-        console.say_problems([f"a sweep starts the ranks of each job itself, and a launcher has started {place.ranks} "
-                             "already. Type python train.py -m ... parallelism.num_processes="
-                             f"{place.ranks} instead, without the launcher."])
+        console.say_problems(
+            [
+                f"a sweep starts the ranks of each job itself, and a launcher has started {place.ranks} "
+                "already. Type python train.py -m ... parallelism.num_processes="
+                f"{place.ranks} instead, without the launcher."
+            ]
+        )
         return single_run.EXIT_CODES["refused"]
     sys.argv[1:] = argv.expand_argv(sys.argv[1:], place)
     statuses: list[str] = []  # of the jobs in this process; a sweep's are in its file

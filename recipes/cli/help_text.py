@@ -33,7 +33,9 @@ def describe(conf: Path) -> str:
             defaults |= entry
     lines = [HEAD]
     for group in GROUPS:
-        names = sorted((p.stem for p in (conf / group).glob("*.yaml")), key=lambda n: (n != defaults.get(group), _order(n)))
+        names = sorted(
+            (p.stem for p in (conf / group).glob("*.yaml")), key=lambda n: (n != defaults.get(group), _order(n))
+        )
         lines.append(group)
         for name in names:
             first = (conf / group / f"{name}.yaml").read_text().splitlines()[0]

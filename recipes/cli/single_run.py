@@ -57,8 +57,13 @@ def run_alone(composed, told, conf: Path) -> str:
             console.say_problems(problems)
             return "refused"
     if before is None and occupied(folder):
-        console.say_problems(problems or [f"{folder} holds another run's record. Choose another folder with "
-                                         "hydra.run.dir=, or go on with that training: resume=latest."])
+        console.say_problems(
+            problems
+            or [
+                f"{folder} holds another run's record. Choose another folder with "
+                "hydra.run.dir=, or go on with that training: resume=latest."
+            ]
+        )
         return "refused"
     if not rank_info.current_rank().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
         return run_nonzero_rank(outcome, problems)
@@ -96,8 +101,15 @@ def occupied(folder: Path) -> bool:
         return True
 
 
-def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], display: console.Console,
-           nursery: fork_client.ForkServer | None = None, group: str | None = None) -> record.Record:
+def run_in(
+    folder: Path,
+    cfg,
+    outcome: record.Record,
+    problems: list[str],
+    display: console.Console,
+    nursery: fork_client.ForkServer | None = None,
+    group: str | None = None,
+) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
     group: the sweep's name, for the tracker.
@@ -129,5 +141,7 @@ def run_in(folder: Path, cfg, outcome: record.Record, problems: list[str], displ
 
 
 def unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
-    return (f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
-            f"Choose another folder with {key}=.")
+    return (
+        f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
+        f"Choose another folder with {key}=."
+    )

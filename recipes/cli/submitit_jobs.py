@@ -114,7 +114,7 @@ class Follower:
         """Put on the screen what the jobs have noted since the last time. Returns number -> note."""
         notes = {note["job"]: note for note in self.this.jobs(self.folder)}
         for number, note in notes.items():
-            lines = note["said"][self.said.get(number, 0):]
+            lines = note["said"][self.said.get(number, 0) :]
             self.said[number] = len(note["said"])
             if note["status"] == sweep.INVALID:  # all jobs say the same
                 lines = [line for line in lines if line not in self.problems]
@@ -134,8 +134,10 @@ class Follower:
             self.say()
             return
         numbers = " ".join(job.job_id for job in going_on)
-        console.say(f"The cluster's jobs go on: {numbers}\nscancel {numbers} ends them. When they are over, "
-                   f"python scripts/report.py {self.folder} makes the table.")
+        console.say(
+            f"The cluster's jobs go on: {numbers}\nscancel {numbers} ends them. When they are over, "
+            f"python scripts/report.py {self.folder} makes the table."
+        )
 
 
 class Followed:
@@ -169,8 +171,10 @@ class Followed:
         state = self.job.state.split()[0]  # 'CANCELLED by 1000'
         status = SLURM_STATES.get(state, "killed")
         last_words = (self.job.stderr() or "").strip().splitlines()[-1:] or ["it said nothing"]
-        why = (f"its process ended and left no record{'' if self.local else f' ({state})'}: {last_words[0]} "
-               f"({self.job.paths.stderr})")
+        why = (
+            f"its process ended and left no record{'' if self.local else f' ({state})'}: {last_words[0]} "
+            f"({self.job.paths.stderr})"
+        )
         this, folder = self.follower.this, self.follower.folder
         words = sweep.distinguishing_overrides(self.overrides, sweep.count_jobs(this)[1])
         if note is None:  # a folder's name needs what only the job could find out
@@ -179,7 +183,9 @@ class Followed:
         outcome = record.from_values(note["record"])
         hint = memory_hints.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, why, hint)
-        this.note(folder, self.number, note["key"], outcome.status, [summary.job_line(outcome, self.number + 1, words, False)])
+        this.note(
+            folder, self.number, note["key"], outcome.status, [summary.job_line(outcome, self.number + 1, words, False)]
+        )
 
 
 def _end_local(jobs: list) -> None:

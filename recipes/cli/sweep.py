@@ -58,8 +58,13 @@ class Sweep:
         place.mkdir(parents=True, exist_ok=True)
         path, part = place / f"{number}.json", place / f".{number}-{os.getpid()}"
         before = json.loads(path.read_text())["said"] if path.exists() else []  # of a job that was requeued
-        note = {"job": number, "key": key, "status": status, "said": [*before, *said],
-                "record": begun and json.loads(record.to_json(begun))}
+        note = {
+            "job": number,
+            "key": key,
+            "status": status,
+            "said": [*before, *said],
+            "record": begun and json.loads(record.to_json(begun)),
+        }
         part.write_text(json.dumps(note))
         part.replace(path)
 
@@ -85,8 +90,13 @@ def new(conf: Path) -> Sweep:
     """A sweep with a name that no other has."""
     import psutil
 
-    return Sweep(f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", conf, tuple(sys.argv[1:]), os.getpid(),
-                 psutil.Process().create_time())
+    return Sweep(
+        f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}",
+        conf,
+        tuple(sys.argv[1:]),
+        os.getpid(),
+        psutil.Process().create_time(),
+    )
 
 
 def final_record(folder: Path) -> record.Record | None:
@@ -123,8 +133,11 @@ def stage(told, jobs: int | None) -> dict:
             at_once = (os.cpu_count() or 1) + 1 + at_once  # joblib's way of counting from the end
     elif kind.endswith("submitit_launcher.LocalLauncher"):  # all at once; SLURM gives each its own cores and GPUs
         at_once = min(filter(None, [jobs, told.sweeper.get("max_batch_size")]), default=2)
-    return {"job_number": int(told.job.num), "jobs_at_once": at_once,
-            "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")}
+    return {
+        "job_number": int(told.job.num),
+        "jobs_at_once": at_once,
+        "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+    }
 
 
 def count_jobs(this: Sweep) -> tuple[int | None, set[str]]:

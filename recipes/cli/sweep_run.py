@@ -24,6 +24,7 @@ from recipes.errors import Refusal
 from recipes.options import compose
 from recipes.cli import single_run
 
+
 def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     """One job of a sweep, or what an earlier run of it left. Returns its status; never raises."""
     number, in_task = int(told.job.num), submitit_jobs.enter(this)
@@ -89,8 +90,12 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
             for text in send_table(jobs, folder):
                 console.say(f"warning: {text}")
         except Exception as error:  # the records are safe, and the report can be made again from them
-            console.say_problems([f"the report could not be made ({type(error).__name__}: {error}). Once that is mended: "
-                                 f"python scripts/report.py {folder}"])
+            console.say_problems(
+                [
+                    f"the report could not be made ({type(error).__name__}: {error}). Once that is mended: "
+                    f"python scripts/report.py {folder}"
+                ]
+            )
             ended.add("failed")
     bad = [job for job in jobs if job["status"] not in sweep.SUCCESS]
     for job in bad:

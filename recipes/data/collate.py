@@ -34,9 +34,15 @@ class Padding:
         length = max(len(row["input_ids"]) for row in rows)
         length = max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
         fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
-        batch = {key: torch.stack([row[key] if row[key].dim() == 0
-                                   else pad(row[key], (0, length - len(row[key])), value=fill[key]) for row in rows])
-                 for key in rows[0]}
+        batch = {
+            key: torch.stack(
+                [
+                    row[key] if row[key].dim() == 0 else pad(row[key], (0, length - len(row[key])), value=fill[key])
+                    for row in rows
+                ]
+            )
+            for key in rows[0]
+        }
         if self.with_mask:
             lengths = torch.tensor([len(row["input_ids"]) for row in rows])
             batch["attention_mask"] = (torch.arange(length) < lengths[:, None]).long()

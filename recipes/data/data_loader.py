@@ -8,6 +8,7 @@ from recipes.data import dataset
 
 from typing import Iterator
 
+
 def batch_loader(data: dataset.Data, part, args, batch: int, shuffle: bool):
     """This rank's batches of `part` (rows of the data), the same for both recipes.
 
@@ -82,7 +83,7 @@ class DistributedBatchSampler:
             rows, whole = self.sizes(index)
             share, left = divmod(whole, self.ranks)
             begin += self.rank * share + min(self.rank, left)
-            yield list(order[begin:begin + rows]) or [order[0]]
+            yield list(order[begin : begin + rows]) or [order[0]]
 
 
 class BatchLoader:
@@ -97,9 +98,14 @@ class BatchLoader:
         self.order, self.device, self.even = order, args.device, even
         self.batch_sampler = order  # where the Trainer looks for it
         self._loader = torch.utils.data.DataLoader(
-            rows, batch_sampler=order, collate_fn=collate, num_workers=args.dataloader_num_workers,
+            rows,
+            batch_sampler=order,
+            collate_fn=collate,
+            num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers and keep_workers,
-            pin_memory=args.dataloader_pin_memory, generator=torch.Generator().manual_seed(args.data_seed))
+            pin_memory=args.dataloader_pin_memory,
+            generator=torch.Generator().manual_seed(args.data_seed),
+        )
 
     def __len__(self) -> int:
         return len(self.order)

@@ -53,8 +53,10 @@ def build_data(cfg, task: str, vocab: int) -> Data:
     built = kind[cfg.data.name](cfg, task, vocab)
     built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
-        raise Refusal("eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
-                      "none here. Leave them out.")
+        raise Refusal(
+            "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
+            "none here. Leave them out."
+        )
     return built
 
 
@@ -90,15 +92,25 @@ def _source(cfg, task: str, vocab: int) -> Data:
         tokens[tokens == 1] = 0  # the zero byte between files is the end of a text
         blocks = len(tokens) // length
         if count > blocks:
-            raise Refusal(f"the library here holds {blocks} sequences of data.seq_len={length}, and {count} "
-                          f"were asked for. Type data.samples={blocks} or a smaller data.seq_len.")
+            raise Refusal(
+                f"the library here holds {blocks} sequences of data.seq_len={length}, and {count} "
+                f"were asked for. Type data.samples={blocks} or a smaller data.seq_len."
+            )
         starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # spread over the whole library
         return windows(tokens, window, stride, [(start, start + length) for start in starts])
 
     every = 10  # each tenth file is kept for the evaluation
     train = rows([p for i, p in enumerate(paths) if i % every], cfg.data.samples, length, length)
-    held_out = rows(paths[::every], cfg.data.eval_samples, *data_options.window_and_stride(cfg)) if cfg.data.eval_samples else None
-    pad = collate.stack if data_options.window_and_stride(cfg) == (length, length) else collate.Padding(1, length, 0, with_mask=False)
+    held_out = (
+        rows(paths[::every], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
+        if cfg.data.eval_samples
+        else None
+    )
+    pad = (
+        collate.stack
+        if data_options.window_and_stride(cfg) == (length, length)
+        else collate.Padding(1, length, 0, with_mask=False)
+    )
     return Data(task, train, held_out, pad, BYTE_VOCAB)
 
 
@@ -112,8 +124,12 @@ def _text(cfg, task: str, vocab: int) -> Data:
 
     def read(key):
         pattern = getattr(data, key)
-        return text_data.read(data_sources.find(pattern, f"data.{key}"), columns, f"data.{key}={pattern}",
-                              lambda column: f"Name the right one with {keys[column]}=.")
+        return text_data.read(
+            data_sources.find(pattern, f"data.{key}"),
+            columns,
+            f"data.{key}={pattern}",
+            lambda column: f"Name the right one with {keys[column]}=.",
+        )
 
     texts, held_out = read("path"), None
     if data.eval_path:
@@ -146,9 +162,10 @@ def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data
             made = text_data.classified(part, tokens, data.seq_len, names, with_types)
             return made if count is None else made.select(range(min(count, len(made))))
     else:
+
         def rows(part, count, window, stride):
             ids = text_data.stream(part, tokens, one_text)
-            return windows(ids if count is None else ids[:count * data.seq_len], window, stride)
+            return windows(ids if count is None else ids[: count * data.seq_len], window, stride)
 
     train = rows(texts, data.samples, data.seq_len, data.seq_len)
     if not len(train):
@@ -175,7 +192,7 @@ def windows(tokens, window: int, stride: int, spans=None):
                 break
             ids.append(tokens[begin:end])
             labels.append(ids[-1].copy())
-            labels[-1][:done - begin] = collate.IGNORE_INDEX
+            labels[-1][: done - begin] = collate.IGNORE_INDEX
             done = end
             if end == last:
                 break

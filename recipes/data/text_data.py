@@ -13,6 +13,7 @@ from pathlib import Path
 from recipes.errors import Refusal
 from recipes.options import data_sources
 
+
 def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_linebreaks: bool = False):
     """The texts of files as a Dataset, without empty ones; a .txt file's lines are texts.
 
@@ -27,8 +28,12 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
         data_sources._labelled(files, columns, source.partition("=")[2])
         columns, settings = {"text": "text"}, {"keep_linebreaks": keep_linebreaks}
     try:
-        rows = datasets.load_dataset(data_sources.SUFFIXES[files[0].suffix], split="train",
-                                     data_files=[glob.escape(str(file)) for file in files], **settings)
+        rows = datasets.load_dataset(
+            data_sources.SUFFIXES[files[0].suffix],
+            split="train",
+            data_files=[glob.escape(str(file)) for file in files],
+            **settings,
+        )
     except (DatasetGenerationError, ValueError, OSError, StopIteration) as error:
         raise Refusal(f"{source} cannot be read: {_first_line(error.__cause__ or error)}") from error
     for column in columns:
@@ -58,17 +63,21 @@ def published(name: str, path: str | None) -> list:
     known = data_sources.PUBLISHED[name]
     if path is not None:
         # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
-        return [read(files, known.columns, f"data.path={path}", lambda _: data_sources._form(name), keep_linebreaks=True)
-                for files in data_sources.splits(name, path)]
+        return [
+            read(files, known.columns, f"data.path={path}", lambda _: data_sources._form(name), keep_linebreaks=True)
+            for files in data_sources.splits(name, path)
+        ]
     import datasets
     from datasets.exceptions import DatasetGenerationError
 
     try:  # datasets 4 and later run no code of a repository, and have no switch that would let them
         parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:
-        raise Refusal(f"data={name} comes from the hub ({known.repository}), which did not give it: "
-                      f"{_first_line(error)}. Without a network, give files with data.path=: "
-                      f"{data_sources._form(name)}") from error
+        raise Refusal(
+            f"data={name} comes from the hub ({known.repository}), which did not give it: "
+            f"{_first_line(error)}. Without a network, give files with data.path=: "
+            f"{data_sources._form(name)}"
+        ) from error
     return [_clean(part, known.columns) for part in parts]
 
 
@@ -90,11 +99,14 @@ class Tokens:
 
         folder = Path(name).expanduser()
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name,
-                                                           trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                str(folder) if folder.exists() else name, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
-            raise Refusal(f"data.tokenizer={name} cannot be loaded: {_first_line(error)} Give a "
-                          "tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network.") from error
+            raise Refusal(
+                f"data.tokenizer={name} cannot be loaded: {_first_line(error)} Give a "
+                "tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
+            ) from error
         self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep")
         self.vocab = len(self.tokenizer)
 
@@ -117,8 +129,8 @@ class Tokens:
             return {key: row[key] for key in ("input_ids", "token_type_ids") if key in row}
         one, two = self.ids(first), self.ids(second)
         room = longest - 1  # the end id stands between the two
-        one = one[:max(room - len(two), (room + 1) // 2)]
-        return {"input_ids": [*one, self.end, *two[:room - len(one)]]}
+        one = one[: max(room - len(two), (room + 1) // 2)]
+        return {"input_ids": [*one, self.end, *two[: room - len(one)]]}
 
 
 def classified(texts, tokens: Tokens, longest: int, names: list, with_types: bool):
@@ -126,8 +138,11 @@ def classified(texts, tokens: Tokens, longest: int, names: list, with_types: boo
     place = {name: index for index, name in enumerate(names)}
 
     def row(text: dict) -> dict:
-        made = (tokens.pair(text["text"], text["pair"], longest) if "pair" in text
-                else {"input_ids": tokens.ids(text["text"])[:longest]})
+        made = (
+            tokens.pair(text["text"], text["pair"], longest)
+            if "pair" in text
+            else {"input_ids": tokens.ids(text["text"])[:longest]}
+        )
         if not with_types:
             made.pop("token_type_ids", None)
         return made | {"labels": place[text["label"]]}

@@ -108,8 +108,12 @@ def packages(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, list[Packa
     """The lowest Python, and each package that the project needs or can use."""
     project = tomllib.loads(pyproject.read_text())["project"]
     lines = [(None, line) for line in project["dependencies"]]
-    lines += [(extra, line) for extra, group in project.get("optional-dependencies", {}).items()
-              if extra != "dev" for line in group]
+    lines += [
+        (extra, line)
+        for extra, group in project.get("optional-dependencies", {}).items()
+        if extra != "dev"
+        for line in group
+    ]
     found = {}
     for extra, line in lines:
         name, bound = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line).groups()
@@ -122,6 +126,7 @@ def packages(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, list[Packa
 
 def is_below(version: str, bound: str | None) -> bool:
     """Whether a release is older than a bound. 2.11 is no older than 2.11.0; what follows it (rc1, +cpu) is ignored."""
+
     def release(text):
         return [int(n) for n in re.sub(r"(\.0+)+$", "", re.match(r"[\d.]*\d", text).group()).split(".")]
 
@@ -143,8 +148,10 @@ def host() -> Host:
     except OSError:
         cpu_bf16 = None
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
-    places = {"outputs/": Path("outputs").absolute(),
-              "Hugging Face cache": Path(os.environ.get("HF_HUB_CACHE") or home).expanduser().absolute()}
+    places = {
+        "outputs/": Path("outputs").absolute(),
+        "Hugging Face cache": Path(os.environ.get("HF_HUB_CACHE") or home).expanduser().absolute(),
+    }
     disks = {}
     for what, folder in places.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -167,8 +174,10 @@ def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
 
     found = {"recipe": {name: [] for name in menus.options("recipe", [CONF])}}
     for group, module in (("precision", precision), ("optim", optim)):
-        found[group] = {name: module.problems(cfg(**{group: yaml.safe_load(path.read_text())}))
-                        for name, path in menus.options(group, [CONF]).items()}
+        found[group] = {
+            name: module.problems(cfg(**{group: yaml.safe_load(path.read_text())}))
+            for name, path in menus.options(group, [CONF]).items()
+        }
     if failed(probes, "bitsandbytes"):
         for name, problems in found["optim"].items():
             problems += ["bitsandbytes fails here, see below."] if "8bit" in name and not problems else []
@@ -192,15 +201,21 @@ def broken(found: Findings) -> list[str]:
         elif p.error:
             lines.append(f"{p.name} {p.version} cannot be imported ({p.error}): pip install --force-reinstall {p.name}")
     if found.driver.stuck:
-        lines.append(f"the NVIDIA driver does not work ({found.driver.error}): restart the machine; if that does not "
-                     "help, install the driver again.")
+        lines.append(
+            f"the NVIDIA driver does not work ({found.driver.error}): restart the machine; if that does not "
+            "help, install the driver again."
+        )
     if found.jobs_error:
-        lines.append(f"no job can start: NVML does not tell what a job asks of the GPUs ({found.jobs_error}). "
-                     "CUDA_VISIBLE_DEVICES= python train.py ... runs on the CPU.")
+        lines.append(
+            f"no job can start: NVML does not tell what a job asks of the GPUs ({found.jobs_error}). "
+            "CUDA_VISIBLE_DEVICES= python train.py ... runs on the CPU."
+        )
     lines += torch_broken(found)
     for part, error in failed(found.probes, "bitsandbytes on").items():
-        lines.append(f"8-bit AdamW fails, {part} ({error}): pip install --upgrade bitsandbytes, or choose "
-                     "optim=adafactor. python -m bitsandbytes says more.")
+        lines.append(
+            f"8-bit AdamW fails, {part} ({error}): pip install --upgrade bitsandbytes, or choose "
+            "optim=adafactor. python -m bitsandbytes says more."
+        )
     if "error" in found.probes.get("python", {}):
         lines.append(f"a new Python process fails here ({found.probes['python']['error']}).")
     for what, (folder, free) in found.host.disks.items():
@@ -217,15 +232,21 @@ def torch_broken(found: Findings) -> list[str]:
     count = found.probes.get("torch on CUDA", {}).get("count")
     if not errors and count is not None and count < len(found.jobs_gpus) and not any(c.mig for c in found.cards):
         errors = [f"NVML shows {len(found.jobs_gpus)} GPUs, torch {count}"]
-    return [f"torch {found.version('torch')} cannot use the GPU ({error}). It is built for CUDA {found.torch_cuda}, "
-            f"the driver knows CUDA up to {found.driver.cuda or '?'}: update the driver, or take the pip line "
-            "for an older CUDA from pytorch.org/get-started." for error in errors]
+    return [
+        f"torch {found.version('torch')} cannot use the GPU ({error}). It is built for CUDA {found.torch_cuda}, "
+        f"the driver knows CUDA up to {found.driver.cuda or '?'}: update the driver, or take the pip line "
+        "for an older CUDA from pytorch.org/get-started."
+        for error in errors
+    ]
 
 
 def failed(probes: dict[str, dict], start: str) -> dict[str, str]:
     """Part -> error, of the parts that begin so and failed for a reason of their own."""
-    return {part: told["error"] for part, told in probes.items()
-            if part.startswith(start) and "error" in told and not is_full(told)}
+    return {
+        part: told["error"]
+        for part, told in probes.items()
+        if part.startswith(start) and "error" in told and not is_full(told)
+    }
 
 
 def is_full(told: dict) -> bool:

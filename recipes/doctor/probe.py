@@ -16,10 +16,14 @@ from recipes.machine import interpreter
 
 SECONDS = 120  # a cold disk takes its time to read torch; most machines need some seconds
 MARK = "told: "  # stands before what a probe tells; libraries print on the same stream
-MODULES = {"hydra-core": "hydra", "nvidia-ml-py": "pynvml", "pyyaml": "yaml",
-           "hydra-joblib-launcher": "hydra_plugins.hydra_joblib_launcher",
-           "hydra-submitit-launcher": "hydra_plugins.hydra_submitit_launcher",
-           "transformers": "transformers.trainer"}  # `import transformers` alone loads nothing that trains
+MODULES = {
+    "hydra-core": "hydra",
+    "nvidia-ml-py": "pynvml",
+    "pyyaml": "yaml",
+    "hydra-joblib-launcher": "hydra_plugins.hydra_joblib_launcher",
+    "hydra-submitit-launcher": "hydra_plugins.hydra_submitit_launcher",
+    "transformers": "transformers.trainer",
+}  # `import transformers` alone loads nothing that trains
 
 
 def ask(code: str, seconds: float = SECONDS) -> dict[str, dict]:
@@ -28,8 +32,13 @@ def ask(code: str, seconds: float = SECONDS) -> dict[str, dict]:
     A part that began and never ended has the end of the process as its error; where none began, 'python' has it.
     """
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL,
-                              timeout=seconds, env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"})
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=seconds,
+            env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"},
+        )
         out, end = done.stdout, _ending(done.returncode, done.stderr.decode(errors="replace"))
         failed = done.returncode != 0
     except subprocess.TimeoutExpired as late:

@@ -13,6 +13,7 @@ from recipes.foresight import prediction
 from recipes.machine import worker_environment
 from recipes.ranks import rank_info
 
+
 def largest(cfg, folder: str) -> dict:
     """The largest divisor of batch.effective that fits as the batch of one pass, by bisection: memory grows with it.
 
@@ -39,8 +40,12 @@ def largest(cfg, folder: str) -> dict:
         low, high = (middle + 1, high) if fits(divisors[middle]) else (low, middle)
     batch = divisors[max(low - 1, 0)]
     larger = divisors[low] if 0 < low < len(divisors) else None
-    return {"batch": batch, "margin_bytes": margins[batch], "larger": larger,
-            "missing_bytes": -margins[larger] if larger else None}
+    return {
+        "batch": batch,
+        "margin_bytes": margins[batch],
+        "larger": larger,
+        "missing_bytes": -margins[larger] if larger else None,
+    }
 
 
 def entry() -> None:

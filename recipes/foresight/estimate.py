@@ -47,5 +47,6 @@ def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
         outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(seen.tape)
-        outcome.estimate.levers = [asdict(lever) for lever in
-                                   explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))]
+        outcome.estimate.levers = [
+            asdict(lever) for lever in explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))
+        ]

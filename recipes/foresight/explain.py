@@ -27,8 +27,11 @@ ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # from the gr
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito
 MENU = paths.CONF
 # What each lever is, tried alone. Those that the configuration has pulled already, or that are refused, fall away.
-OPTIONS = {"precision": ("fp16", "bf16", "bf16_pure"), "optim": ("adamw_fused", "adafactor", "adam8bit"),
-           "checkpointing": ("full",)}
+OPTIONS = {
+    "precision": ("fp16", "bf16", "bf16_pure"),
+    "optim": ("adamw_fused", "adafactor", "adam8bit"),
+    "checkpointing": ("full",),
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,10 @@ def largest(tape: attribution.AttributedTrace) -> list[dict]:
     rows: dict[tuple, dict] = {}
     for key, entry in alive.items():
         made_by = tape.makers[key]
-        row = rows.setdefault((entry.bytes, entry.kind, _without_numbers(made_by)),
-                              {"bytes": entry.bytes, "part": entry.kind, "made_by": made_by, "count": 0})
+        row = rows.setdefault(
+            (entry.bytes, entry.kind, _without_numbers(made_by)),
+            {"bytes": entry.bytes, "part": entry.kind, "made_by": made_by, "count": 0},
+        )
         row["count"] += 1
     return sorted(rows.values(), key=lambda row: -row["bytes"] * row["count"])[:LARGEST]
 
@@ -125,8 +130,13 @@ def picture(tape: OpTrace, path: Path, title: str, capacity_bytes: int | None) -
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.stackplot(range(len(tape.log) - start), *lines.values(), colors=COLOURS, step="post",
-                   labels=["weights", "their low-precision copies", "optimizer states", "gradients", "activations", "other"])
+    axes.stackplot(
+        range(len(tape.log) - start),
+        *lines.values(),
+        colors=COLOURS,
+        step="post",
+        labels=["weights", "their low-precision copies", "optimizer states", "gradients", "activations", "other"],
+    )
     peak = tape.peak() - start
     top = sum(lines[kind][peak] for kind in ORDER)
     axes.plot([peak], [top], "kv", markersize=6)
@@ -135,12 +145,19 @@ def picture(tape: OpTrace, path: Path, title: str, capacity_bytes: int | None) -
         axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8, label="what the GPU has")
     for place, phase in phases:
         axes.axvline(place, color="#767676", linewidth=0.4)
-        axes.annotate(f" {phase}", (place, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676")
+        axes.annotate(
+            f" {phase}", (place, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676"
+        )
     axes.set_xlim(0, max(1, len(tape.log) - start - 1))
     axes.set_ylim(0, top * 1.15)
     axes.set_xlabel("births and deaths of tensors in one optimizer step, in their order")
     axes.set_ylabel("MiB of live tensors")
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10)
-    axes.legend(*[part[::-1] for part in axes.get_legend_handles_labels()], fontsize=8, loc="center left",
-                bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.legend(
+        *[part[::-1] for part in axes.get_legend_handles_labels()],
+        fontsize=8,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        frameon=False,
+    )
     figure.savefig(path, dpi=130)

@@ -32,8 +32,10 @@ def fill(cfg, outcome: Record, seen) -> None:
     if seen.demand is not None:
         _fill_device(cfg, outcome, seen)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
-    memory.per_rank = [{"rank": 0} | {key: value for key, value in asdict(memory).items()
-                                      if key not in ("per_rank", "all_ranks_bytes")}]
+    memory.per_rank = [
+        {"rank": 0}
+        | {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
+    ]
 
 
 def _fill_device(cfg, outcome: Record, seen) -> None:
@@ -50,14 +52,21 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
         _fill_speed(cfg, outcome, seen)
     if demand.missing_bytes:
         outcome.status = "oom"
-        needed = f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has " \
-                 f"{cfg.gpu.memory_bytes / MIB:,.0f}"
+        needed = (
+            f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
+            f"{cfg.gpu.memory_bytes / MIB:,.0f}"
+        )
         if capacity < cfg.gpu.memory_bytes - memory.context_bytes:
-            needed = f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit " \
-                     f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
-        outcome.error = Error(memory.peak_phase, "PredictedOutOfMemory", f"it would not fit: {needed}. "
-                              f"{demand.missing_bytes / MIB:,.0f} MiB are missing.",
-                              memory_hints.memory_hint(cfg, memory.peak_phase))
+            needed = (
+                f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit "
+                f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
+            )
+        outcome.error = Error(
+            memory.peak_phase,
+            "PredictedOutOfMemory",
+            f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
+            memory_hints.memory_hint(cfg, memory.peak_phase),
+        )
 
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:
@@ -85,25 +94,37 @@ def notes(cfg, evaluates: bool) -> list[str]:
         return []
     found = []
     if simulation.amd(cfg):
-        found.append(f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
-                     "A100; ROCm's own rules are not known to the estimate.")
+        found.append(
+            f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
+            "A100; ROCm's own rules are not known to the estimate."
+        )
     evaluated, trained = cfg.eval.batch * (cfg.eval.window or cfg.data.seq_len), cfg.batch.per_device * cfg.data.seq_len
     # Without gradients a pass takes less than half of one with them.
     if evaluates and cfg.eval.enabled and evaluated > 2 * trained:
-        found.append(f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
-                     "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false.")
+        found.append(
+            f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
+            "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false."
+        )
     if cfg.gpu.context_from != "measured":
-        found.append(f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
-                     "nobody has measured it for this table.")
+        found.append(
+            f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
+            "nobody has measured it for this table."
+        )
     if cfg.parallelism.num_processes > 1:
-        found.append("NCCL's buffers lie outside torch's allocator and are not counted: some hundreds of MiB. Nor is it that "
-                     "what one stream has freed another cannot have.")
+        found.append(
+            "NCCL's buffers lie outside torch's allocator and are not counted: some hundreds of MiB. Nor is it that "
+            "what one stream has freed another cannot have."
+        )
     if cfg.parallelism.cpu_offload:
-        found.append("parallelism.cpu_offload=true: the optimizer's step is the host's, whose speed and memory are not "
-                     "predicted.")
+        found.append(
+            "parallelism.cpu_offload=true: the optimizer's step is the host's, whose speed and memory are not "
+            "predicted."
+        )
     if cfg.compile:
         found.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
     if cfg.model.attention == "flash_attention_2":
-        found.append("model.attention=flash_attention_2: the figures are those of torch's own flash attention, which keeps "
-                     "the same; padding, which the package cuts out, is counted.")
+        found.append(
+            "model.attention=flash_attention_2: the figures are those of torch's own flash attention, which keeps "
+            "the same; padding, which the package cuts out, is counted."
+        )
     return found

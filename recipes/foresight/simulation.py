@@ -107,18 +107,32 @@ def simulate_step(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, t
     paged = sum(entry.bytes for entry in tape.paged.values())
     demand, unknown, scarce = None, [], []
     if samples < at_once * cfg.accumulation.steps:
-        scarce = [f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {samples:,} to train on: the "
-                  "figures are of a step on those. Give it more data (data.samples), or a smaller batch."]
+        scarce = [
+            f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {samples:,} to train on: the "
+            "figures are of a step on those. Give it more data (data.samples), or a smaller batch."
+        ]
     if capability is not None:
-        settings, unknown = allocator.settings_from(os.environ.get("PYTORCH_ALLOC_CONF")
-                                                    or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        settings, unknown = allocator.settings_from(
+            os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        )
         if settings.memory_fraction < 1:  # setMemoryFraction: of the total, not of what the context leaves
             capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu.memory_bytes))
         demand = allocator.replay(tape.events(REPEATS), capacity_bytes, settings)
     return SimulatedStep(
-        parts=tape.parts(), parameter_count=sum(weight.numel() for weight in network.parameters()),
-        samples=samples, tokens=round(tokens * more), micro_batches=steps, evaluates=rows.eval is not None,
+        parts=tape.parts(),
+        parameter_count=sum(weight.numel() for weight in network.parameters()),
+        samples=samples,
+        tokens=round(tokens * more),
+        micro_batches=steps,
+        evaluates=rows.eval is not None,
         model_flops=None if tape.model_flops is None else round(tape.model_flops * more),
-        demand=demand, paged_bytes=paged, tally=tape.step_tally(steps),
-        warnings=[*fake.warnings, *scarce, *(f"PYTORCH_ALLOC_CONF has {word}, which the estimate does not know." for word in unknown)],
-        tape=tape)
+        demand=demand,
+        paged_bytes=paged,
+        tally=tape.step_tally(steps),
+        warnings=[
+            *fake.warnings,
+            *scarce,
+            *(f"PYTORCH_ALLOC_CONF has {word}, which the estimate does not know." for word in unknown),
+        ],
+        tape=tape,
+    )

@@ -14,8 +14,10 @@ from recipes.records import run_folder
 from recipes.config import from_dict
 from recipes.records.record import Error, Record
 
-def leave_record(job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int,
-                  cause: tuple[str, Error] | None) -> Record:
+
+def leave_record(
+    job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int, cause: tuple[str, Error] | None
+) -> Record:
     """The record in the folder, with what only the parent knows."""
     outcome = _written(job.folder)
     several = cause is not None and (cause[1].rank > 0 or job.place.launched)
@@ -53,18 +55,30 @@ def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kill
     elif ended == "timeout":
         limit = outcome.config["launch"]["timeout_seconds"]
         outcome.status = "timeout"
-        outcome.error = Error(where, "Timeout", f"not done after {limit:g} seconds",
-                              "Raise launch.timeout_seconds, or give it fewer steps with train.max_steps.")
+        outcome.error = Error(
+            where,
+            "Timeout",
+            f"not done after {limit:g} seconds",
+            "Raise launch.timeout_seconds, or give it fewer steps with train.max_steps.",
+        )
     elif code < 0 and kernel_kills() > kernel_kills:
         outcome.status = "oom"
-        outcome.error = Error(where, "KernelOutOfMemory", f"the system ran out of memory and ended it ({exit_text(code)})",
-                              memory_hints.memory_hint(from_dict(outcome.config)))
+        outcome.error = Error(
+            where,
+            "KernelOutOfMemory",
+            f"the system ran out of memory and ended it ({exit_text(code)})",
+            memory_hints.memory_hint(from_dict(outcome.config)),
+        )
     elif code < 0:
         outcome.status, outcome.error = "killed", Error(where, "Killed", exit_text(code))
     else:
         outcome.status = "failed"
-        outcome.error = Error(where, "WorkerDied", f"{exit_text(code)} and left no record",
-                              f"Its last words are in {job.folder / run_folder.LOG_FILE}.")
+        outcome.error = Error(
+            where,
+            "WorkerDied",
+            f"{exit_text(code)} and left no record",
+            f"Its last words are in {job.folder / run_folder.LOG_FILE}.",
+        )
     return outcome
 
 
@@ -99,8 +113,13 @@ def _steps_written(folder: Path) -> record.Training:
         for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
             rows.append(json.loads(line))
     losses = [row["loss"] for row in rows]
-    return record.Training(len(rows), sum(row["samples"] for row in rows), sum(row["tokens"] for row in rows),
-                           losses, losses[-1] if losses else None)
+    return record.Training(
+        len(rows),
+        sum(row["samples"] for row in rows),
+        sum(row["tokens"] for row in rows),
+        losses,
+        losses[-1] if losses else None,
+    )
 
 
 def kernel_kills() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from recipes.errors import Refusal
 
+
 @contextlib.contextmanager
 def hold(folder: Path):
     """Hold a folder, which is made if need be, until the end. It is free again when the process is gone, however it went.
@@ -22,8 +23,9 @@ def hold(folder: Path):
 
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refusal(f"{folder}: another command is training in this folder. Wait until it is over, or end it."
-                          ) from None
+            raise Refusal(
+                f"{folder}: another command is training in this folder. Wait until it is over, or end it."
+            ) from None
         except (ImportError, OSError):
             pass  # a file system without locks: as safe as its user is careful
         yield

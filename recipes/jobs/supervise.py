@@ -74,7 +74,9 @@ def run(job: launch.Job, hear: Callable, nursery: fork_client.ForkServer | None 
         if cause is not None:
             outcome.status, outcome.error = cause
             if not failures:  # it died without a word: rank 0 cannot know of whom
-                failure_store.publish_failure(job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False})
+                failure_store.publish_failure(
+                    job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False}
+                )
         return outcome
 
 
@@ -90,12 +92,14 @@ def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | No
     failures: what ranks said. died: exit code of each rank that ended by itself.
     """
     first = next((f for f in failures if not f["lost"]), None)
-    silent = sorted(rank for rank, code in died.items()
-                    if code != 0 and rank not in {f["error"]["rank"] for f in failures})
+    silent = sorted(
+        rank for rank, code in died.items() if code != 0 and rank not in {f["error"]["rank"] for f in failures}
+    )
     if first is None and silent:
         code = died[silent[0]]
-        return "killed" if code < 0 else "failed", Error("step", "Killed" if code < 0 else "WorkerDied", post_mortem.exit_text(code),
-                                                         rank=silent[0])
+        return "killed" if code < 0 else "failed", Error(
+            "step", "Killed" if code < 0 else "WorkerDied", post_mortem.exit_text(code), rank=silent[0]
+        )
     first = first or next(iter(failures), None)
     return (first["status"], Error(**first["error"])) if first else None
 
@@ -115,8 +119,13 @@ def _undisturbed():
             signal.signal(number, handler)
 
 
-def _watch(workers: list[launch.Running], hear: Callable, failures: list, deadline: float | None,
-           asked: stop_request.StopRequest | None = None) -> str:
+def _watch(
+    workers: list[launch.Running],
+    hear: Callable,
+    failures: list,
+    deadline: float | None,
+    asked: stop_request.StopRequest | None = None,
+) -> str:
     """Listen until the workers are gone: 'exited', 'timeout' at the deadline, or 'interrupted' when the launcher is.
 
     What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say,

@@ -36,6 +36,7 @@ from recipes.ranks import collectives
 from recipes.ranks import failure_store
 from recipes.ranks import rank_info  # what a failure needs
 
+
 def entry(descriptor: int) -> None:
     """The child's first line: take the job from the pipe and run it."""
     pipe = Connection(descriptor)
@@ -88,7 +89,9 @@ def _say_why(job: launch.Job, error: BaseException, phase: str, cfg, tell: Calla
     with contextlib.suppress(OSError):
         tell("failed", **words)
     if job.place.launched and status != "interrupted":
-        others = failure_store.wait_for_failure(job.place, failure_store.REPORT_TIMEOUT_SECONDS) if words["lost"] else None
+        others = (
+            failure_store.wait_for_failure(job.place, failure_store.REPORT_TIMEOUT_SECONDS) if words["lost"] else None
+        )
         if others is None:
             failure_store.publish_failure(job.place, words)
         elif job.place.main:
@@ -194,9 +197,15 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         precision.apply_tf32(cfg)
 
     start = loading.checkpoint_for(cfg, folder, progress.warn)
-    journal = StepLog(loop.accelerator.device, cfg.measure.warmup_steps, cfg.train.log_seconds, progress.tell,
-                      folder if cfg.tracker.name != "none" and place.main else None, compiled=cfg.compile,
-                      before=start.values["journal"] if start else None)
+    journal = StepLog(
+        loop.accelerator.device,
+        cfg.measure.warmup_steps,
+        cfg.train.log_seconds,
+        progress.tell,
+        folder if cfg.tracker.name != "none" and place.main else None,
+        compiled=cfg.compile,
+        before=start.values["journal"] if start else None,
+    )
     saver = checkpoint_saver.Saver(cfg, journal, folder, progress, asked, start)
     progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
     transformers.set_seed(cfg.train.seed)  # the same random numbers from here in both recipes
@@ -259,6 +268,7 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
     folder, cfg.resume = collectives.all_gather((str(job.folder), cfg.resume))[0]
     folder = Path(folder)
     if job.place.launched:
+
         def listen():
             words = failure_store.wait_for_failure(job.place, seconds=10**8)
             if words is not None and job.place.main:
@@ -285,21 +295,26 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     from recipes.errors import Refusal
 
     if not torch.cuda.is_available():
-        raise Refusal("NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
-                      "torch. Update it, or choose device=cpu.")
+        raise Refusal(
+            "NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
+            "torch. Update it, or choose device=cpu."
+        )
     memory.device_used_at_start_bytes = device_memory.nvml_used_bytes()
     others = device_memory.others_on_device()
     if others or memory.device_used_at_start_bytes > device_memory.BUSY_BYTES:
-        progress.warn(f"the GPU is not empty: {memory.device_used_at_start_bytes / 2**20:.0f} MiB are in use"
-                      + (f" by process {', '.join(map(str, others))}" if others else "")
-                      + "; times and memory will suffer.")
+        progress.warn(
+            f"the GPU is not empty: {memory.device_used_at_start_bytes / 2**20:.0f} MiB are in use"
+            + (f" by process {', '.join(map(str, others))}" if others else "")
+            + "; times and memory will suffer."
+        )
     try:
         torch.ones(1, device="cuda")
         torch.cuda.synchronize()
     except RuntimeError as error:
         if "no kernel image" in str(error):
-            raise Refusal(f"this build of torch has no code for {torch.cuda.get_device_name(0)}: it knows "
-                          f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
-                          ) from error
+            raise Refusal(
+                f"this build of torch has no code for {torch.cuda.get_device_name(0)}: it knows "
+                f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
+            ) from error
         raise
     memory.context_bytes = device_memory.nvml_used_bytes() - memory.device_used_at_start_bytes

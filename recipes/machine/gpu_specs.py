@@ -32,7 +32,9 @@ def find(device_name: str, memory_bytes: int = 0) -> dict | None:
         return None
     for variant in yaml.safe_load(VARIANTS.read_text()):
         if _named(variant["name"], device_name):
-            return options()[variant["of"]] | {key: value for key, value in variant.items() if key not in ("name", "of")}
+            return options()[variant["of"]] | {
+                key: value for key, value in variant.items() if key not in ("name", "of")
+            }
     same = [figures for figures in options().values() if _named(figures["chip"], device_name)]
     return min(same, key=lambda figures: abs(figures["memory_bytes"] - memory_bytes), default=None)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU as NVML names it. `capability` is (major, minor); `memory_bytes` the whole device's."""

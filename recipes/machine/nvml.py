@@ -9,8 +9,13 @@ from pathlib import Path
 # NVML's NVML_TOPOLOGY_* levels, in the words of `nvidia-smi topo -m`
 TOPOLOGY = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # NVML's nvmlClocksThrottleReason* bits that cost speed under load
-THROTTLES = {0x04: "its power limit", 0x08: "the hardware (heat or power)", 0x20: "its temperature",
-             0x40: "its temperature", 0x80: "its power supply"}
+THROTTLES = {
+    0x04: "its power limit",
+    0x08: "the hardware (heat or power)",
+    0x20: "its temperature",
+    0x40: "its temperature",
+    0x80: "its power supply",
+}
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,9 @@ class Nvml:
             return
         self.library = pynvml
         cuda = self("nvmlSystemGetCudaDriverVersion")  # 12040 is 12.4
-        self.driver = Driver(_text(self("nvmlSystemGetDriverVersion")),
-                             f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None)
+        self.driver = Driver(
+            _text(self("nvmlSystemGetDriverVersion")), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+        )
 
     def __call__(self, function: str, *arguments):
         try:
@@ -90,13 +96,17 @@ class Nvml:
             capability=tuple(capability) if capability else None,
             memory_bytes=int(memory.total) if memory else None,
             used_bytes=int(memory.used) if memory else None,
-            processes=tuple((p.pid, self._process_name(p.pid), p.usedGpuMemory)
-                            for p in self("nvmlDeviceGetComputeRunningProcesses", handle) or []),
+            processes=tuple(
+                (p.pid, self._process_name(p.pid), p.usedGpuMemory)
+                for p in self("nvmlDeviceGetComputeRunningProcesses", handle) or []
+            ),
             celsius=self("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
-            slowdown_celsius=self("nvmlDeviceGetTemperatureThreshold", handle,
-                                  pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-            shutdown_celsius=self("nvmlDeviceGetTemperatureThreshold", handle,
-                                  pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+            slowdown_celsius=self(
+                "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
+            shutdown_celsius=self(
+                "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN
+            ),
             margin_celsius=self("nvmlDeviceGetMarginTemperature", handle),
             limit_watts=_watts(self("nvmlDeviceGetPowerManagementLimit", handle)),
             default_watts=_watts(self("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
@@ -130,8 +140,11 @@ class Nvml:
             if not self("nvmlDeviceGetNvLinkState", handle, link):
                 continue
             kind = self("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-            ends.append("switch" if kind == self.library.NVML_NVLINK_DEVICE_TYPE_SWITCH
-                        else _place(self("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)))
+            ends.append(
+                "switch"
+                if kind == self.library.NVML_NVLINK_DEVICE_TYPE_SWITCH
+                else _place(self("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            )
         return ends
 
 

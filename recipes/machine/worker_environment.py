@@ -37,7 +37,9 @@ def prepare(cfg, place: rank_info.RankInfo) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks at what torch is built for otherwise
     if _may_ask_hub(cfg) and not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached still loads, and what is not fails at once, not after retries
+        os.environ["HF_HUB_OFFLINE"] = (
+            "1"  # what is cached still loads, and what is not fails at once, not after retries
+        )
         if "huggingface_hub" in sys.modules:  # a nursery's child: the variable has been read already
             sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 

@@ -11,6 +11,7 @@ from recipes.records import record
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 
+
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
     """The ledger's step: the five parts at the peak, and the model's FLOPs."""
     from recipes.machine import gpu_specs
@@ -60,6 +61,7 @@ def per_rank(memory: record.Memory, place: rank_info.RankInfo) -> list[dict]:
 
 def take_largest(memory: record.Memory) -> None:
     """Of several ranks the record's own figures are those of the one with the highest peak; the sums stand beside."""
+
     def peak(rank):
         return rank["peak_allocated_bytes"] or rank["peak_tensor_bytes"] or 0
 

@@ -17,7 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
-    "parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
+    "parameters",
+    "weight_copies",
+    "gradients",
+    "optimizer",
+    "activations",
+    "other",
+)
 RESIZE = torch.UntypedStorage.resize_
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -174,7 +180,9 @@ class MemoryLedger(TorchDispatchMode):
         # What the optimizer finds are the gradients; what DDP and FSDP reduce them from has come and gone by then.
         self._hooks = [self.optimizer.register_step_pre_hook(lambda *_: self._mark_states())]
         torch.UntypedStorage.resize_ = lambda storage, size: self._resize(storage, size)
-        self._hooks.append(self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward"), prepend=True))
+        self._hooks.append(
+            self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward"), prepend=True)
+        )
         self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._saved.__enter__()
         self._watch()
@@ -200,11 +208,14 @@ class MemoryLedger(TorchDispatchMode):
 
         (gloo's own buffers come late, too, and go.) Returns where in the log the births stood that are put first.
         """
-        late = [index for index in range(self._start, len(self.log)) if self.log[index][1] > 0
-                and self.log[index][0].given and id(self.log[index][0]) in alive]
+        late = [
+            index
+            for index in range(self._start, len(self.log))
+            if self.log[index][1] > 0 and self.log[index][0].given and id(self.log[index][0]) in alive
+        ]
         moved = set(late)
         others = [self.log[index] for index in range(self._start, len(self.log)) if index not in moved]
-        self.log[self._start:] = [self.log[index] for index in late] + others
+        self.log[self._start :] = [self.log[index] for index in late] + others
         return late
 
     def _mark_states(self) -> None:

@@ -19,6 +19,7 @@ import torch
 from recipes.records.run_folder import STEPS_FILE
 from recipes.records.record import Speed, Training
 
+
 class StepLog:
     """Collects steps, writes `steps.jsonl` (folder None: not), and tells the parent how far it is.
 
@@ -27,8 +28,16 @@ class StepLog:
     before: what `state` gave when the training that is resumed was saved; those steps are in no figure of speed.
     """
 
-    def __init__(self, device: torch.device, warmup_steps: int, flush_seconds: float, tell: Callable,
-                 folder: Path | None, compiled: bool = False, before: dict | None = None):
+    def __init__(
+        self,
+        device: torch.device,
+        warmup_steps: int,
+        flush_seconds: float,
+        tell: Callable,
+        folder: Path | None,
+        compiled: bool = False,
+        before: dict | None = None,
+    ):
         self.on_gpu = torch.device(device).type == "cuda"
         self.warmup_steps, self.flush_seconds, self.tell, self.compiled = warmup_steps, flush_seconds, tell, compiled
         self.file = open(Path(folder, STEPS_FILE), "w") if folder else None  # noqa: SIM115 (lives as long as the job)
@@ -75,8 +84,12 @@ class StepLog:
             self.tokens[first:] = map(int, self.tokens[first:])  # counted on the device, where ranks pad differently
             self._write(first)
             recent = slice(first, len(self.losses))
-            self.tell("progress", step=len(self.losses), loss=self.losses[-1],
-                      samples_per_second=sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9))
+            self.tell(
+                "progress",
+                step=len(self.losses),
+                loss=self.losses[-1],
+                samples_per_second=sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9),
+            )
         self._flushed = time.perf_counter()
 
     def _write(self, first: int) -> None:
@@ -84,10 +97,18 @@ class StepLog:
         if self.file:
             for index in range(first, len(self.losses)):
                 loss = self.losses[index]
-                self.file.write(json.dumps({
-                    "step": index + 1, "loss": loss if math.isfinite(loss) else None,
-                    "seconds": round(self.seconds[index], 9), "samples": self.samples[index],
-                    "tokens": self.tokens[index]}) + "\n")
+                self.file.write(
+                    json.dumps(
+                        {
+                            "step": index + 1,
+                            "loss": loss if math.isfinite(loss) else None,
+                            "seconds": round(self.seconds[index], 9),
+                            "samples": self.samples[index],
+                            "tokens": self.tokens[index],
+                        }
+                    )
+                    + "\n"
+                )
             self.file.flush()
 
     def leave_out(self) -> None:
@@ -115,8 +136,14 @@ class StepLog:
     def training(self) -> Training:
         """Everything trained so far, also when the training broke off."""
         steps = len(self.losses)
-        return Training(steps, sum(self.samples[:steps]), sum(self.tokens[:steps]), self.losses,
-                        self.losses[-1] if steps else None, self.resumed_from or None)
+        return Training(
+            steps,
+            sum(self.samples[:steps]),
+            sum(self.tokens[:steps]),
+            self.losses,
+            self.losses[-1] if steps else None,
+            self.resumed_from or None,
+        )
 
     def speed(self) -> Speed:
         """Step times and throughput without warm-up and compilation; of all steps where none is left."""

@@ -8,6 +8,7 @@ from recipes.errors import Refusal
 from recipes.options import model as model_options
 from recipes.options import model_families
 
+
 def configuration(cfg):
     """transformers' configuration of the model: from the sizes in its YAML, or the trained weights' own.
 
@@ -21,11 +22,15 @@ def configuration(cfg):
         positions = getattr(config, "max_position_embeddings", None)
         for key, length in model_options.lengths(cfg).items():
             if positions and length > positions:
-                raise Refusal(f"{key}={length} is longer than the {positions} positions of {model.pretrained}. "
-                              f"Type {key}={positions} or less.")
+                raise Refusal(
+                    f"{key}={length} is longer than the {positions} positions of {model.pretrained}. "
+                    f"Type {key}={positions} or less."
+                )
         return config
     values = {theirs: getattr(model, ours) for ours, theirs in model_families.NAMES[model.family].items()}
-    values |= {name: model.dropout for name in model_families.DROPOUTS[model.family]} | model_families.FIXED[model.family]
+    values |= {name: model.dropout for name in model_families.DROPOUTS[model.family]} | model_families.FIXED[
+        model.family
+    ]
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
 
 
@@ -40,31 +45,49 @@ def build_model(cfg, config, data, weights: bool = True):
     from recipes.models import moe
     from recipes.options import precision
 
-    if cfg.model.pretrained and data.task == "language_modelling" and config.model_type in (
-            transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
-        raise Refusal(f"model.pretrained={cfg.model.pretrained} is an encoder ({config.model_type}), which sees the "
-                      f"tokens that data={cfg.data.name} asks it to predict. Choose the weights of a decoder.")
+    if (
+        cfg.model.pretrained
+        and data.task == "language_modelling"
+        and config.model_type in (transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    ):
+        raise Refusal(
+            f"model.pretrained={cfg.model.pretrained} is an encoder ({config.model_type}), which sees the "
+            f"tokens that data={cfg.data.name} asks it to predict. Choose the weights of a decoder."
+        )
     if data.vocab > config.vocab_size:
-        raise Refusal(f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of "
-                      f"{config.vocab_size}. "
-                      + (f"Type data.tokenizer={cfg.model.pretrained}." if cfg.model.pretrained
-                         else f"Type model.vocab={-(-data.vocab // 8) * 8}."))
+        raise Refusal(
+            f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of "
+            f"{config.vocab_size}. "
+            + (
+                f"Type data.tokenizer={cfg.model.pretrained}."
+                if cfg.model.pretrained
+                else f"Type model.vocab={-(-data.vocab // 8) * 8}."
+            )
+        )
     if data.task == "classification":
         has_head = any(a.endswith("ForSequenceClassification") for a in config.architectures or [])
         if cfg.model.pretrained and not has_head:  # the head is new
             config.num_labels = max(data.classes, cfg.model.classes)
         elif data.classes > config.num_labels:
-            raise Refusal(f"the data has {data.classes} labels, and the model {config.num_labels}. "
-                          + ("Choose other trained weights." if has_head else f"Type model.classes={data.classes}."))
+            raise Refusal(
+                f"the data has {data.classes} labels, and the model {config.num_labels}. "
+                + ("Choose other trained weights." if has_head else f"Type model.classes={data.classes}.")
+            )
         if data.names and not has_head:  # so that a saved model says what its classes mean
             names = [str(name) for name in data.names] + [f"LABEL_{i}" for i in range(data.classes, config.num_labels)]
             config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
         if config.pad_token_id is None:  # a decoder's head looks for the last token before the padding
             config.pad_token_id = data.pad_token_id
-    kind = (transformers.AutoModelForSequenceClassification if data.task == "classification"
-            else transformers.AutoModelForCausalLM)
-    settings = {"attn_implementation": cfg.model.attention, "dtype": precision.weights_dtype(cfg),
-                "experts_implementation": moe.register()}
+    kind = (
+        transformers.AutoModelForSequenceClassification
+        if data.task == "classification"
+        else transformers.AutoModelForCausalLM
+    )
+    settings = {
+        "attn_implementation": cfg.model.attention,
+        "dtype": precision.weights_dtype(cfg),
+        "experts_implementation": moe.register(),
+    }
     if cfg.model.pretrained and weights:
         model = _pretrained(kind.from_pretrained, cfg.model.pretrained, config=config, use_safetensors=True, **settings)
     else:
@@ -88,6 +111,7 @@ def _pretrained(load, name: str, **settings):
         first = str(error).strip().splitlines()[0]
         if folder.exists():
             raise Refusal(f"model.pretrained={name} cannot be loaded: {first}") from error
-        raise Refusal(f"model.pretrained={name} is no folder here, and the hub did not give it: {first} "
-                      "Without a network, give the folder of a saved model (config.json and .safetensors)."
-                      ) from error
+        raise Refusal(
+            f"model.pretrained={name} is no folder here, and the hub did not give it: {first} "
+            "Without a network, give the folder of a saved model (config.json and .safetensors)."
+        ) from error

@@ -26,16 +26,22 @@ def resolve(cfg) -> list[str]:
     if cfg.batch.effective is None:
         return []
     if cfg.accumulation.name != "none":
-        return [f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation="
-                f"{cfg.accumulation.name} sets it too. Leave one of them out."]
+        return [
+            f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation="
+            f"{cfg.accumulation.name} sets it too. Leave one of them out."
+        ]
     at_once = cfg.batch.per_device * parallelism.replicas(cfg)
     if cfg.batch.effective % at_once:
         devices = f" x {at_once // cfg.batch.per_device} devices" if at_once > cfg.batch.per_device else ""
-        return [f"batch.effective={cfg.batch.effective} is not a multiple of batch.per_device={cfg.batch.per_device}"
-                f"{devices}. Change one of them."]
+        return [
+            f"batch.effective={cfg.batch.effective} is not a multiple of batch.per_device={cfg.batch.per_device}"
+            f"{devices}. Change one of them."
+        ]
     if cfg.accumulation.steps not in (1, cfg.batch.effective // at_once):
-        return [f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation.steps="
-                f"{cfg.accumulation.steps} sets it too. Leave one of them out."]
+        return [
+            f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation.steps="
+            f"{cfg.accumulation.steps} sets it too. Leave one of them out."
+        ]
     cfg.accumulation.steps = cfg.batch.effective // at_once
     return []
 
@@ -64,13 +70,19 @@ def warnings(cfg) -> list[str]:
 def _resolve_auto(cfg) -> list[str]:
     """The smallest batch for the time being, with which all else can be checked."""
     if cfg.batch.effective is None:
-        return ["accumulation=auto divides batch.effective into batches that fit: say how many samples that is, "
-                "batch.effective=64."]
+        return [
+            "accumulation=auto divides batch.effective into batches that fit: say how many samples that is, "
+            "batch.effective=64."
+        ]
     if host.device(cfg) == "cpu":
-        return ["accumulation=auto asks what fits a GPU, and this job has none. Choose accumulation=x4, or leave it out."]
+        return [
+            "accumulation=auto asks what fits a GPU, and this job has none. Choose accumulation=x4, or leave it out."
+        ]
     if cfg.parallelism.name != "single":
-        return [f"accumulation=auto knows what fits one process, and parallelism={cfg.parallelism.name} is several. "
-                "Choose batch.per_device yourself."]
+        return [
+            f"accumulation=auto knows what fits one process, and parallelism={cfg.parallelism.name} is several. "
+            "Choose batch.per_device yourself."
+        ]
     cfg.batch.per_device, cfg.accumulation.steps = 1, cfg.batch.effective
     return []
 
@@ -92,21 +104,32 @@ def choose(cfg) -> list[str]:
         return [told["refused"]]
     name, batch, margin = asked.gpu.device_name, told["batch"], told["margin_bytes"] / MIB
     if margin < 0:
-        return [f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB are missing. "
-                "python scripts/fit.py finds what fits."]
+        return [
+            f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB are missing. "
+            "python scripts/fit.py finds what fits."
+        ]
     larger = f", and {told['larger']} would miss by {told['missing_bytes'] / MIB:,.0f}" if told["larger"] else ""
     cfg.batch.per_device, cfg.accumulation.steps = batch, cfg.batch.effective // batch
-    cfg.accumulation.reason = (f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} steps, the largest "
-                               f"that is predicted to fit {name}. {margin:,.0f} MiB stay free{larger}.")
+    cfg.accumulation.reason = (
+        f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} steps, the largest "
+        f"that is predicted to fit {name}. {margin:,.0f} MiB stay free{larger}."
+    )
     return []
 
 
 @functools.cache
 def _ask(asked: str) -> str:
     """What foresight.batch answers, in another process. asked, answer: JSON. The repeats of a sweep ask once."""
-    ended = subprocess.run([sys.executable, "-P", "-c", CHOOSE], input=asked, capture_output=True, text=True,
-                           env=os.environ | {"PYTHONPATH": interpreter.python_path()})
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", CHOOSE],
+        input=asked,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": interpreter.python_path()},
+    )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        return json.dumps({"refused": f"accumulation=auto: the estimate failed ({last}). Choose batch.per_device yourself."})
+        return json.dumps(
+            {"refused": f"accumulation=auto: the estimate failed ({last}). Choose batch.per_device yourself."}
+        )
     return ended.stdout

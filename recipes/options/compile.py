@@ -6,6 +6,7 @@ import shutil
 
 from recipes.machine import host
 
+
 def arguments(cfg) -> dict:
     """Entries for TrainingArguments."""
     return {"torch_compile": True} if cfg.compile else {}

@@ -15,6 +15,7 @@ from recipes.options import menus
 from recipes.options import validate
 from recipes.records import record
 
+
 def menu_folders(told) -> list[Path]:
     """The folders in which Hydra looked for menus."""
     return [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]

@@ -18,8 +18,9 @@ def problems(cfg) -> list[str]:
     data, found = cfg.data, []
     in_bytes = data.name == "source" or data.tokenizer == "bytes"
     if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
-        found.append(f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. "
-                     "Type model.vocab=512.")
+        found.append(
+            f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. Type model.vocab=512."
+        )
     if data.name == "text" and data.path is None:
         return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
     for key in ("path", "eval_path"):
@@ -30,8 +31,10 @@ def problems(cfg) -> list[str]:
                     data_sources.splits(data.name, value)
                 elif data_sources.find(value, f"data.{key}")[0].suffix == ".txt" and task.task(cfg) == "classification":
                     asked = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
-                    found.append(f"{asked} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
-                                 f".csv or .parquet file with the columns {data.text_column} and {data.label_column}.")
+                    found.append(
+                        f"{asked} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
+                        f".csv or .parquet file with the columns {data.text_column} and {data.label_column}."
+                    )
             except Refusal as refusal:
                 found.append(str(refusal))
     return found

@@ -48,8 +48,10 @@ def find(pattern: str, key: str) -> list[Path]:
     else:
         found = sorted(map(Path, glob.glob(str(path), recursive=True)))
     if not found:
-        raise Refusal(f"{key}={pattern}: " + (f"the folder holds no {kinds} file." if path.is_dir()
-                                              else "there is no such file or folder."))
+        raise Refusal(
+            f"{key}={pattern}: "
+            + (f"the folder holds no {kinds} file." if path.is_dir() else "there is no such file or folder.")
+        )
     suffixes = {p.suffix for p in found}
     if len(suffixes) > 1 or suffixes - set(SUFFIXES):
         raise Refusal(f"{key}={pattern}: the files are {', '.join(sorted(suffixes))}; give one kind out of {kinds}.")
@@ -71,12 +73,16 @@ def _form(name: str) -> str:
     """What files data.path= should hold in place of a data set of the hub."""
     columns = PUBLISHED[name].columns
     kinds = [suffix for suffix in SUFFIXES if suffix != ".txt" or "label" not in columns.values()]
-    return (f"data={name} wants a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
-            f"with the column{'s' * (len(columns) > 1)} {listed(columns)}.")
+    return (
+        f"data={name} wants a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
+        f"with the column{'s' * (len(columns) > 1)} {listed(columns)}."
+    )
 
 
 def _labelled(files: list[Path], columns: dict[str, str], pattern: str) -> None:
     """Refuse .txt files where more than a text is wanted of them."""
     if len(columns) > 1 and files[0].suffix == ".txt":
-        raise Refusal(f"data.path={pattern}: a .txt file has no labels. Give {', '.join(list(SUFFIXES)[1:])} files "
-                      f"with the columns {listed(columns)}.")
+        raise Refusal(
+            f"data.path={pattern}: a .txt file has no labels. Give {', '.join(list(SUFFIXES)[1:])} files "
+            f"with the columns {listed(columns)}."
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 
-
 def problems(cfg) -> list[str]:
     """A sliding window where there is no text for it, or one that leaves tokens out."""
     from recipes.options import data as data_options
@@ -21,9 +20,13 @@ def problems(cfg) -> list[str]:
         return [f"{asked}: a classification scores a text as a whole, not token by token. Leave it out."]
     window, stride = data_options.window_and_stride(cfg)
     if stride > window:
-        return [f"eval.stride={stride} is more than eval.window={window} (null: data.seq_len), so tokens between two "
-                f"windows would not be scored. Type eval.stride={window} or less."]
+        return [
+            f"eval.stride={stride} is more than eval.window={window} (null: data.seq_len), so tokens between two "
+            f"windows would not be scored. Type eval.stride={window} or less."
+        ]
     if cfg.data.name == "source" and stride > cfg.data.seq_len:
-        return [f"data=source is evaluated in passages of data.seq_len={cfg.data.seq_len} tokens, so a window cannot "
-                f"move on by {stride}. Type eval.stride={cfg.data.seq_len} or less."]
+        return [
+            f"data=source is evaluated in passages of data.seq_len={cfg.data.seq_len} tokens, so a window cannot "
+            f"move on by {stride}. Type eval.stride={cfg.data.seq_len} or less."
+        ]
     return []

@@ -25,16 +25,20 @@ def problems(cfg, on_gpu: bool) -> list[str]:
     """What sharded weights rule out. Asked for configurations that shard."""
     own, found = cfg.parallelism, []
     if "8bit" in cfg.optim.transformers_name or cfg.optim.name == "adafactor":
-        found.append(f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} leaves each rank a part. "
-                     "Choose optim=adamw or optim=sgd, or parallelism=ddp.")
+        found.append(
+            f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} leaves each rank a part. "
+            "Choose optim=adamw or optim=sgd, or parallelism=ddp."
+        )
     if cfg.eval.precision:
         found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
     if STRATEGIES[own.strategy][1]:
         size = group_size(cfg)
         if own.num_processes % size or own.num_processes == size:
-            found.append(f"parallelism.strategy={own.strategy} needs several groups of parallelism.shard_size ranks: "
-                         f"{own.num_processes} ranks in groups of {size} are not. Type another shard_size, or "
-                         "parallelism.strategy=full_shard.")
+            found.append(
+                f"parallelism.strategy={own.strategy} needs several groups of parallelism.shard_size ranks: "
+                f"{own.num_processes} ranks in groups of {size} are not. Type another shard_size, or "
+                "parallelism.strategy=full_shard."
+            )
     elif own.shard_size is not None:
         found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
     if own.cpu_offload and not on_gpu:
@@ -47,19 +51,26 @@ def _tensor_problems(cfg) -> list[str]:
     if own.strategy not in ("full_shard", "shard_grad_op"):
         found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
     if own.num_processes % own.tensor_size:
-        found.append(f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
-                     f"{own.tensor_size}. Change one of them.")
+        found.append(
+            f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
+            f"{own.tensor_size}. Change one of them."
+        )
     if cfg.optim.name == "adamw_fused":
-        found.append("optim=adamw_fused wants all weights sharded alike, and fsdp_tp shards some twice. "
-                     "Choose optim=adamw.")
+        found.append(
+            "optim=adamw_fused wants all weights sharded alike, and fsdp_tp shards some twice. Choose optim=adamw."
+        )
     if cfg.model.pretrained:
         return found  # its plan is looked up once it is loaded
     if cfg.model.family != "llama":
-        found.append(f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
-                     "them, or parallelism=fsdp.")
+        found.append(
+            f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
+            "them, or parallelism=fsdp."
+        )
     for key in ("heads", "kv_heads", "feed_forward"):
         size = getattr(cfg.model, key)
         if size is not None and size % own.tensor_size:
-            found.append(f"model.{key}={size} cannot be split over parallelism.tensor_size={own.tensor_size} ranks. "
-                         "Change one of them.")
+            found.append(
+                f"model.{key}={size} cannot be split over parallelism.tensor_size={own.tensor_size} ranks. "
+                "Change one of them."
+            )
     return found

@@ -11,6 +11,7 @@ from recipes import config
 from recipes.options import menus
 from recipes.options import suggestions
 
+
 def raised_by_hydra(error: Exception) -> bool:
     """Whether an exception comes from Hydra's own checks of the command line, and not from a job."""
     frame = error.__traceback__
@@ -46,11 +47,14 @@ def explain(error: Exception, conf: Path) -> str:
         missing = str(error.missing_cfg_file)
         group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
         if group == "hydra/launcher":
-            return (f"{group}={missing.rpartition('/')[2]}: there is no such launcher here. pip install '.[sweeps]' "
-                    "brings joblib, submitit_local and submitit_slurm.")
+            return (
+                f"{group}={missing.rpartition('/')[2]}: there is no such launcher here. pip install '.[sweeps]' "
+                "brings joblib, submitit_local and submitit_slurm."
+            )
         option, known = missing.removeprefix(group + "/"), sorted(p.stem for p in (conf / group).glob("*.yaml"))
-        return (f"{group}={option}: there is no such option; {group} has {', '.join(known)}."
-                + suggestions.nearest(option, known))
+        return f"{group}={option}: there is no such option; {group} has {', '.join(known)}." + suggestions.nearest(
+            option, known
+        )
     several = re.match(r"Ambiguous value for argument '([^']+)'", text)
     if several:
         return f"{several[1]} names several values: add -m to run them all, one after another."
@@ -86,5 +90,7 @@ def unknown_key(key: str) -> str:
     what = "menu or key" if not tail else "key"
     suggestion = suggestions.nearest(key, names)
     if not suggestion:
-        suggestion = f" {head} has {', '.join(names)}." if tail and head in kinds else " python train.py --help lists all."
+        suggestion = (
+            f" {head} has {', '.join(names)}." if tail and head in kinds else " python train.py --help lists all."
+        )
     return f"{key}: there is no such {what}.{suggestion}"

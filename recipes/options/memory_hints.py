@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from recipes.machine import host
 
+
 def memory_hint(cfg, phase: str = "") -> str:
     """The levers against memory that this configuration has not pulled yet, the cheapest first.
 
@@ -36,8 +37,10 @@ def _levers_of_the_passes(cfg, newer: bool) -> list[str]:
     if cfg.batch.per_device > 1 and not cfg.parallelism.static_graph:  # which does not go with accumulation
         steps = cfg.accumulation.steps * 2
         key = f"accumulation=x{steps}" if steps in (2, 4, 8, 16) else f"accumulation.steps={steps}"
-        levers.append(f"batch.per_device={cfg.batch.per_device // 2}"
-                      + ("" if cfg.batch.effective or cfg.batch.per_device % 2 else f" {key}"))
+        levers.append(
+            f"batch.per_device={cfg.batch.per_device // 2}"
+            + ("" if cfg.batch.effective or cfg.batch.per_device % 2 else f" {key}")
+        )
     if cfg.checkpointing.name == "none":
         levers.append("checkpointing=full")
     return levers

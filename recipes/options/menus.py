@@ -42,7 +42,8 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
             others = [o for o in options(group, folders) if key in option_keys(group, o, folders)]
             problems.append(
                 f"{group}.{key} has no meaning for {group}={choices[group]}; "
-                + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out."))
+                + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out.")
+            )
     return problems
 
 
@@ -51,5 +52,8 @@ MENUS_OWN = {"name", "family", "transformers_name"}  # what makes an option this
 
 def set_by_menu(given: set[str]) -> list[str]:
     """A problem for each key typed that only a menu's option may set."""
-    return [f"{key} cannot be set by itself: the option of the menu sets it. Type {key.split('.')[0]}=<option>."
-            for key in sorted(given) if key.split(".")[0] in GROUPS and key.split(".")[-1] in MENUS_OWN]
+    return [
+        f"{key} cannot be set by itself: the option of the menu sets it. Type {key.split('.')[0]}=<option>."
+        for key in sorted(given)
+        if key.split(".")[0] in GROUPS and key.split(".")[-1] in MENUS_OWN
+    ]

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 
-
 # Our key -> the name in transformers' configuration of that family.
 NAMES = {
-    "bert": {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
-             "feed_forward": "intermediate_size", "vocab": "vocab_size", "positions": "max_position_embeddings"},
-    "gpt2": {"layers": "n_layer", "width": "n_embd", "heads": "n_head", "feed_forward": "n_inner",
-             "vocab": "vocab_size", "positions": "n_positions", "tied": "tie_word_embeddings"},
-    "llama": {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
-              "kv_heads": "num_key_value_heads", "feed_forward": "intermediate_size", "vocab": "vocab_size",
-              "positions": "max_position_embeddings", "tied": "tie_word_embeddings"},
+    "bert": {
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "feed_forward": "intermediate_size",
+        "vocab": "vocab_size",
+        "positions": "max_position_embeddings",
+    },
+    "gpt2": {
+        "layers": "n_layer",
+        "width": "n_embd",
+        "heads": "n_head",
+        "feed_forward": "n_inner",
+        "vocab": "vocab_size",
+        "positions": "n_positions",
+        "tied": "tie_word_embeddings",
+    },
+    "llama": {
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "feed_forward": "intermediate_size",
+        "vocab": "vocab_size",
+        "positions": "max_position_embeddings",
+        "tied": "tie_word_embeddings",
+    },
 }
 NAMES["mixtral"] = NAMES["llama"] | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 DROPOUTS = {
@@ -28,8 +47,11 @@ DROPOUTS = {
 FIXED = {
     "bert": {},
     "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
-    "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-              "bos_token_id": 0, "eos_token_id": 0},
+    "llama": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
     "mixtral": {"bos_token_id": 0, "eos_token_id": 0},
 }
 ENCODERS = {"bert"}

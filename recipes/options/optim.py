@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recipes.machine import host
 
+
 def arguments(cfg) -> dict:
     """Entries for TrainingArguments."""
     optim = cfg.optim
@@ -25,6 +26,7 @@ def problems(cfg) -> list[str]:
     if not host.has("bitsandbytes"):
         return [f"optim={name} needs the package bitsandbytes: pip install bitsandbytes, or choose optim=adafactor."]
     if "paged" in cfg.optim.transformers_name and host.device(cfg) == "cpu":
-        return [f"optim={name} pages its states between a GPU and the host; there is no GPU here. "
-                "Choose optim=adam8bit."]
+        return [
+            f"optim={name} pages its states between a GPU and the host; there is no GPU here. Choose optim=adam8bit."
+        ]
     return []

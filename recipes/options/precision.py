@@ -21,8 +21,10 @@ def problems(cfg) -> list[str]:
     name = cfg.precision.name
     if host.device(cfg) == "cpu":
         if name == "tf32":
-            return ["precision=tf32 needs an NVIDIA GPU: TF32 is a mode of its matrix units. "
-                    "On a CPU choose precision=fp32 or precision=bf16."]
+            return [
+                "precision=tf32 needs an NVIDIA GPU: TF32 is a mode of its matrix units. "
+                "On a CPU choose precision=fp32 or precision=bf16."
+            ]
         if name == "fp16":
             return ["precision=fp16 needs a GPU: its loss scaling has no use on a CPU. Choose precision=bf16."]
         return []
@@ -31,8 +33,10 @@ def problems(cfg) -> list[str]:
         return []
     if name in ("tf32", "bf16", "bf16_pure") and gpu.capability < (8, 0):
         instead = "precision=fp32" if name == "tf32" else "precision=fp16"
-        return [f"precision={name} needs compute capability 8.0 (Ampere) or newer; {gpu.name} has "
-                f"{gpu.capability[0]}.{gpu.capability[1]}. Choose {instead}."]
+        return [
+            f"precision={name} needs compute capability 8.0 (Ampere) or newer; {gpu.name} has "
+            f"{gpu.capability[0]}.{gpu.capability[1]}. Choose {instead}."
+        ]
     return []
 
 

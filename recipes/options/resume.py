@@ -14,8 +14,18 @@ from recipes.config import to_dict
 LATEST = "latest"
 NO_FOLDER = "hydra.run.dir=."  # what a launcher's ranks are told, other than rank 0: make no folder
 # How a training is started, watched, saved, measured and spread over devices: not what is trained.
-NOT_TRAINING = {"launch", "tracker", "resume", "save", "measure", "eval", "parallelism", "batch", "accumulation",
-                "device"}
+NOT_TRAINING = {
+    "launch",
+    "tracker",
+    "resume",
+    "save",
+    "measure",
+    "eval",
+    "parallelism",
+    "batch",
+    "accumulation",
+    "device",
+}
 NOT_TRAINING_KEYS = {"train": {"log_seconds"}, "data": {"workers", "pin_memory"}}
 LENGTH = {"train.max_steps", "train.epochs"}  # a folder that is named may be trained longer
 
@@ -30,16 +40,22 @@ def signature(config: dict) -> dict:
             told[name] = value
             continue
         told |= {f"{name}.{key}": each for key, each in value.items() if key not in NOT_TRAINING_KEYS.get(name, ())}
-    told["batch.effective"] = (config["batch"]["per_device"] * config["accumulation"]["steps"]
-                               * (config.get("parallelism", {}).get("replicas") or 1))
+    told["batch.effective"] = (
+        config["batch"]["per_device"]
+        * config["accumulation"]["steps"]
+        * (config.get("parallelism", {}).get("replicas") or 1)
+    )
     return told
 
 
 def differences(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> list[str]:
     """Where two configurations are not the same training, as 'key=ours (there theirs)'."""
     mine, other = signature(ours), signature(theirs)
-    return [f"{key}={mine.get(key)} (there {other.get(key)})" for key in sorted(mine.keys() | other.keys())
-            if mine.get(key) != other.get(key) and key not in besides]
+    return [
+        f"{key}={mine.get(key)} (there {other.get(key)})"
+        for key in sorted(mine.keys() | other.keys())
+        if mine.get(key) != other.get(key) and key not in besides
+    ]
 
 
 def same(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> bool:
@@ -66,12 +82,15 @@ def problems(cfg) -> list[str]:
         return []
     folders = candidates(cfg.resume)
     if not folders:
-        return [f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
-                f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."]
+        return [
+            f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
+            f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."
+        ]
     step = checkpoint_files.step_of(folders[0])
     if cfg.train.max_steps is not None and cfg.train.max_steps < step:
-        return [f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. "
-                "Give more steps."]
+        return [
+            f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. Give more steps."
+        ]
     return mismatch_problems(cfg, folders, LENGTH)
 
 
@@ -80,8 +99,11 @@ def mismatch_problems(cfg, folders: list[Path], besides: set[str] = frozenset())
     for folder in folders:
         with contextlib.suppress(BrokenCheckpoint):
             others = differences(to_dict(cfg), checkpoint_files.config_of(folder), besides)
-            return [f"{folder} is of another training: {', '.join(others)}. Give the same values, or another "
-                    "folder."] if others else []
+            return (
+                [f"{folder} is of another training: {', '.join(others)}. Give the same values, or another folder."]
+                if others
+                else []
+            )
     return []
 
 
@@ -103,7 +125,9 @@ def resume_folder(cfg, folder: Path, words: list[str]) -> Path:
     if cfg.resume != LATEST or chosen:
         return folder
     ours, newest = to_dict(cfg), {}
-    for manifest in Path("outputs").absolute().glob(f"*/*/{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}"):
+    for manifest in (
+        Path("outputs").absolute().glob(f"*/*/{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}")
+    ):
         with contextlib.suppress(BrokenCheckpoint, OSError):
             if same(ours, checkpoint_files.config_of(manifest.parent)):
                 newest[manifest.stat().st_mtime_ns] = manifest.parents[2]
@@ -133,7 +157,11 @@ def is_finished(cfg, folder: Path, before: record.Record | None) -> bool:
 
 def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> None:
     """A run that was over already, and now only left its model: what it measured while it trained stands."""
-    if before is not None and before.status == outcome.status == "ok" and before.training.steps == outcome.training.steps:
+    if (
+        before is not None
+        and before.status == outcome.status == "ok"
+        and before.training.steps == outcome.training.steps
+    ):
         outcome.speed, outcome.memory = before.speed, before.memory
         record.write(outcome, folder)
 

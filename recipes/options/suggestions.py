@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 
 
-
 def nearest(word: str, candidates) -> str:
     """' Did you mean ...?' with the names closest to a misspelt one, or nothing."""
     close = difflib.get_close_matches(str(word), list(map(str, candidates)), n=3, cutoff=0.6)

@@ -18,6 +18,8 @@ def problems(cfg) -> list[str]:
     if mode and mode not in MODES:
         found.append(f"{key}={mode} is not one of {', '.join(MODES)}.")
     if not tracker.project or len(tracker.project) > 128 or set(tracker.project) & set("/\\#?%:"):
-        found.append(f"tracker.project={tracker.project} cannot be a project's name: "
-                     "W&B wants 1 to 128 characters without / \\ # ? % and :.")
+        found.append(
+            f"tracker.project={tracker.project} cannot be a project's name: "
+            "W&B wants 1 to 128 characters without / \\ # ? % and :."
+        )
     return found

@@ -15,8 +15,10 @@ def resolve(cfg) -> list[str]:
 def problems(cfg) -> list[str]:
     """Settings that would be ignored."""
     if cfg.train.schedule == "constant" and cfg.train.warmup_steps:
-        return ["train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
-                "Choose train.schedule=constant_with_warmup."]
+        return [
+            "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
+            "Choose train.schedule=constant_with_warmup."
+        ]
     return []
 
 

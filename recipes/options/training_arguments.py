@@ -5,6 +5,7 @@ from __future__ import annotations
 from recipes.machine import host
 from recipes.options.validate import modules
 
+
 def training_arguments(cfg, folder: str):
     """TrainingArguments for a job: the Trainer gets them whole, the raw loop reads from them.
 

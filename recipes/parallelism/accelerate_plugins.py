@@ -7,6 +7,7 @@ from recipes.parallelism import accelerate_plugins
 from recipes.parallelism import zero
 from recipes.options import parallelism
 
+
 def accelerator_arguments(cfg, args) -> dict:
     """What `Accelerator` takes, read from TrainingArguments the way the Trainer reads it."""
     from accelerate.utils import TorchDynamoPlugin
@@ -50,10 +51,18 @@ def mode_arguments(cfg) -> dict:
     from accelerate import DistributedDataParallelKwargs
 
     own = cfg.parallelism
-    return {"kwargs_handlers": [DistributedDataParallelKwargs(
-        gradient_as_bucket_view=own.gradient_as_bucket_view is not False,
-        **{key: getattr(own, key) for key in ("bucket_cap_mb", "find_unused_parameters", "static_graph")
-           if getattr(own, key) is not None})]}
+    return {
+        "kwargs_handlers": [
+            DistributedDataParallelKwargs(
+                gradient_as_bucket_view=own.gradient_as_bucket_view is not False,
+                **{
+                    key: getattr(own, key)
+                    for key in ("bucket_cap_mb", "find_unused_parameters", "static_graph")
+                    if getattr(own, key) is not None
+                },
+            )
+        ]
+    }
 
 
 def _fsdp() -> dict:
@@ -64,5 +73,8 @@ def _fsdp() -> dict:
     if PartialState().device.type == "cpu":
         # Accelerate turns a group of GPU ranks into FSDP, and no other, though FSDP2 runs on any device.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False,
-                                                          activation_checkpointing=False)}
+    return {
+        "fsdp_plugin": FullyShardedDataParallelPlugin(
+            fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
+        )
+    }

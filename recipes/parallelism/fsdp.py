@@ -61,7 +61,9 @@ def shard(cfg, model, device: str) -> None:
     own, count = cfg.parallelism, rank_info.current_rank().ranks
     reshard, in_groups = fsdp_options.STRATEGIES[own.strategy]
     if own.name == "fsdp_tp":
-        whole = init_device_mesh(device, (count // own.tensor_size, own.tensor_size), mesh_dim_names=("shard", "tensor"))
+        whole = init_device_mesh(
+            device, (count // own.tensor_size, own.tensor_size), mesh_dim_names=("shard", "tensor")
+        )
         split(model, whole["tensor"])
         mesh = whole["shard"]
     elif in_groups:
@@ -125,8 +127,13 @@ def split(model, mesh) -> None:
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     plan = getattr(model.config, "base_model_tp_plan", None) or {}
     if not plan or not set(plan.values()) <= styles.keys():
-        raise Refusal(f"{type(model).__name__} has no plan for tensor parallelism that this recipe can follow. "
-                      "Choose parallelism=fsdp.")
+        raise Refusal(
+            f"{type(model).__name__} has no plan for tensor parallelism that this recipe can follow. "
+            "Choose parallelism=fsdp."
+        )
     names = [name for name, _ in model.base_model.named_modules()]
-    parallelize_module(model.base_model, mesh, {
-        name: styles[style]() for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)})
+    parallelize_module(
+        model.base_model,
+        mesh,
+        {name: styles[style]() for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)},
+    )

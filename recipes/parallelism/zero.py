@@ -9,6 +9,7 @@ from __future__ import annotations
 from recipes.parallelism import fsdp
 from recipes.machine import host
 
+
 def configuration(cfg) -> dict:
     """DeepSpeed's configuration. What Accelerate and the Trainer fill in from the model is 'auto'.
 
@@ -40,8 +41,11 @@ def configuration(cfg) -> dict:
         # fp32 copies. Ours is autocast over fp32 weights; no module's weights and gradients travel in less.
         "bf16": {},
         "fp16": {},
-        "torch_autocast": {"enabled": cfg.precision.name == "bf16", "dtype": "bfloat16",
-                           "lower_precision_safe_modules": []},
+        "torch_autocast": {
+            "enabled": cfg.precision.name == "bf16",
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
     }
 
 

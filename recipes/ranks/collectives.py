@@ -19,9 +19,18 @@ def init_process_group(place: rank_info.RankInfo, on_gpu: bool, listener: int | 
     if place.launched:
         dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
     else:
-        store = dist.TCPStore(place.address, place.port, place.ranks, place.rank == 0, timeout=RENDEZVOUS_TIMEOUT,
-                              wait_for_workers=False, **({} if listener is None else {"master_listen_fd": listener}))
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=RENDEZVOUS_TIMEOUT)
+        store = dist.TCPStore(
+            place.address,
+            place.port,
+            place.ranks,
+            place.rank == 0,
+            timeout=RENDEZVOUS_TIMEOUT,
+            wait_for_workers=False,
+            **({} if listener is None else {"master_listen_fd": listener}),
+        )
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.ranks, timeout=RENDEZVOUS_TIMEOUT
+        )
 
 
 def world_size() -> int:

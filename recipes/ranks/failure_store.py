@@ -16,15 +16,25 @@ GRACE_SECONDS = 3.0  # what the other ranks have left once one has failed
 
 FAILURE_KEY = "headroom/last words"
 REPORT_TIMEOUT_SECONDS = 8.0  # how long a rank that lost contact waits for the one that knows why
-LOST_CONTACT_MESSAGES = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "NCCL",
-        "Socket Timeout", "recvValue failed", "sendBytes failed", "Connection was likely closed")
+LOST_CONTACT_MESSAGES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "NCCL",
+    "Socket Timeout",
+    "recvValue failed",
+    "sendBytes failed",
+    "Connection was likely closed",
+)
 
 
 def lost_contact(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
     kind = type(error).__name__
     return kind in ("DistNetworkError", "DistBackendError", "DistStoreError") or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_CONTACT_MESSAGES))
+        isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_CONTACT_MESSAGES)
+    )
 
 
 def publish_failure(place: rank_info.RankInfo, words: dict) -> None:
@@ -52,5 +62,7 @@ def _store(place: rank_info.RankInfo):
     """A connection of its own: one that waits holds up everything else on it."""
     import torch.distributed as dist
 
-    store = dist.TCPStore(place.address, place.port, None, False, timeout=collectives.RENDEZVOUS_TIMEOUT, wait_for_workers=False)
+    store = dist.TCPStore(
+        place.address, place.port, None, False, timeout=collectives.RENDEZVOUS_TIMEOUT, wait_for_workers=False
+    )
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+
 @dataclass(frozen=True)
 class RankInfo:
     """A process among the ranks of one job. `launched`: a launcher started the ranks, not we.
@@ -33,8 +34,15 @@ def current_rank() -> RankInfo:
     if "MASTER_ADDR" not in given or not (given.get("RANK", "").isdigit() and given.get("WORLD_SIZE", "").isdigit()):
         return RankInfo()
     rank, ranks = int(given["RANK"]), int(given["WORLD_SIZE"])
-    return RankInfo(rank, ranks, int(given.get("LOCAL_RANK", rank)), int(given.get("LOCAL_WORLD_SIZE", ranks)), True,
-                 given["MASTER_ADDR"], int(given.get("MASTER_PORT", 29500)))  # the port that torch takes, too
+    return RankInfo(
+        rank,
+        ranks,
+        int(given.get("LOCAL_RANK", rank)),
+        int(given.get("LOCAL_WORLD_SIZE", ranks)),
+        True,
+        given["MASTER_ADDR"],
+        int(given.get("MASTER_PORT", 29500)),
+    )  # the port that torch takes, too
 
 
 # --- in the worker: what needs torch imports it --------------------------------------------------
@@ -46,8 +54,13 @@ def export_environment(place: RankInfo) -> None:
         os.environ.pop(name, None)
     if place.ranks == 1 and not place.launched and not place.port:
         return
-    os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.ranks), "LOCAL_RANK": str(place.local_rank),
-                   "LOCAL_WORLD_SIZE": str(place.local_ranks), "MASTER_ADDR": place.address,
-                   "MASTER_PORT": str(place.port)}
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.ranks),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_ranks),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+    }
     if not place.launched:  # all on this machine: a host name that leads nowhere must not matter
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

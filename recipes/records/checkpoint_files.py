@@ -79,11 +79,16 @@ def verify(folder: Path) -> Checkpoint:
     if manifest.pop("crc32", None) != _crc32_of(manifest):
         raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is damaged")
     if manifest.get("format") != FORMAT:
-        raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is of another format ({manifest.get('format')}, not {FORMAT})")
+        raise BrokenCheckpoint(
+            f"{Path(folder, MANIFEST)} is of another format ({manifest.get('format')}, not {FORMAT})"
+        )
     try:
         step, ranks = int(manifest["step"]), int(manifest["ranks"])
-        if step != step_of(folder) or ranks < 1 or not {f"rank-{rank}.json" for rank in range(ranks)} <= set(
-                manifest["files"]):
+        if (
+            step != step_of(folder)
+            or ranks < 1
+            or not {f"rank-{rank}.json" for rank in range(ranks)} <= set(manifest["files"])
+        ):
             raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} does not fit its folder")
         for file, (size, checksum) in manifest["files"].items():
             path = Path(folder, file)
@@ -126,8 +131,16 @@ def _crc32_of(values: dict) -> int:
 # --- writing -------------------------------------------------------------------------------------
 
 
-def write(run: Path, step: int, values: dict, tensors: dict[str, dict], keep: int, rank: int = 0, ranks: int = 1,
-          barrier: Callable = lambda: None) -> Path:
+def write(
+    run: Path,
+    step: int,
+    values: dict,
+    tensors: dict[str, dict],
+    keep: int,
+    rank: int = 0,
+    ranks: int = 1,
+    barrier: Callable = lambda: None,
+) -> Path:
     """Write a checkpoint; every rank calls this. Returns its folder.
 
     values: what is no tensor, for JSON. tensors: {kind: {name: this rank's piece, on the CPU}}.

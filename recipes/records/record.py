@@ -24,11 +24,28 @@ from recipes.config import ESTIMATE_ONLY
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes", "deepspeed", "hydra-core", "omegaconf",
-            "wandb")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "bitsandbytes",
+    "deepspeed",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+)
 # What of the environment may stand in a record: settings that change speed or memory, and no secret.
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS",
-             "MKL_NUM_THREADS", "NCCL_P2P_DISABLE", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NCCL_P2P_DISABLE",
+    "TOKENIZERS_PARALLELISM",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 
 
 @dataclass
@@ -139,8 +156,7 @@ def environment(cfg) -> dict:
     """Versions, hardware and the allow-listed variables; found without importing torch."""
     gpu = host.gpu(cfg)
     return {
-        "versions": {"python": platform.python_version(),
-                     **{package: host.version(package) for package in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{package: host.version(package) for package in PACKAGES}},
         "device": host.device(cfg),
         "device_name": gpu.name if gpu else host.cpu_name(),
         "device_memory_bytes": gpu.memory_bytes if gpu else _host_memory_bytes(),
@@ -169,9 +185,11 @@ def config_key(config: dict, versions: dict) -> str:
 
 def git_revision() -> str | None:
     """The checkout's commit, with '+changes' where tracked files differ from it; None outside git."""
+
     def git(*words):
-        return subprocess.run(["git", "-C", str(paths.PACKAGE), *words], capture_output=True, text=True,
-                              timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(paths.PACKAGE), *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
@@ -190,6 +208,7 @@ def _host_memory_bytes() -> int:
 
 def to_json(record: Record) -> str:
     """The record as JSON. Numbers that are not finite become null: JSON has none."""
+
     def finite(value):
         if isinstance(value, float) and not math.isfinite(value):
             return None
@@ -247,8 +266,14 @@ def from_values(values, path: str = "this") -> Record:
     """The record that was written as these values. path: for the message of the ValueError."""
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
-    parts = {"training": Training, "evaluation": Evaluation, "speed": Speed, "memory": Memory, "error": Error,
-             "estimate": Estimate}
+    parts = {
+        "training": Training,
+        "evaluation": Evaluation,
+        "speed": Speed,
+        "memory": Memory,
+        "error": Error,
+        "estimate": Estimate,
+    }
     try:
         for key, kind in parts.items():
             if values.get(key) is not None:

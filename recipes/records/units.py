@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 
-
 MIB = 2**20
-PARTS = (("weights", "parameters"), ("gradients", "gradients"), ("optimizer states", "optimizer"),
-         ("activations", "activations"), ("other", "other"))
+PARTS = (
+    ("weights", "parameters"),
+    ("gradients", "gradients"),
+    ("optimizer states", "optimizer"),
+    ("activations", "activations"),
+    ("other", "other"),
+)

@@ -14,8 +14,14 @@ TALLEST = 110  # inches; with more jobs than fit, rows and letters shrink
 FONT, SMALL = 9, 8  # points
 DPI = 130
 LONGEST, LONGEST_NAME = 44, 90  # characters of a word in a label, and of all its words in one
-STYLE = {"font.family": "DejaVu Sans", "text.parse_math": False, "hatch.color": "#BBBBBB", "hatch.linewidth": 0.8,
-         "axes.linewidth": 0.6, "errorbar.capsize": 2}
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "text.parse_math": False,
+    "hatch.color": "#BBBBBB",
+    "hatch.linewidth": 0.8,
+    "axes.linewidth": 0.6,
+    "errorbar.capsize": 2,
+}
 APART_AT_MOST = 10  # times; published figures further from the jobs' own would squash the bars
 
 
@@ -35,7 +41,10 @@ class Sheet:
         lefts, x = [], EDGE
         for key, cells in words:
             lefts.append(x)
-            x += max([_inches(key, FONT, bold=True), *(_inches(cell, FONT * self.scale, bold=True) for cell in cells)]) + 0.22
+            x += (
+                max([_inches(key, FONT, bold=True), *(_inches(cell, FONT * self.scale, bold=True) for cell in cells)])
+                + 0.22
+            )
         self.left = x
         self.width, self.height = x + panels * (panel + GAP), HEAD + count * self.row + FOOT
         self.figure = _figure(self.width, self.height)
@@ -47,7 +56,9 @@ class Sheet:
             labels.text(x, above, key, fontsize=FONT, weight="bold")
             for y, cell in enumerate(cells):
                 own = made.rows[y] is made.baseline
-                labels.text(x, y, cell, fontsize=FONT * self.scale, va="center_baseline", weight="bold" if own else "normal")
+                labels.text(
+                    x, y, cell, fontsize=FONT * self.scale, va="center_baseline", weight="bold" if own else "normal"
+                )
         first = words[0][1]
         edges = [y for y in range(1, count) if first[y] != first[y - 1]]
         for y in edges if len(edges) <= count / 4 else []:  # a line between blocks, where there are blocks
@@ -55,8 +66,9 @@ class Sheet:
         self.labels = labels
 
     def _axes(self, left: float, width: float):
-        axes = self.figure.add_axes((left / self.width, FOOT / self.height, width / self.width,
-                                     (self.height - HEAD - FOOT) / self.height))
+        axes = self.figure.add_axes(
+            (left / self.width, FOOT / self.height, width / self.width, (self.height - HEAD - FOOT) / self.height)
+        )
         axes.set_ylim(len(self.positions) - 0.5, -0.5)
         return axes
 
@@ -72,8 +84,13 @@ class Sheet:
         axes.set_xticks(_ticks(most))
         axes.grid(axis="x", color="#E4E4E4", linewidth=0.6)
         axes.set_axisbelow(True)
-        self.labels.text(self.left + (self.used - 1) * (self.panel + GAP), -0.5 - 0.16 / self.row, title,
-                         fontsize=FONT, weight="bold")
+        self.labels.text(
+            self.left + (self.used - 1) * (self.panel + GAP),
+            -0.5 - 0.16 / self.row,
+            title,
+            fontsize=FONT,
+            weight="bold",
+        )
         return axes
 
     def bar(self, axes, y: int, spread: Spread, text: str, colour: str, beside: float = 0) -> None:
@@ -82,23 +99,48 @@ class Sheet:
         beside: what else the figure must stand to the right of.
         """
         pale = self.made.rows[y].estimate
-        axes.barh(y, spread.median, 0.68, color=colour + "55" if pale else colour, edgecolor=colour if pale else "none",
-                  linewidth=1)
+        axes.barh(
+            y,
+            spread.median,
+            0.68,
+            color=colour + "55" if pale else colour,
+            edgecolor=colour if pale else "none",
+            linewidth=1,
+        )
         if spread.low != spread.high:
-            axes.errorbar(spread.median, y, xerr=[[spread.median - spread.low], [spread.high - spread.median]],
-                          color="black", linewidth=0.9)
+            axes.errorbar(
+                spread.median,
+                y,
+                xerr=[[spread.median - spread.low], [spread.high - spread.median]],
+                color="black",
+                linewidth=0.9,
+            )
         self.text(axes, y, max(spread.high, beside), text, 9 if beside else 5)
 
     def text(self, axes, y: int, x: float, text: str, points: float = 5) -> None:
         """Words so many points right of x."""
-        axes.annotate(text, (x, y), (points, 0), textcoords="offset points", fontsize=SMALL * self.scale, va="center_baseline",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # the lines behind stop there
+        axes.annotate(
+            text,
+            (x, y),
+            (points, 0),
+            textcoords="offset points",
+            fontsize=SMALL * self.scale,
+            va="center_baseline",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+        )  # the lines behind stop there
 
     def slot(self, axes, y: int, word: str) -> None:
         """The place of a job that has no figure: hatched, with the reason."""
         axes.barh(y, axes.get_xlim()[1], 0.68, facecolor="none", edgecolor="none", hatch="/////", linewidth=0)
-        axes.annotate(word, (0, y), (5, 0), textcoords="offset points", fontsize=SMALL * self.scale, va="center_baseline",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
+        axes.annotate(
+            word,
+            (0, y),
+            (5, 0),
+            textcoords="offset points",
+            fontsize=SMALL * self.scale,
+            va="center_baseline",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
+        )
 
     def foot(self, words: list[str]) -> None:
         """Small words below everything, in as many lines as they need."""
@@ -110,7 +152,9 @@ class Sheet:
             else:
                 lines.append(word)
         for above, line in enumerate(reversed(lines)):
-            self.figure.text(EDGE / self.width, (0.06 + 0.14 * above) / self.height, line, fontsize=SMALL - 1, color=GREY)
+            self.figure.text(
+                EDGE / self.width, (0.06 + 0.14 * above) / self.height, line, fontsize=SMALL - 1, color=GREY
+            )
 
 
 # --- what all of them need -------------------------------------------------------------------------
@@ -140,16 +184,25 @@ def _inches(text: str, points: float, bold: bool = False) -> float:
 
     if not text.strip():
         return 0.0
-    return TextPath((0, 0), text, size=points, prop=FontProperties(weight="bold" if bold else "normal")).get_extents().width / 72
+    return (
+        TextPath((0, 0), text, size=points, prop=FontProperties(weight="bold" if bold else "normal"))
+        .get_extents()
+        .width
+        / 72
+    )
 
 
 def _labels(made: Table) -> dict[str, list[str]]:
     """The table's labels, the long ones without their middle."""
+
     def short(text, longest):
         half = (longest - 1) // 2
         return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
-    return {key: [short(cell, LONGEST_NAME if key == "job" else LONGEST) for cell in cells] for key, cells in made.labels.items()}
+    return {
+        key: [short(cell, LONGEST_NAME if key == "job" else LONGEST) for cell in cells]
+        for key, cells in made.labels.items()
+    }
 
 
 def _ticks(most: float) -> list[float]:

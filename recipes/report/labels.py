@@ -7,8 +7,16 @@ import re
 
 from recipes.records.record import Record
 
-NOT_IN_LABELS = ("launch", "tracker", "train.log_seconds", "train.seed", "measure.repeat", "measure.repeats",
-                 "model.learning_rate", "experiment")
+NOT_IN_LABELS = (
+    "launch",
+    "tracker",
+    "train.log_seconds",
+    "train.seed",
+    "measure.repeat",
+    "measure.repeats",
+    "model.learning_rate",
+    "experiment",
+)
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 
 
@@ -22,8 +30,11 @@ def facts(found: Record) -> dict[str, str]:
         for key, value in (values if isinstance(values, dict) else {"name": values}).items():
             words[section if key == "name" else f"{section}.{key}"] = _word(value)
     limit = words.get("launch.memory_limit_gib")
-    words = {key: value for key, value in words.items()
-             if key == "experiment" or not {key, key.split(".")[0]} & set(NOT_IN_LABELS)}
+    words = {
+        key: value
+        for key, value in words.items()
+        if key == "experiment" or not {key, key.split(".")[0]} & set(NOT_IN_LABELS)
+    }
     if limit is not None:
         words["launch.memory_limit_gib"] = limit  # the one key of launch that changes the result
     environment = found.environment
@@ -44,7 +55,9 @@ def _experiment(found: Record) -> str:
     told = found.config.get("experiment")
     if isinstance(told, dict):
         told = told.get("name")
-    typed = [match[1] for match in (re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", word) for word in found.overrides) if match]
+    typed = [
+        match[1] for match in (re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", word) for word in found.overrides) if match
+    ]
     return _word(told or "+".join(typed) or None)
 
 
@@ -60,7 +73,9 @@ def _context(key: str, words: dict[str, str]) -> tuple:
     if key == "train.learning_rate":
         return get("experiment"), get("model"), get("model.pretrained")
     if key == "accumulation.steps" and get("batch.effective", "null") != "null":  # derived from the batch
-        return tuple(value for name, value in words.items() if name.split(".")[0] in ("experiment", "batch", "parallelism"))
+        return tuple(
+            value for name, value in words.items() if name.split(".")[0] in ("experiment", "batch", "parallelism")
+        )
     return get("experiment"), get(group) if key != group else None
 
 
@@ -70,7 +85,9 @@ def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
     for key in dict.fromkeys(key for words in all_facts for key in words):
         values: dict[tuple, set] = {}
         for words in all_facts:
-            if key in words and not (key == "train.learning_rate" and words[key] == "null"):  # refused before it was filled in
+            if key in words and not (
+                key == "train.learning_rate" and words[key] == "null"
+            ):  # refused before it was filled in
                 values.setdefault(_context(key, words), set()).add(words[key])
         if any(len(several) > 1 for several in values.values()):
             shown.append(key)

@@ -22,18 +22,26 @@ def best_tradeoffs(points: list[tuple[float, float] | None]) -> list[int]:
 def draw(made: Table) -> bytes:
     """Memory against throughput, the best trade-offs joined by a line, and a list of names beside it."""
     unit, size = made.unit
-    points = [(made.memory(row).median / size, made.speed(row).median)
-              if row.done and made.memory(row) and made.speed(row) else None for row in made.rows]
+    points = [
+        (made.memory(row).median / size, made.speed(row).median)
+        if row.done and made.memory(row) and made.speed(row)
+        else None
+        for row in made.rows
+    ]
     best = best_tradeoffs(points)
     shown = [i for i, point in enumerate(points) if point]
     named = sorted(shown, key=lambda i: points[i]) if len(shown) <= NAMED_AT_MOST else best
     # The list beside it: a sign, the label's words in columns, and why a job has no place in the picture.
     lines = [(f"{n}", i, "", i in best) for n, i in enumerate(named, 1)]
     missing = [i for i, point in enumerate(points) if not point]
-    lines += [("×", i, "not measured" if made.rows[i].done else made.rows[i].status, False) for i in missing[:NAMED_AT_MOST]]
+    lines += [
+        ("×", i, "not measured" if made.rows[i].done else made.rows[i].status, False) for i in missing[:NAMED_AT_MOST]
+    ]
     cells = [[sign, *(words[i] for words in canvas._labels(made).values()), why] for sign, i, why, _ in lines]
-    columns = [max((canvas._inches(text, SMALL, bold=True) for text in column), default=0) + 0.2
-               for column in zip(["", *made.labels, ""], *cells)]
+    columns = [
+        max((canvas._inches(text, SMALL, bold=True) for text in column), default=0) + 0.2
+        for column in zip(["", *made.labels, ""], *cells)
+    ]
 
     line_height, plot, beside = 0.21, 5.4, 0.75 + 5.4 + 0.3
     more = len(missing) - NAMED_AT_MOST
@@ -46,8 +54,13 @@ def draw(made: Table) -> bytes:
     axes.set_axisbelow(True)
     axes.set_xlabel(f"{made.memory_name}, {unit} ({made.memory_meaning})", fontsize=FONT)
     axes.set_ylabel("throughput, samples/s", fontsize=FONT)
-    figure.text(0.75 / width, 1 - 0.28 / height, "Memory against throughput: up and to the left is better",
-                fontsize=FONT + 1, weight="bold")
+    figure.text(
+        0.75 / width,
+        1 - 0.28 / height,
+        "Memory against throughput: up and to the left is better",
+        fontsize=FONT + 1,
+        weight="bold",
+    )
     if shown:
         _scale(axes, [points[i] for i in shown])
         rest = [i for i in shown if i not in best]
@@ -55,26 +68,44 @@ def draw(made: Table) -> bytes:
         for group, colour in ((rest, "#9A9A9A"), (best, BLUE)):
             for i in group:
                 pale = made.rows[i].estimate
-                axes.plot(*points[i], "o", markersize=6.5, color="white" if pale else colour, markeredgecolor=colour, zorder=3)
-        _place_numbers(figure, axes, [points[i] for i in shown], [(points[i], f"{n}", i in best) for n, i in enumerate(named, 1)])
+                axes.plot(
+                    *points[i], "o", markersize=6.5, color="white" if pale else colour, markeredgecolor=colour, zorder=3
+                )
+        _place_numbers(
+            figure, axes, [points[i] for i in shown], [(points[i], f"{n}", i in best) for n, i in enumerate(named, 1)]
+        )
     else:
         axes.set_xticks([])
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no job has both figures", transform=axes.transAxes, ha="center", color=GREY, fontsize=FONT)
     y, above = height - 0.6, ""
-    for texts, bold, colours in [(["", *made.labels, ""], True, ("black", "black")),
-                                 *((texts, line[3], (BLUE, "black") if line[3] else (GREY, "#444444"))
-                                   for texts, line in zip(cells, lines))]:
+    for texts, bold, colours in [
+        (["", *made.labels, ""], True, ("black", "black")),
+        *((texts, line[3], (BLUE, "black") if line[3] else (GREY, "#444444")) for texts, line in zip(cells, lines)),
+    ]:
         if texts[0] == "×" and above != "×":
             y -= line_height / 2
         x, above = beside, texts[0]
         for text, column in zip(texts, columns):
-            figure.text(x / width, y / height, text, fontsize=SMALL, weight="bold" if bold else "normal", color=colours[int(x > beside)])
+            figure.text(
+                x / width,
+                y / height,
+                text,
+                fontsize=SMALL,
+                weight="bold" if bold else "normal",
+                color=colours[int(x > beside)],
+            )
             x += column
         y -= line_height
     if more > 0:
-        figure.text((beside + columns[0]) / width, y / height, f"and {more} more without figures", fontsize=SMALL, color=GREY)
-    words = ["Blue, joined by the line: the best trade-offs; no other job takes less memory and is as fast."] if shown else []
+        figure.text(
+            (beside + columns[0]) / width, y / height, f"and {more} more without figures", fontsize=SMALL, color=GREY
+        )
+    words = (
+        ["Blue, joined by the line: the best trade-offs; no other job takes less memory and is as fast."]
+        if shown
+        else []
+    )
     words += ["Hollow: estimates."] * any(row.estimate for row in made.rows)
     figure.text(0.12 / width, 0.08 / height, " ".join(words), fontsize=SMALL - 1, color=GREY)
     return canvas._png(figure)
@@ -82,8 +113,10 @@ def draw(made: Table) -> bytes:
 
 def _scale(axes, points: list[tuple[float, float]]) -> None:
     """Limits with a margin; a logarithmic scale where values lie more than thirty-fold apart."""
-    for values, limits, scale in ((sorted(p[0] for p in points), axes.set_xlim, axes.set_xscale),
-                                  (sorted(p[1] for p in points), axes.set_ylim, axes.set_yscale)):
+    for values, limits, scale in (
+        (sorted(p[0] for p in points), axes.set_xlim, axes.set_xscale),
+        (sorted(p[1] for p in points), axes.set_ylim, axes.set_yscale),
+    ):
         low, high = values[0], values[-1]
         if low > 0 and high / low > 30:
             scale("log")
@@ -103,10 +136,30 @@ def _place_numbers(figure, axes, points: list, numbers: list) -> None:
         x, y = to_pixels(point)
         half_width, half_height = 3.1 * len(text) * pixel, 4.2 * pixel
         ways = [(x + dx * far * pixel, y + dy * far * pixel) for far in (8, 12, 17, 23, 30) for dx, dy in around]
-        at = next((way for way in ways if not any(
-            abs(way[0] - tx) < half_width + tw and abs(way[1] - ty) < half_height + th for tx, ty, tw, th in taken)), ways[0])
+        at = next(
+            (
+                way
+                for way in ways
+                if not any(
+                    abs(way[0] - tx) < half_width + tw and abs(way[1] - ty) < half_height + th
+                    for tx, ty, tw, th in taken
+                )
+            ),
+            ways[0],
+        )
         taken.append((*at, half_width, half_height))
         far = max(abs(at[0] - x), abs(at[1] - y)) > 13 * pixel
-        axes.annotate(text, point, ((at[0] - x) / pixel, (at[1] - y) / pixel), textcoords="offset points", fontsize=SMALL,
-                      ha="center", va="center", weight="bold" if bold else "normal", color=BLUE if bold else "#555555",
-                      arrowprops={"arrowstyle": "-", "color": "#AAAAAA", "linewidth": 0.6, "shrinkA": 4, "shrinkB": 3} if far else None)
+        axes.annotate(
+            text,
+            point,
+            ((at[0] - x) / pixel, (at[1] - y) / pixel),
+            textcoords="offset points",
+            fontsize=SMALL,
+            ha="center",
+            va="center",
+            weight="bold" if bold else "normal",
+            color=BLUE if bold else "#555555",
+            arrowprops={"arrowstyle": "-", "color": "#AAAAAA", "linewidth": 0.6, "shrinkA": 4, "shrinkB": 3}
+            if far
+            else None,
+        )

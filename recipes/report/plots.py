@@ -12,6 +12,7 @@ from recipes.records.units import PARTS
 from recipes.report.tables import number, percent
 from recipes.report import canvas
 
+
 def draw(made: Table) -> dict[str, bytes]:
     """Name -> PNG of the three pictures. Raises ImportError where matplotlib is missing."""
     import matplotlib
@@ -29,8 +30,9 @@ def _bars(made: Table) -> bytes:
     sheet = canvas.Sheet(made, 2)
     marked: set[str] = set()  # the sources of the published figures that are drawn
     for title, figure, key, scale, colour in (
-            (f"{made.memory_name.capitalize()}, {unit}", made.memory, made.memory_kind, size, canvas.BLUE),
-            ("Throughput, samples/s", made.speed, "samples_per_second", 1, canvas.ORANGE)):
+        (f"{made.memory_name.capitalize()}, {unit}", made.memory, made.memory_kind, size, canvas.BLUE),
+        ("Throughput, samples/s", made.speed, "samples_per_second", 1, canvas.ORANGE),
+    ):
         spreads = [figure(row) for row in made.rows]
         theirs = [(row.published.get(key) or 0) / scale for row in made.rows]
         base = figure(made.baseline) if made.baseline else None
@@ -50,8 +52,15 @@ def _bars(made: Table) -> bytes:
                 text += f"  (◇ {number(published, 3)})" if published else ""
                 sheet.bar(axes, y, Spread(*(value / scale for value in spread)), text, colour, published)
             if published:
-                axes.plot(published, y, marker="D", markersize=5.5, markerfacecolor="none", markeredgecolor="black",
-                          linestyle="none")
+                axes.plot(
+                    published,
+                    y,
+                    marker="D",
+                    markersize=5.5,
+                    markerfacecolor="none",
+                    markeredgecolor="black",
+                    linestyle="none",
+                )
         if base and len(made.rows) > 1:
             axes.axvline(base.median / scale, color="black", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0.5)
     sheet.foot(_footnotes(made) + [f"◇: published by {', '.join(sorted(marked))}."] * bool(marked))
@@ -88,8 +97,16 @@ def _parts(made: Table) -> bytes:
             continue
         left = 0.0
         for part, colour in zip(sizes, canvas.PART_COLOURS):
-            axes.barh(y, part.median / size, 0.68, left, color=colour, edgecolor="white", linewidth=0.5,
-                      alpha=0.45 if row.estimate else 1)
+            axes.barh(
+                y,
+                part.median / size,
+                0.68,
+                left,
+                color=colour,
+                edgecolor="white",
+                linewidth=0.5,
+                alpha=0.45 if row.estimate else 1,
+            )
             left += part.median / size
         sheet.text(axes, y, left, number(left, 3))
     x = sheet.left
@@ -97,6 +114,8 @@ def _parts(made: Table) -> bytes:
         sheet.labels.text(x, -0.5 - 0.16 / sheet.row, "■", color=colour, fontsize=canvas.FONT + 2)
         sheet.labels.text(x + 0.17, -0.5 - 0.16 / sheet.row, name, fontsize=canvas.FONT, weight="bold")
         x += canvas._inches(name, canvas.FONT, bold=True) + 0.4
-    sheet.foot([f"Live tensors at the moment of the peak, {unit}: the parts sum to the figure at the end of the bar."]
-               + ["Pale bars: estimates."] * any(row.estimate for row in made.rows))
+    sheet.foot(
+        [f"Live tensors at the moment of the peak, {unit}: the parts sum to the figure at the end of the bar."]
+        + ["Pale bars: estimates."] * any(row.estimate for row in made.rows)
+    )
     return canvas._png(sheet.figure)

@@ -14,8 +14,13 @@ GUIDE_SOURCE = "the guide, V100 16 GB, bert-large-uncased, January 2022"
 GUIDE_BASELINE = "vanilla"  # what the guide compares its other rows with
 # The file's columns that say what a row is, and the keys that say it here. A job whose experiment was then
 # told otherwise (`+experiment/guide=vanilla precision=bf16`) is not what the guide measured.
-GUIDE_SETTINGS = {"precision": "precision", "optim": "optim", "checkpointing": "checkpointing",
-                  "per_device_batch": "batch.per_device", "accumulation_steps": "accumulation.steps"}
+GUIDE_SETTINGS = {
+    "precision": "precision",
+    "optim": "optim",
+    "checkpointing": "checkpointing",
+    "per_device_batch": "batch.per_device",
+    "accumulation_steps": "accumulation.steps",
+}
 
 
 def guide() -> dict[str, dict]:
@@ -29,7 +34,10 @@ def guide() -> dict[str, dict]:
         return {}
     told = {}
     for line in lines:
-        figures = {"source": GUIDE_SOURCE, "where": " ".join(f"{key}={line[name]}" for name, key in GUIDE_SETTINGS.items())}
+        figures = {
+            "source": GUIDE_SOURCE,
+            "where": " ".join(f"{key}={line[name]}" for name, key in GUIDE_SETTINGS.items()),
+        }
         if line["device_used_mb"]:
             figures["device_used_bytes"] = int(line["device_used_mb"]) * MIB  # NVML's 'MB' are MiB
         if line["samples_per_second"]:

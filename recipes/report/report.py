@@ -22,6 +22,7 @@ from recipes.errors import Refusal
 from recipes.report.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
 from recipes.report.tables import columns, markdown, remarks, screen_text  # noqa: F401
 
+
 def compare(records: list[Record], baseline: str | None = None, published: dict[str, dict] | None = None) -> Table:
     """The table of the records, as `table` makes it. Those of `+experiment/guide=...` are put beside the guide by default:
 
@@ -32,13 +33,26 @@ def compare(records: list[Record], baseline: str | None = None, published: dict[
         published = reference.guide()
     made = table(records, baseline, published)
     if baseline is None and of_guide:
-        made.baseline = next((row for row in made.rows if row.done and row.facts["experiment"] == reference.GUIDE_BASELINE
-                              and any(map(reference.of_guide, row.runs))), made.baseline)
+        made.baseline = next(
+            (
+                row
+                for row in made.rows
+                if row.done
+                and row.facts["experiment"] == reference.GUIDE_BASELINE
+                and any(map(reference.of_guide, row.runs))
+            ),
+            made.baseline,
+        )
     return made
 
 
-def make(folders: list[Path | str], target: Path | str, baseline: str | None = None,
-         published: dict[str, dict] | None = None, warn: Callable[[str], None] | None = None) -> list[Path]:
+def make(
+    folders: list[Path | str],
+    target: Path | str,
+    baseline: str | None = None,
+    published: dict[str, dict] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> list[Path]:
     """Read all records in and below the folders, and write table, CSV and pictures into the folder `target`.
 
     baseline, published: see `compare`. warn: is given a line on each file left out (default: to stderr).
@@ -93,16 +107,27 @@ def csv_text(made: Table) -> str:
     lines = []
     for row in made.rows:
         for run in row.runs:
-            line = {"status": run.status, "config_key": run.config_key, **{key: row.label.get(key) for key in made.keys},
-                    "measure.repeat": (run.config.get("measure") or {}).get("repeat"),
-                    "train.seed": (run.config.get("train") or {}).get("seed")}
+            line = {
+                "status": run.status,
+                "config_key": run.config_key,
+                **{key: row.label.get(key) for key in made.keys},
+                "measure.repeat": (run.config.get("measure") or {}).get("repeat"),
+                "train.seed": (run.config.get("train") or {}).get("seed"),
+            }
             line |= {"first_loss": run.training.losses[0] if run.training.losses else None}
             line |= _flat(run.training) | _flat(run.speed) | _flat(run.memory)
             line |= {f"evaluation_{key}": value for key, value in _flat(run.evaluation or Evaluation(None)).items()}
             line |= {key: run.environment.get(key) for key in ("device_name", "jobs_at_once", "started_at")}
             error = run.error or Error("", "", "")
-            lines.append(line | {"error_phase": error.phase, "error_type": error.type,
-                                 "error_message": " ".join(error.message.split()), "error_hint": error.hint})
+            lines.append(
+                line
+                | {
+                    "error_phase": error.phase,
+                    "error_type": error.type,
+                    "error_message": " ".join(error.message.split()),
+                    "error_hint": error.hint,
+                }
+            )
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()

@@ -23,13 +23,22 @@ from recipes.records.units import MIB
 GIB = 2**30
 DONE = ("ok", "preempted")  # their figures stand
 # What the table calls memory: the first of these that all jobs have, so that the jobs can be compared.
-MEMORY_KINDS = {"device_used_bytes": ("device", "what the whole device had in use, by NVML"),
-                "peak_reserved_bytes": ("reserved", "the most that CUDA's allocator reserved"),
-                "peak_tensor_bytes": ("tensor", "the largest sum of live tensors")}
+MEMORY_KINDS = {
+    "device_used_bytes": ("device", "what the whole device had in use, by NVML"),
+    "peak_reserved_bytes": ("reserved", "the most that CUDA's allocator reserved"),
+    "peak_tensor_bytes": ("tensor", "the largest sum of live tensors"),
+}
 COLUMNS_AT_MOST = 6  # keys that have a column each; with more, a job is named by what sets it apart from the most
 # What the types' names in the record's classes stand for.
-KINDS = {"bool": bool, "int": (int, float), "float": (int, float), "str": str, "list": list, "dict": dict,
-         **{kind.__name__: kind for kind in (Training, Evaluation, Speed, Memory, Error, Estimate)}}
+KINDS = {
+    "bool": bool,
+    "int": (int, float),
+    "float": (int, float),
+    "str": str,
+    "list": list,
+    "dict": dict,
+    **{kind.__name__: kind for kind in (Training, Evaluation, Speed, Memory, Error, Estimate)},
+}
 
 
 class Spread(NamedTuple):
@@ -75,7 +84,9 @@ class Row:
     @property
     def at_once(self) -> int:
         """How many jobs ran side by side while this one did."""
-        return max([1, *(at for at in (run.environment.get("jobs_at_once") for run in self.runs) if isinstance(at, int))])
+        return max(
+            [1, *(at for at in (run.environment.get("jobs_at_once") for run in self.runs) if isinstance(at, int))]
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -231,11 +242,21 @@ def _order(described: list, keys: list[str]) -> Callable:
     def order(job):
         found, words = job
         number, started = found.environment.get("job_number"), _timestamp(found.environment.get("started_at"))
-        natural = [[(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", words.get(key, ""))]
-                   for key in keys]
+        natural = [
+            [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", words.get(key, ""))]
+            for key in keys
+        ]
         measure, train = found.config.get("measure") or {}, found.config.get("train") or {}
-        return (number if one_sweep else 0, started, number or 0, natural, str(measure.get("repeat")),
-                str(train.get("seed")), str(found.config_key), record.to_json(found))
+        return (
+            number if one_sweep else 0,
+            started,
+            number or 0,
+            natural,
+            str(measure.get("repeat")),
+            str(train.get("seed")),
+            str(found.config_key),
+            record.to_json(found),
+        )
 
     return order
 
@@ -257,11 +278,14 @@ def _memory_kind(rows: list[Row]) -> str:
 
 def _fits(row: Row, words: str) -> bool:
     """Whether a row is meant by words: key=value pairs, an experiment's name, or the start of a config_key."""
+
     def fits(word):
         key, equals, value = word.partition("=")
         if equals:
             return row.facts.get(key) == value
-        return word == row.facts["experiment"] or (len(word) >= 4 and any(r.config_key.startswith(word) for r in row.runs))
+        return word == row.facts["experiment"] or (
+            len(word) >= 4 and any(r.config_key.startswith(word) for r in row.runs)
+        )
 
     return bool(words.split()) and all(map(fits, words.split()))
 

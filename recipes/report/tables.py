@@ -14,8 +14,22 @@ from recipes.report.labels import PACKAGES
 from recipes.report.rows import COLUMNS_AT_MOST, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same.
-CONTEXT = ("experiment", "recipe", "model", "data", "data.seq_len", "batch.per_device", "accumulation.steps", "precision",
-           "optim", "checkpointing", "parallelism", "device_name", *PACKAGES, "git_revision")
+CONTEXT = (
+    "experiment",
+    "recipe",
+    "model",
+    "data",
+    "data.seq_len",
+    "batch.per_device",
+    "accumulation.steps",
+    "precision",
+    "optim",
+    "checkpointing",
+    "parallelism",
+    "device_name",
+    *PACKAGES,
+    "git_revision",
+)
 OWN = ("model", "data.seq_len", "device_name")  # in which published figures may be of something else
 
 
@@ -117,7 +131,10 @@ def shared(notes: list[str]) -> dict[str, int]:
 
 def markdown(made: Table, pictures: list[str] = ()) -> str:
     """The table, its remarks and links to the pictures, as Markdown that reads well as plain text too."""
-    words = {heading: [" ".join(cell.replace("|", "\\|").split()) for cell in cells] for heading, cells in columns(made).items()}
+    words = {
+        heading: [" ".join(cell.replace("|", "\\|").split()) for cell in cells]
+        for heading, cells in columns(made).items()
+    }
     numbers = shared(words.get("note", []))
     if numbers:
         words["note"] = [f"see {numbers[note]}" if note in numbers else note for note in words["note"]]
@@ -125,14 +142,29 @@ def markdown(made: Table, pictures: list[str] = ()) -> str:
     width = {heading: 0 if heading == "note" else max(map(len, [heading, *cells])) for heading, cells in words.items()}
 
     def line(texts):
-        return "| " + " | ".join(text.ljust(width[h]) if h in left else text.rjust(width[h])
-                                 for h, text in zip(words, texts)) + " |"
+        return (
+            "| "
+            + " | ".join(text.ljust(width[h]) if h in left else text.rjust(width[h]) for h, text in zip(words, texts))
+            + " |"
+        )
 
-    rule = "|" + "|".join("-" * (max(width[h], 3) + (2 if h in left else 1)) + ("" if h in left else ":") for h in words) + "|"
+    rule = (
+        "|"
+        + "|".join("-" * (max(width[h], 3) + (2 if h in left else 1)) + ("" if h in left else ":") for h in words)
+        + "|"
+    )
     rows = [line(texts) for texts in zip(*words.values())]
-    return "\n\n".join(["\n".join(f"- {remark}" for remark in remarks(made)), "\n".join([line(words), rule, *rows]),
-                        *["\n".join(f"{number}. {note}" for note, number in numbers.items())] * bool(numbers),
-                        *(f"![{Path(name).stem}]({name})" for name in pictures)]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "\n".join(f"- {remark}" for remark in remarks(made)),
+                "\n".join([line(words), rule, *rows]),
+                *["\n".join(f"{number}. {note}" for note, number in numbers.items())] * bool(numbers),
+                *(f"![{Path(name).stem}]({name})" for name in pictures),
+            ]
+        )
+        + "\n"
+    )
 
 
 def screen_text(made: Table, width: int | None = None) -> str:
@@ -150,8 +182,10 @@ def screen_text(made: Table, width: int | None = None) -> str:
     words = columns(made)
     notes = words.pop("note", [])
     numbers = {} if len(set(notes)) == 1 else shared(notes)
-    words["status"] = [cell + (f" [{numbers[note]}]" if note in numbers else "") for cell, note in
-                       zip(words["status"], notes or [""] * len(made.rows))]
+    words["status"] = [
+        cell + (f" [{numbers[note]}]" if note in numbers else "")
+        for cell, note in zip(words["status"], notes or [""] * len(made.rows))
+    ]
     left_out: list[str] = []
     folded = 18  # characters that the label needs at least, once its columns are one
 
@@ -159,7 +193,10 @@ def screen_text(made: Table, width: int | None = None) -> str:
         return heading.replace(" ", "\n").replace(".", ".\n").split("\n")
 
     def fits():
-        widths = [folded if heading == "job" else max(map(len, [*lines_of(heading), *cells])) for heading, cells in words.items()]
+        widths = [
+            folded if heading == "job" else max(map(len, [*lines_of(heading), *cells]))
+            for heading, cells in words.items()
+        ]
         return sum(widths) + 2 * len(widths) - 2 <= width
 
     def drop(headings):
@@ -169,13 +206,20 @@ def screen_text(made: Table, width: int | None = None) -> str:
 
     drop(("time s", "evaluation", "step ms", "final loss", "runs", "samples/s diff.", "memory diff."))
     if not fits():
-        words = {"job": [row.name for row in made.rows]} | {h: cells for h, cells in words.items() if h not in made.labels}
+        words = {"job": [row.name for row in made.rows]} | {
+            h: cells for h, cells in words.items() if h not in made.labels
+        }
         drop(("status",))  # the notes below say it of those that are not ok
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for heading in words:
         left = heading in {*made.labels, "job", "status", "evaluation"}
-        grid.add_column(Text("\n".join(lines_of(heading)).strip()), justify="left" if left else "right",
-                        vertical="bottom", no_wrap=heading != "job", overflow="fold")
+        grid.add_column(
+            Text("\n".join(lines_of(heading)).strip()),
+            justify="left" if left else "right",
+            vertical="bottom",
+            no_wrap=heading != "job",
+            overflow="fold",
+        )
     for cells in zip(*words.values()):
         grid.add_row(*map(Text, cells))
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)

@@ -50,8 +50,11 @@ def open_tracker(cfg, outcome: Record, folder: Path, group: str | None = None) -
     if not _wanted(cfg):
         return Tracker()
     words = [word for word in outcome.overrides if not word.startswith("tracker")]
-    config = outcome.config | {"config_key": outcome.config_key, "overrides": outcome.overrides,
-                               "environment": outcome.environment}
+    config = outcome.config | {
+        "config_key": outcome.config_key,
+        "overrides": outcome.overrides,
+        "environment": outcome.environment,
+    }
     name = os.environ.get("WANDB_NAME") or " ".join(words) or outcome.config_key
     return Wandb(cfg.tracker, folder, group, name=name[:128], config=config, job_type="run")
 
@@ -86,8 +89,13 @@ class Wandb(Tracker):
         self.troubles: list[str] = []
         self.helper: Helper | None = None
         steps = Path(folder, run_folder.STEPS_FILE).absolute()
-        init |= {"dir": str(Path(folder).absolute()), "project": tracker.project, "entity": tracker.entity,
-                 "mode": tracker.mode, "group": group[:128] if group else None}
+        init |= {
+            "dir": str(Path(folder).absolute()),
+            "project": tracker.project,
+            "entity": tracker.entity,
+            "mode": tracker.mode,
+            "group": group[:128] if group else None,
+        }
         with self._troubled():
             waiting = _idle.pop() if _idle else None
             self.helper = waiting if waiting and waiting.process.poll() is None else Helper()
@@ -98,8 +106,11 @@ class Wandb(Tracker):
             self.helper.nudge()
 
     def finish(self, outcome: Record) -> list[str]:
-        return self.end(STOP_SECONDS if outcome.status == "interrupted" else self.seconds,
-                        summary=summary(outcome), exit_code=0 if outcome.status in ("ok", "preempted") else 1)
+        return self.end(
+            STOP_SECONDS if outcome.status == "interrupted" else self.seconds,
+            summary=summary(outcome),
+            exit_code=0 if outcome.status in ("ok", "preempted") else 1,
+        )
 
     def end(self, limit: float, **last) -> list[str]:
         """Send the last words, and wait so many seconds until W&B has them."""
@@ -146,8 +157,10 @@ class Wandb(Tracker):
         if not self.troubles:
             return []
         self.line = self.line if self.url else ""
-        return [f"W&B: {'; '.join(dict.fromkeys(self.troubles))}. "
-                + (f"To send it later: {send}" if send else "The run's own files hold everything.")]
+        return [
+            f"W&B: {'; '.join(dict.fromkeys(self.troubles))}. "
+            + (f"To send it later: {send}" if send else "The run's own files hold everything.")
+        ]
 
 
 def summary(outcome: Record) -> dict:
@@ -169,7 +182,9 @@ class Helper:
     def __init__(self):
         self.channel, theirs = socket.socketpair()
         with theirs:
-            self.process = interpreter.start_python(HELPER, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.process = interpreter.start_python(
+                HELPER, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
 
     def tell(self, **message) -> None:
         """Raises OSError when it is gone, or does not listen."""

@@ -83,12 +83,22 @@ class Logged:
         except ImportError as error:
             raise ImportError(f"the package wandb cannot be imported ({error}): pip install wandb") from error
         quiet = {
-            "console": "off", "silent": True, "symlink": False, "stop_fn": lambda: None,
+            "console": "off",
+            "silent": True,
+            "symlink": False,
+            "stop_fn": lambda: None,
             # Nothing of this machine but what the record tells, and nothing that measures beside us.
-            "save_code": False, "disable_code": True, "disable_git": True, "x_disable_meta": True,
-            "x_disable_machine_info": True, "x_disable_stats": True, "x_save_requirements": False,
+            "save_code": False,
+            "disable_code": True,
+            "disable_git": True,
+            "x_disable_meta": True,
+            "x_disable_machine_info": True,
+            "x_disable_stats": True,
+            "x_save_requirements": False,
             # Half of the time for the start, most of it for the end: so the parent hears what came of both.
-            "init_timeout": self.seconds / 2, "finish_timeout": self.seconds * 0.8, "finish_timeout_raises": True,
+            "init_timeout": self.seconds / 2,
+            "finish_timeout": self.seconds * 0.8,
+            "finish_timeout_raises": True,
             "x_transaction_log_flush_interval": 1.0,  # what is lost at most when this process is ended
         }
         quiet = {key: value for key, value in quiet.items() if key in Settings.model_fields}  # versions differ
@@ -134,10 +144,15 @@ class Logged:
 
     def _log(self, row: dict) -> None:
         loss, seconds = row["loss"], max(row["seconds"], 1e-9)
-        self.run.log({"training/loss": float("nan") if loss is None else loss,
-                      "training/step_seconds": row["seconds"],
-                      "training/samples_per_second": row["samples"] / seconds,
-                      "training/tokens_per_second": row["tokens"] / seconds}, step=row["step"])
+        self.run.log(
+            {
+                "training/loss": float("nan") if loss is None else loss,
+                "training/step_seconds": row["seconds"],
+                "training/samples_per_second": row["samples"] / seconds,
+                "training/tokens_per_second": row["tokens"] / seconds,
+            },
+            step=row["step"],
+        )
 
     def close(self, summary: dict, exit_code: int, table: str | None = None) -> None:
         """The rest of the steps, the summary, the table; then wait for W&B."""

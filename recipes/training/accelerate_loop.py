@@ -13,6 +13,7 @@ from recipes.ranks import collectives
 from recipes.parallelism.accelerate_plugins import accelerator_arguments
 from recipes.training.step import forward_backward, step_shares
 
+
 class Loop:
     """A training that can run, and afterwards take one more step under a ledger.
 
@@ -32,10 +33,12 @@ class Loop:
         if args.n_gpu > 1:
             self.model = accelerate_plugins.replicated(self.model)
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
-        self.total_steps = (args.max_steps if args.max_steps > 0
-                            else math.ceil(args.num_train_epochs * self.steps_per_epoch))
-        self.scheduler = get_scheduler(args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps),
-                                       self.total_steps)
+        self.total_steps = (
+            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
+        )
+        self.scheduler = get_scheduler(
+            args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
+        )
 
     def train(self, journal, saver) -> None:
         """All optimizer steps that are left; the journal hears of each, and the saver may save or stop after it."""

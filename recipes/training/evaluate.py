@@ -8,6 +8,7 @@ import time
 from recipes.records.record import Evaluation
 from recipes.training.step import labels_in
 
+
 def evaluate(cfg, args, loop, rows) -> Evaluation:
     """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
 
@@ -48,7 +49,9 @@ def evaluate(cfg, args, loop, rows) -> Evaluation:
         if cfg.eval.precision:
             model.to(trained_dtype)
     if collectives.is_distributed():
-        loss_sum, count, correct, samples = collectives.all_reduce_sum([loss_sum, count, correct, samples], accelerator.device)
+        loss_sum, count, correct, samples = collectives.all_reduce_sum(
+            [loss_sum, count, correct, samples], accelerator.device
+        )
     loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     if rows.task == "classification":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+
 def build_optimizer(args, model):
     """The optimizer for a model: no weight decay on biases and norms, 8-bit ones keep embeddings in 32 bits.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 
-
 def import_libraries(eight_bit: bool = False) -> None:
     """The imports that every job needs: seconds in a new interpreter, nothing where they are done."""
     import accelerate  # noqa: F401

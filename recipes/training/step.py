@@ -12,6 +12,7 @@ from __future__ import annotations
 from recipes.ranks import collectives
 from recipes.data.collate import IGNORE_INDEX
 
+
 def labels_in(labels):
     """How many labels a loss averages over: a number, or () on the device.
 
@@ -36,7 +37,9 @@ def step_shares(batches) -> tuple[list, int, int]:
         everything = sum(counts)
         tokens = sum(batch["input_ids"].numel() * bool(batch.rows) for batch in batches)
         if first.ranks > 1:
-            everything, tokens = collectives.all_reduce_sum([everything, tokens], labels.device) * first.ranks / collectives.world_size()
+            everything, tokens = (
+                collectives.all_reduce_sum([everything, tokens], labels.device) * first.ranks / collectives.world_size()
+            )
     if len(batches) == 1 and first.ranks == 1:
         return [None], samples, tokens
     shares = [count * first.ranks / everything for count in counts]

@@ -13,6 +13,7 @@ from recipes.data import data_loader
 from recipes.ranks import collectives
 from recipes.training.step import forward_backward, step_shares
 
+
 class HeadroomTrainer(Trainer):
     """The Trainer with its documented hooks filled in: loader, optimizer, and the micro-batch's step."""
 
@@ -40,8 +41,13 @@ class HeadroomTrainer(Trainer):
             return
         skipped = done * self.args.gradient_accumulation_steps
         train_dataloader.skip(skipped)
-        super()._run_epoch(epoch=epoch, train_dataloader=train_dataloader, steps_in_epoch=steps_in_epoch - skipped,
-                           num_update_steps_per_epoch=num_update_steps_per_epoch - done, **others)
+        super()._run_epoch(
+            epoch=epoch,
+            train_dataloader=train_dataloader,
+            steps_in_epoch=steps_in_epoch - skipped,
+            num_update_steps_per_epoch=num_update_steps_per_epoch - done,
+            **others,
+        )
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
@@ -102,8 +108,11 @@ class Loop:
         self.trainer.remove_callback(PrinterCallback)
         self.accelerator = self.trainer.accelerator
         batches = math.ceil(len(rows.train) / (args.train_batch_size * rows.ranks))
-        self.total_steps = (args.max_steps if args.max_steps > 0 else
-                            math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps)))
+        self.total_steps = (
+            args.max_steps
+            if args.max_steps > 0
+            else math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
+        )
 
     @property
     def model(self):

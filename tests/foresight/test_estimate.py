@@ -21,6 +21,7 @@ V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
 @pytest.fixture
 def predicted(tmp_path):
     """predicted(*words) -> the record that the command would leave, made in this process."""
+
     def predicted(*words: str) -> record.Record:
         cfg, outcome, problems = compose("recipe=estimate", *words)
         assert not problems, problems
@@ -50,8 +51,17 @@ def test_the_record(train):
 
 def test_a_model_that_does_not_fit_says_by_how_much(predicted):
     """The figures are of the whole step: 4 bytes for weights, gradients and two states, and 4 for foreach's copy."""
-    outcome = predicted("gpu=rtx4090_24gb", "model=llama_1b", "precision=bf16", "optim=adamw", "checkpointing=full",
-                        "batch.per_device=1", "data.seq_len=128", "data.samples=4", "launch.memory_limit_gib=8")
+    outcome = predicted(
+        "gpu=rtx4090_24gb",
+        "model=llama_1b",
+        "precision=bf16",
+        "optim=adamw",
+        "checkpointing=full",
+        "batch.per_device=1",
+        "data.seq_len=128",
+        "data.samples=4",
+        "launch.memory_limit_gib=8",
+    )
     memory, told = outcome.memory, outcome.estimate
     assert outcome.status == "oom" and not told.fits
     assert memory.peak_tensor_bytes / memory.parameter_count == pytest.approx(20, rel=0.01)
@@ -60,21 +70,46 @@ def test_a_model_that_does_not_fit_says_by_how_much(predicted):
     assert "optim=adam8bit" in outcome.error.hint
 
 
-@pytest.mark.parametrize("optim,bytes_a_parameter", [
-    ("adamw", 20), ("adamw_fused", 16), ("sgd", 12), ("sgd optim.momentum=0", 8),
-])
+@pytest.mark.parametrize(
+    "optim,bytes_a_parameter",
+    [
+        ("adamw", 20),
+        ("adamw_fused", 16),
+        ("sgd", 12),
+        ("sgd optim.momentum=0", 8),
+    ],
+)
 def test_bytes_a_parameter_at_the_optimizers_peak(predicted, optim, bytes_a_parameter):
     """Weights, gradients and states; AdamW's foreach form makes one copy more."""
-    outcome = predicted("gpu=a100_80gb", "model=llama_1b", "model.tied=false", *f"optim={optim}".split(),
-                        "batch.per_device=1", "data.seq_len=8", "data.samples=4")
-    assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(bytes_a_parameter, rel=0.05)
+    outcome = predicted(
+        "gpu=a100_80gb",
+        "model=llama_1b",
+        "model.tied=false",
+        *f"optim={optim}".split(),
+        "batch.per_device=1",
+        "data.seq_len=8",
+        "data.samples=4",
+    )
+    assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(
+        bytes_a_parameter, rel=0.05
+    )
 
 
 def test_8_bit_states_by_hand(predicted):
     """2 bytes a weight and 8 for each block of 256; embeddings and what has fewer than 4096 weights keep 8 a weight."""
-    outcome = predicted("gpu=a100_80gb", "model=gpt2_tiny", "model.vocab=512", "model.width=64", "model.heads=2",
-                        "model.feed_forward=256", "model.layers=1", "model.positions=64", "data.seq_len=64",
-                        "optim=adam8bit", "data.samples=4")
+    outcome = predicted(
+        "gpu=a100_80gb",
+        "model=gpt2_tiny",
+        "model.vocab=512",
+        "model.width=64",
+        "model.heads=2",
+        "model.feed_forward=256",
+        "model.layers=1",
+        "model.positions=64",
+        "data.seq_len=64",
+        "optim=adam8bit",
+        "data.samples=4",
+    )
     large = 64 * 192 + 64 * 64 + 2 * 64 * 256  # attention's two matrices, and the feed-forward's
     embeddings = 512 * 64 + 64 * 64
     small_ones = outcome.memory.parameter_count - large - embeddings
@@ -99,16 +134,29 @@ def test_micro_batches_beyond_the_second_change_nothing_but_their_inputs(predict
     assert eight.speed.model_flops_per_step == 4 * two.speed.model_flops_per_step
 
 
-LARGE = ["gpu=a100_80gb", "model=llama_tiny", "model.width=512", "model.feed_forward=2048", "model.layers=4", "model.heads=8",
-         "model.kv_heads=8", "model.vocab=8192", "batch.per_device=1", "data.seq_len=8", "data.samples=64",
-         "parallelism.num_processes=8"]
+LARGE = [
+    "gpu=a100_80gb",
+    "model=llama_tiny",
+    "model.width=512",
+    "model.feed_forward=2048",
+    "model.layers=4",
+    "model.heads=8",
+    "model.kv_heads=8",
+    "model.vocab=8192",
+    "batch.per_device=1",
+    "data.seq_len=8",
+    "data.samples=64",
+    "parallelism.num_processes=8",
+]
 
 
 @pytest.mark.parametrize("view,bytes_a_parameter", [(True, 20), (False, 24)])
 def test_ddp_keeps_gradients_in_buckets(predicted, view, bytes_a_parameter):
     """AdamW's 20 bytes a parameter; buckets that the gradients are no view of take 4 more."""
     outcome = predicted(*LARGE, "parallelism=ddp", f"parallelism.gradient_as_bucket_view={view}")
-    assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(bytes_a_parameter, rel=0.02)
+    assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(
+        bytes_a_parameter, rel=0.02
+    )
 
 
 def test_fsdp_leaves_each_rank_its_part(predicted):
@@ -119,7 +167,9 @@ def test_fsdp_leaves_each_rank_its_part(predicted):
     assert memory.largest_bytes["optimizer"] == pytest.approx(8 * count / 8, rel=0.01)
     assert memory.peak_tensor_bytes < 20 * count / 3
     workspaces = 2 * op_trace.workspace_bytes((8, 0))
-    assert memory.peak_allocated_bytes == pytest.approx(memory.peak_tensor_bytes + workspaces, rel=0.01)  # the first step's too
+    assert memory.peak_allocated_bytes == pytest.approx(
+        memory.peak_tensor_bytes + workspaces, rel=0.01
+    )  # the first step's too
     assert any("NCCL" in line for line in outcome.warnings)
     assert outcome.speed.tokens_per_second == pytest.approx(8 * outcome.speed.samples_per_second)
 
@@ -147,8 +197,14 @@ def test_ddp_that_sends_which_weights_took_part(predicted, word):
     assert outcome.memory.peak_tensor_bytes / outcome.memory.parameter_count == pytest.approx(20, rel=0.02)
 
 
-@pytest.mark.parametrize("words", ["batch.per_device=1000", "batch.per_device=10 accumulation.steps=9",
-                                   "batch.per_device=2 parallelism=ddp parallelism.num_processes=64"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "batch.per_device=1000",
+        "batch.per_device=10 accumulation.steps=9",
+        "batch.per_device=2 parallelism=ddp parallelism.num_processes=64",
+    ],
+)
 def test_a_step_larger_than_the_data_has_what_there_is(predicted, words):
     told = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=8", "data.samples=64", *words.split())
     assert told.speed.samples_per_second * told.speed.step_seconds_median == pytest.approx(64)
@@ -178,9 +234,15 @@ def test_amds_gpu_is_no_nvidia_one_and_the_record_says_so(predicted):
     assert amd.memory.peak_allocated_bytes < nvidia.memory.peak_allocated_bytes
 
 
-@pytest.mark.parametrize("words,said", [
-    ("data.eval_samples=32", False), ("data.eval_samples=32 eval.batch=32", True), ("eval.batch=32", False),
-    ("data.eval_samples=32 eval.batch=32 eval.enabled=false", False)])
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        ("data.eval_samples=32", False),
+        ("data.eval_samples=32 eval.batch=32", True),
+        ("eval.batch=32", False),
+        ("data.eval_samples=32 eval.batch=32 eval.enabled=false", False),
+    ],
+)
 def test_an_evaluation_that_takes_more_is_named(predicted, words, said):
     outcome = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", *words.split())
     assert any("eval.batch" in line for line in outcome.warnings) == said
@@ -211,17 +273,24 @@ def test_what_another_step_stands_for_is_flagged(predicted, word):
     assert any(word in line for line in outcome.warnings)
 
 
-@pytest.mark.parametrize("words,wrong", [
-    (["gpu=v100_16gb", "precision=fp16"], None), (["gpu=v100_16gb", "precision=bf16"], "V100"),
-    (["gpu=t4_16gb", "precision=tf32"], "T4"), (["gpu=a100_40gb", "precision=tf32"], None),
-    (["gpu=v100_16gb", "precision=fp16", "model.attention=flash_attention_2"], "V100"),
-    (["gpu=a100_40gb", "optim=paged_adam8bit"], None), (["gpu=a100_40gb", "compile=true"], None),
-    (["gpu=a100_40gb", "device=cpu"], "gpu=a100_40gb"), (["gpu=v100_16gb", "parallelism=ddp", "parallelism.num_processes=8"], None),
-    (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], "Type parallelism=fsdp"),
-    (["gpu=v100_16gb", "parallelism=dp"], "Type parallelism=ddp"),
-    (["gpu=v100_16gb", "parallelism=fsdp_tp", "model=llama_tiny", "parallelism.num_processes=8"], None),
-    (["gpu=a100_40gb", "precision=fp16", "device=cuda"], None),
-])
+@pytest.mark.parametrize(
+    "words,wrong",
+    [
+        (["gpu=v100_16gb", "precision=fp16"], None),
+        (["gpu=v100_16gb", "precision=bf16"], "V100"),
+        (["gpu=t4_16gb", "precision=tf32"], "T4"),
+        (["gpu=a100_40gb", "precision=tf32"], None),
+        (["gpu=v100_16gb", "precision=fp16", "model.attention=flash_attention_2"], "V100"),
+        (["gpu=a100_40gb", "optim=paged_adam8bit"], None),
+        (["gpu=a100_40gb", "compile=true"], None),
+        (["gpu=a100_40gb", "device=cpu"], "gpu=a100_40gb"),
+        (["gpu=v100_16gb", "parallelism=ddp", "parallelism.num_processes=8"], None),
+        (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], "Type parallelism=fsdp"),
+        (["gpu=v100_16gb", "parallelism=dp"], "Type parallelism=ddp"),
+        (["gpu=v100_16gb", "parallelism=fsdp_tp", "model=llama_tiny", "parallelism.num_processes=8"], None),
+        (["gpu=a100_40gb", "precision=fp16", "device=cuda"], None),
+    ],
+)
 def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):
     problems = compose("recipe=estimate", *words).problems
     assert not problems if wrong is None else any(wrong in line for line in problems)

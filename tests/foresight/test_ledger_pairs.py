@@ -54,15 +54,21 @@ def fake(options: list[str], folder) -> dict:
 def differing(counted: dict, foreseen: dict) -> dict:
     """The parts that differ by more than 1 % of the peak."""
     peak = counted["peak_tensor_bytes"]
-    return {name: (counted[name], foreseen[name]) for name in (*FIVE, "peak_tensor_bytes")
-            if abs(counted[name] - foreseen[name]) > 0.01 * peak}
+    return {
+        name: (counted[name], foreseen[name])
+        for name in (*FIVE, "peak_tensor_bytes")
+        if abs(counted[name] - foreseen[name]) > 0.01 * peak
+    }
 
 
 @pytest.fixture(scope="module")
 def jobs(refused):  # noqa: F811
     """Menu -> option, so that together they hold every pair that can run on a CPU."""
-    allowed = [pair for pair in PAIRS if pair not in refused
-               and all(SAME.get(group, option) == option for group, option in pair)]
+    allowed = [
+        pair
+        for pair in PAIRS
+        if pair not in refused and all(SAME.get(group, option) == option for group, option in pair)
+    ]
     found = [job | SAME for job in covering(allowed, refused)]
     seen = {frozenset(pair) for job in found for pair in itertools.combinations(job.items(), 2)}
     assert set(allowed) <= seen
@@ -82,10 +88,17 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):  # n
     assert not wrong
 
 
-@pytest.mark.parametrize("options", [
-    ["train.max_grad_norm=0"], ["accumulation.steps=3", "batch.per_device=1"], ["model.attention=eager", "precision=bf16"],
-    ["data.samples=3"], ["model=llama_tiny", "model.attention=eager", "checkpointing=full"],
-], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["train.max_grad_norm=0"],
+        ["accumulation.steps=3", "batch.per_device=1"],
+        ["model.attention=eager", "precision=bf16"],
+        ["data.samples=3"],
+        ["model=llama_tiny", "model.attention=eager", "checkpointing=full"],
+    ],
+    ids=" ".join,
+)
 def test_settings_count_the_same(options, tmp_path):
     assert not differing(real(options, tmp_path), fake(options, tmp_path))
 

@@ -62,23 +62,26 @@ def foreseen(folder, *words: str) -> simulation.SimulatedStep:
     return simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg))
 
 
-@pytest.mark.parametrize("words", [
-    f"parallelism=ddp {TWO} {WIDE} parallelism.bucket_cap_mb=1 accumulation.steps=3",
-    f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 parallelism.gradient_as_bucket_view=false precision=bf16",
-    f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows accumulation.steps=3",
-    f"parallelism=fsdp {TWO} {WIDE}",
-    f"parallelism=fsdp parallelism.num_processes=1 {WIDE} precision=bf16 accumulation.steps=2",
-    f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
-    f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
-    f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
-    f"parallelism=fsdp {FOUR} {WIDE} parallelism.strategy=hybrid_shard parallelism.shard_size=2 precision=bf16_pure",
-    f"parallelism=fsdp {FOUR} model=gpt2_tiny parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2 data=rows",
-    f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
-    f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
-    f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
-    f"parallelism=fsdp_tp {FOUR} {WIDE}",
-    f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"parallelism=ddp {TWO} {WIDE} parallelism.bucket_cap_mb=1 accumulation.steps=3",
+        f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 parallelism.gradient_as_bucket_view=false precision=bf16",
+        f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows accumulation.steps=3",
+        f"parallelism=fsdp {TWO} {WIDE}",
+        f"parallelism=fsdp parallelism.num_processes=1 {WIDE} precision=bf16 accumulation.steps=2",
+        f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
+        f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
+        f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
+        f"parallelism=fsdp {FOUR} {WIDE} parallelism.strategy=hybrid_shard parallelism.shard_size=2 precision=bf16_pure",
+        f"parallelism=fsdp {FOUR} model=gpt2_tiny parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2 data=rows",
+        f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
+        f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
+        f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
+        f"parallelism=fsdp_tp {FOUR} {WIDE}",
+        f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
+    ],
+)
 def test_a_rank_that_is_not_there_counts_the_same(real, rows, tmp_path, words):
     chosen = SHORT + [word for given in words.split() for word in (rows if given == "data=rows" else [given])]
     assert not differing(real(*chosen), foreseen(tmp_path, *small(*chosen)).parts)
@@ -97,7 +100,14 @@ GPU = ["gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=128", "data.samples=64"
 
 def test_buckets_stand_in_the_allocator_once(tmp_path):
     """However often the step is repeated there: DDP's gradients lie in buckets, and take no more than one process's."""
-    words = ["gpu=a100_40gb", "model=bert_base", "model.layers=4", "data.seq_len=64", "data.samples=16", "batch.per_device=1"]
+    words = [
+        "gpu=a100_40gb",
+        "model=bert_base",
+        "model.layers=4",
+        "data.seq_len=64",
+        "data.samples=16",
+        "batch.per_device=1",
+    ]
     one, four = (foreseen(tmp_path, *words, *mode) for mode in ([], ["parallelism=ddp", FOUR]))
     assert four.parts["peak_tensor_bytes"] == pytest.approx(one.parts["peak_tensor_bytes"], rel=0.001)
     assert four.demand.peak_allocated_bytes == pytest.approx(one.demand.peak_allocated_bytes, rel=0.01)
@@ -105,8 +115,10 @@ def test_buckets_stand_in_the_allocator_once(tmp_path):
 
 @pytest.mark.parametrize("words", [["model=gpt2_tiny", "precision=bf16"], ["model=bert_tiny", "accumulation.steps=3"]])
 def test_what_is_offloaded_is_not_on_the_device(tmp_path, words):
-    here, away = (foreseen(tmp_path, *GPU, *words, "parallelism=fsdp", FOUR, f"parallelism.cpu_offload={offload}")
-                  for offload in ("false", "true"))
+    here, away = (
+        foreseen(tmp_path, *GPU, *words, "parallelism=fsdp", FOUR, f"parallelism.cpu_offload={offload}")
+        for offload in ("false", "true")
+    )
     kept = {"parameters", "optimizer"}
     assert all(here.parts["largest_bytes"][kind] > 0 for kind in kept)
     assert all(away.parts["largest_bytes"][kind] == 0 for kind in kept | {"gradients"})
@@ -117,13 +129,18 @@ def test_what_is_offloaded_is_not_on_the_device(tmp_path, words):
 STEPS = 4
 
 
-@pytest.mark.parametrize("mode,told", [
-    ("ddp", {"allreduce_": 1}),
-    ("fsdp", {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1}),
-    ("fsdp parallelism.strategy=shard_grad_op", {"_allgather_base_": STEPS, "_reduce_scatter_base_": 1}),
-    ("fsdp parallelism.strategy=hybrid_shard parallelism.shard_size=2",
-     {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1, "allreduce_": 1 / 2}),
-])
+@pytest.mark.parametrize(
+    "mode,told",
+    [
+        ("ddp", {"allreduce_": 1}),
+        ("fsdp", {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1}),
+        ("fsdp parallelism.strategy=shard_grad_op", {"_allgather_base_": STEPS, "_reduce_scatter_base_": 1}),
+        (
+            "fsdp parallelism.strategy=hybrid_shard parallelism.shard_size=2",
+            {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1, "allreduce_": 1 / 2},
+        ),
+    ],
+)
 def test_what_ranks_send_each_other_is_what_the_algorithm_says(tmp_path, mode, told):
     """In models: DDP reduces all gradients once a step. FSDP gathers all weights for each micro-batch, twice where they
     are given back in between, and reduces once a step; the hybrid reduces a group's part between the groups, too."""
@@ -136,8 +153,11 @@ def test_what_ranks_send_each_other_is_what_the_algorithm_says(tmp_path, mode, t
                 if operation.bytes > 1000:  # no mean of losses
                     groups.setdefault(operation.name, set()).add(operation.shape)
     weights = 4 * seen.parameter_count
-    assert sent == pytest.approx({name: share * weights for name, share in told.items()} | {
-        name: 0 for name in sent.keys() - told.keys()}, rel=0.01, abs=1000)
+    assert sent == pytest.approx(
+        {name: share * weights for name, share in told.items()} | {name: 0 for name in sent.keys() - told.keys()},
+        rel=0.01,
+        abs=1000,
+    )
     assert groups == dict.fromkeys(told, {(2,)} if "hybrid" in mode else {(4,)})
 
 
@@ -148,8 +168,12 @@ def test_the_link_takes_the_seconds_of_a_ring(tmp_path):
     reached = efficiencies(cfg.gpu.chip)
     seconds = 2 * 3 / 4 * 4 * seen.parameter_count / (cfg.gpu.link_gb_per_second * 1e9 * reached.link)
     told = predict(seen.tally, cfg.gpu, "fp32", 4)
-    calls = sum(times for counts in seen.tally.counts.values() for operation, times in counts.items()
-                if operation.kind == "collective")
+    calls = sum(
+        times
+        for counts in seen.tally.counts.values()
+        for operation, times in counts.items()
+        if operation.kind == "collective"
+    )
     assert told.link_seconds == pytest.approx(seconds + calls * 6 * reached.link_seconds, rel=0.01)
 
 

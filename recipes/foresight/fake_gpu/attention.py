@@ -37,9 +37,16 @@ def _trains(*tensors) -> bool:
 def _cudnn(query, key, value, mask, dropout, causal, capability) -> bool:
     size, limit = query.shape[-1], 256
     trainable = size <= 128 or size == 256 or not _trains(query, key, value)
-    return (_sixteen_bits(query, capability) and (8, 0) <= capability <= (12, 1) and size == value.shape[-1] <= limit
-            and size % 8 == 0 and trainable and key.shape[2] > 1 and (query.shape[2] > 1 or not dropout)
-            and dropout * CUDNN_DROPOUT_STEPS == int(dropout * CUDNN_DROPOUT_STEPS))
+    return (
+        _sixteen_bits(query, capability)
+        and (8, 0) <= capability <= (12, 1)
+        and size == value.shape[-1] <= limit
+        and size % 8 == 0
+        and trainable
+        and key.shape[2] > 1
+        and (query.shape[2] > 1 or not dropout)
+        and dropout * CUDNN_DROPOUT_STEPS == int(dropout * CUDNN_DROPOUT_STEPS)
+    )
 
 
 def _flash(query, key, value, mask, dropout, causal, capability) -> bool:
@@ -47,8 +54,14 @@ def _flash(query, key, value, mask, dropout, causal, capability) -> bool:
     older = (8, 6) <= capability <= (8, 9) or capability in ((12, 0), (12, 1))
     trainable = not (older and _trains(query, key, value)) or size <= 192 or (size > 224 and not dropout)
     square = not causal or query.shape[2] == key.shape[2]
-    return (mask is None and _sixteen_bits(query, capability) and (8, 0) <= capability <= (12, 1) and square
-            and size == key.shape[-1] == value.shape[-1] <= 256 and trainable)
+    return (
+        mask is None
+        and _sixteen_bits(query, capability)
+        and (8, 0) <= capability <= (12, 1)
+        and square
+        and size == key.shape[-1] == value.shape[-1] <= 256
+        and trainable
+    )
 
 
 def _efficient(query, key, value, mask, dropout, causal, capability) -> bool:
@@ -58,24 +71,42 @@ def _efficient(query, key, value, mask, dropout, causal, capability) -> bool:
     alignment = max(4 if capability >= (8, 0) else 1, (8 if halves else 4) if tensor_cores else 1)
     known = _sixteen_bits(query, capability) or query.dtype == torch.float32
     alone = EFFICIENT_SHARES or query.shape[1] == key.shape[1]
-    return known and alone and query.shape[-1] == key.shape[-1] and query.shape[-1] % alignment == 0 \
+    return (
+        known
+        and alone
+        and query.shape[-1] == key.shape[-1]
+        and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0
+    )
 
 
-def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *,
-           capability: tuple[int, int]):
+def attend(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    *,
+    capability: tuple[int, int],
+):
     """scaled_dot_product_attention as on a GPU of that compute capability: (B, H, T, D)."""
     chosen = kernel(query, key, value, attn_mask, dropout_p, is_causal, capability)
     if chosen == MATH:
-        return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal,
-                                                       scale=scale, enable_gqa=enable_gqa)[0]
+        return aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask
         attn_mask = torch.where(attn_mask, torch.zeros((), dtype=query.dtype, device=query.device), -float("inf"))
     if chosen == FLASH:
         size = query.shape[-1]
         scale = scale if scale is not None else size**-0.5
         padded = [torch.nn.functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value)]
-        return aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :size]
+        return aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][
+            ..., :size
+        ]
     if attn_mask is not None:
         attn_mask = _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
     trains = _trains(query, key, value)

@@ -8,6 +8,7 @@ import torch
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_ledger import local_tensor
 
+
 class AttributedTrace(OpTrace):
     """A tape that also knows which module and which operation made each storage."""
 
@@ -40,7 +41,9 @@ class AttributedTrace(OpTrace):
         super()._mark_states()
         for name, weight in self.model.named_parameters():
             mine = {"": weight, "gradient": weight.grad}
-            mine |= {key: value for key, value in self.optimizer.state.get(weight, {}).items() if torch.is_tensor(value)}
+            mine |= {
+                key: value for key, value in self.optimizer.state.get(weight, {}).items() if torch.is_tensor(value)
+            }
             for what, tensor in mine.items():
                 known = None if tensor is None else self._alive.get(local_tensor(tensor).untyped_storage()._cdata)
                 if known is not None:

@@ -39,8 +39,13 @@ class Autocast:
         everything, self._library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
         self._kept = [everything, self._library]
         everything.fallback(torch.library.fallthrough_kernel, key)
-        for names, policy in ((LOWER, self._lower), (FP32, self._fp32), (FP32_RESULT, self._fp32_result),
-                              (FP32_APPENDED, self._fp32_appended), (WIDEST, self._widest)):
+        for names, policy in (
+            (LOWER, self._lower),
+            (FP32, self._fp32),
+            (FP32_RESULT, self._fp32_result),
+            (FP32_APPENDED, self._fp32_appended),
+            (WIDEST, self._widest),
+        ):
             for name in names:
                 packet, _, overload = name.partition(".")
                 if hasattr(torch.ops.aten, packet):  # a name that a later torch has dropped
@@ -62,8 +67,12 @@ class Autocast:
     # --- casts ---
 
     def _eligible(self, value) -> bool:
-        return (isinstance(value, torch.Tensor) and value.device.type == self.type and value.is_floating_point()
-                and value.dtype != torch.float64)
+        return (
+            isinstance(value, torch.Tensor)
+            and value.device.type == self.type
+            and value.is_floating_point()
+            and value.dtype != torch.float64
+        )
 
     def _cast(self, value, dtype: torch.dtype):
         """cached_cast: the copy of a weight is kept, so that a weight used twice is cast once."""
@@ -71,8 +80,14 @@ class Autocast:
             return type(value)(self._cast(item, dtype) for item in value)
         if not self._eligible(value) or value.dtype == dtype:
             return value
-        keep = (dtype == torch.get_autocast_dtype(self.type) and value.dtype == torch.float32 and value.requires_grad
-                and value.is_leaf and not value._is_view() and torch.is_autocast_cache_enabled())
+        keep = (
+            dtype == torch.get_autocast_dtype(self.type)
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not value._is_view()
+            and torch.is_autocast_cache_enabled()
+        )
         if not keep:
             return value.to(dtype)
         known = self._cache.get(id(value))
@@ -99,7 +114,7 @@ class Autocast:
         names = [argument.name for argument in op._schema.arguments]
         given = kwargs.get("dtype") or (args[names.index("dtype")] if names.index("dtype") < len(args) else None)
         if self._eligible(args[0]) and given is None:
-            args = args[:names.index("dtype")]
+            args = args[: names.index("dtype")]
             kwargs = kwargs | {"dtype": torch.float32}
         return self._call(op, args, kwargs)
 
@@ -110,8 +125,9 @@ class Autocast:
         return self._call(getattr(torch.ops.aten.norm, with_dtype), args, kwargs | {"dtype": torch.float32})
 
     def _widest(self, op, *args, **kwargs):
-        flat = itertools.chain.from_iterable(v if isinstance(v, (list, tuple)) else [v]
-                                             for v in (*args, *kwargs.values()))
+        flat = itertools.chain.from_iterable(
+            v if isinstance(v, (list, tuple)) else [v] for v in (*args, *kwargs.values())
+        )
         dtypes = {value.dtype for value in flat if self._eligible(value)}
         lower = torch.get_autocast_dtype(self.type)
         return self._call(op, args, kwargs, torch.float32 if torch.float32 in dtypes else lower)

@@ -24,7 +24,19 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 from recipes.foresight.fake_gpu import attention
 from recipes.foresight.fake_gpu import error_guard
 from recipes.foresight.fake_gpu.autocast import Autocast
-from recipes.foresight.fake_gpu.op_cache import GIVEN, NEW, PLAIN, READ, SEND, VIEW, describe, meta, nbytes, signed, swap
+from recipes.foresight.fake_gpu.op_cache import (
+    GIVEN,
+    NEW,
+    PLAIN,
+    READ,
+    SEND,
+    VIEW,
+    describe,
+    meta,
+    nbytes,
+    signed,
+    swap,
+)
 from recipes.measure import memory_ledger
 
 NAME = "fakecuda"
@@ -109,7 +121,9 @@ class FakeDevice(TorchDispatchMode):
         self.capability = capability
         self.device = torch.device("cpu") if capability is None else torch.device(NAME, 0)
         self.warnings: dict[str, None] = {}
-        self.watcher: memory_ledger.MemoryLedger | None = None  # a tape: told of each operation here, without a mode of its own
+        self.watcher: memory_ledger.MemoryLedger | None = (
+            None  # a tape: told of each operation here, without a mode of its own
+        )
         self._plans: dict[tuple, object] = {}
         self._addresses = itertools.count(NOWHERE, APART)
         self._building = False
@@ -156,7 +170,9 @@ class FakeDevice(TorchDispatchMode):
             return self._pretend(func, args, kwargs, tensors, signature, device)
         if func is aten.is_pinned.default:
             return True  # as for a fake one: DDP insists on it
-        if kwargs.get("pin_memory"):  # the list of weights that took part, which DDP sends: a host without a GPU pins none
+        if kwargs.get(
+            "pin_memory"
+        ):  # the list of weights that took part, which DDP sends: a host without a GPU pins none
             kwargs = kwargs | {"pin_memory": False}
         return func(*args, **kwargs)
 
@@ -214,8 +230,10 @@ class FakeDevice(TorchDispatchMode):
         if grouped:
             metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
         there = functools.partial(swap, metas=metas)
-        kwargs = {name: torch.device("meta") if name == "device" and value is not None else there(value)
-                  for name, value in kwargs.items()}
+        kwargs = {
+            name: torch.device("meta") if name == "device" and value is not None else there(value)
+            for name, value in kwargs.items()
+        }
         if self._building and self.capability is None and "device" in [a.name for a in func._schema.arguments]:
             kwargs["device"] = torch.device("meta")
         try:
@@ -244,7 +262,11 @@ class FakeDevice(TorchDispatchMode):
         """A number that a program reads from the device: where it is not known, one is made up and the reader named."""
         if getattr(tensor, "known", None) is not None:
             return tensor.known.item()
-        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), str(Path(memory_ledger.__file__).parent))
+        ours = (
+            str(Path(torch.__file__).parent),
+            str(Path(__file__).parents[1]),
+            str(Path(memory_ledger.__file__).parent),
+        )
         frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)]
         where = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"
         self.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
@@ -273,7 +295,9 @@ class FakeDevice(TorchDispatchMode):
         library = torch.library.Library("aten", "IMPL")
         left.callback(library._destroy)
         key = "AutogradPrivateUse1"
-        library.impl("scaled_dot_product_attention", functools.partial(attention.attend, capability=self.capability), key)
+        library.impl(
+            "scaled_dot_product_attention", functools.partial(attention.attend, capability=self.capability), key
+        )
         for name in ("softmax", "log_softmax"):
             library.impl(f"{name}.int", functools.partial(_softmax, getattr(aten, f"_{name}")), key)
 

@@ -18,6 +18,7 @@ from recipes.machine import host
 from recipes.ranks import collectives
 from recipes.ranks import rank_info
 
+
 class Scaler(torch.amp.GradScaler):
     """fp16's scaler. There is nothing that could overflow, so it never skips a step."""
 
@@ -33,8 +34,12 @@ class FakeAccelerator(accelerate.Accelerator):
     def __init__(self, **settings):
         PartialState._shared_state["device"] = torch.device("cuda")
         if collectives.is_distributed():
-            PartialState._shared_state |= {"distributed_type": DistributedType.MULTI_GPU, "process_index": 0,
-                                           "num_processes": torch.distributed.get_world_size(), "local_process_index": 0}
+            PartialState._shared_state |= {
+                "distributed_type": DistributedType.MULTI_GPU,
+                "process_index": 0,
+                "num_processes": torch.distributed.get_world_size(),
+                "local_process_index": 0,
+            }
         super().__init__(**settings | {"cpu": False})
         AcceleratorState._shared_state["device"] = PartialState._shared_state["device"] = self.device_to_use
         if self.scaler is not None:
@@ -47,8 +52,12 @@ def training_arguments(cfg, folder: str, device: torch.device):
 
     from recipes.options import training_arguments
 
-    with mock.patch.multiple(training_args, is_torch_bf16_gpu_available=lambda: True,
-                             is_torch_tf32_available=lambda: True, enable_tf32=lambda enable: None):
+    with mock.patch.multiple(
+        training_args,
+        is_torch_bf16_gpu_available=lambda: True,
+        is_torch_tf32_available=lambda: True,
+        enable_tf32=lambda enable: None,
+    ):
         args = training_arguments.training_arguments(cfg, folder)
         args.device  # settles Accelerate's state
     if device.type != "cpu":
@@ -68,8 +77,11 @@ def pretended(fake):
             if host.has("bitsandbytes"):
                 from bitsandbytes import functional
 
-                left.enter_context(mock.patch.multiple(functional, get_paged=functools.partial(_paged, fake),
-                                                       fill=_nothing, prefetch_tensor=_nothing))
+                left.enter_context(
+                    mock.patch.multiple(
+                        functional, get_paged=functools.partial(_paged, fake), fill=_nothing, prefetch_tensor=_nothing
+                    )
+                )
         yield
 
 
@@ -89,9 +101,11 @@ def ranks_of(cfg, fake):
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
     dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=count)
     try:
-        with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP), \
-                mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True), \
-                mock.patch.object(collectives, "all_reduce_sum", functools.partial(_total, collectives.all_reduce_sum)):
+        with (
+            mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP),
+            mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True),
+            mock.patch.object(collectives, "all_reduce_sum", functools.partial(_total, collectives.all_reduce_sum)),
+        ):
             yield
     finally:
         dist.destroy_process_group()
@@ -130,8 +144,9 @@ def _reduced(_, bucket):  # DDP reads the annotation that would stand here, and 
 
 def _paged(fake, *shape: int, dtype: torch.dtype = torch.float32, device=None) -> torch.Tensor:
     """A paged state: memory that the driver moves between the host and the GPU, and torch's allocator knows nothing of."""
-    made = fake.empty(shape, torch.empty(shape, device="meta").stride(), dtype, math.prod(shape) * dtype.itemsize,
-                      torch.device("cpu"))
+    made = fake.empty(
+        shape, torch.empty(shape, device="meta").stride(), dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu")
+    )
     made.is_paged = True
     return made
 

@@ -39,7 +39,9 @@ def sign(values, tensors: list) -> tuple:
 def meta(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
         return tensor
-    needed = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
+    needed = (
+        tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
+    )
     held = nbytes(tensor.untyped_storage()) // tensor.element_size()
     whole = torch.empty(max(held, needed), dtype=tensor.dtype, device="meta")
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

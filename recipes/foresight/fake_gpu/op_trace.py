@@ -97,8 +97,12 @@ class OpTrace(MemoryLedger):
 
     def _put_first(self, alive):
         late = super()._put_first(alive)
-        self.hidden = [replace(one, place=one.place + sum(index >= one.place for index in late))
-                       if one.place >= self._start else one for one in self.hidden]
+        self.hidden = [
+            replace(one, place=one.place + sum(index >= one.place for index in late))
+            if one.place >= self._start
+            else one
+            for one in self.hidden
+        ]
         return late
 
     def _hide(self, func, args, phase: str) -> None:
@@ -118,8 +122,11 @@ class OpTrace(MemoryLedger):
         where three were, as the second: the last alone sends gradients to the other ranks.
         """
         repeated = 1 if len(self.passes) == 3 else len(self.passes) - 1
-        whole = Tally({phase: Counter(counts) for phase, counts in self.tally.counts.items()},
-                      Counter(self.tally.calls), set(self.tally.unknown))
+        whole = Tally(
+            {phase: Counter(counts) for phase, counts in self.tally.counts.items()},
+            Counter(self.tally.calls),
+            set(self.tally.unknown),
+        )
         for index, part in enumerate(self.passes):
             times = 1 + (steps - len(self.passes)) * (index == repeated)
             for phase, counts in part.counts.items():

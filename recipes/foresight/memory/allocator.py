@@ -13,6 +13,7 @@ from typing import Iterable
 
 from recipes.foresight.memory.settings import MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings
 
+
 class OutOfMemory(Exception):
     """A request that the device has no room for, also after all cached segments went back. missing_bytes: how much."""
 
@@ -320,5 +321,6 @@ def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, setting
             held[key] = allocator.malloc(size)
         elif size < 0 and key in held:  # torch asks nothing for an empty tensor, and gives nothing back
             allocator.free(held.pop(key))
-    return Demand(allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases,
-                  start)
+    return Demand(
+        allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases, start
+    )

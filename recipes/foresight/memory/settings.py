@@ -34,8 +34,11 @@ class Settings:
 def settings_from(text: str) -> tuple[Settings, list[str]]:
     """(settings, what it does not know) of a PYTORCH_ALLOC_CONF: `key:value,key:value`."""
     found, unknown = {}, []
-    sizes = {"max_split_size_mb": "max_split_size", "max_non_split_rounding_mb": "max_non_split_rounding",
-             "large_segment_size_mb": "large_segment_size"}
+    sizes = {
+        "max_split_size_mb": "max_split_size",
+        "max_non_split_rounding_mb": "max_non_split_rounding",
+        "large_segment_size_mb": "large_segment_size",
+    }
     harmless = ("pinned_", "release_lock_on_cudamalloc", "backend:native", "throw_on_cudamalloc_oom")
     for word in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = word.partition(":")

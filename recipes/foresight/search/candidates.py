@@ -55,13 +55,19 @@ def candidates_of(search: space.SearchSpace, capacity_bytes: int, workers) -> tu
 class _Group:
     """All choices with one of these precisions and modes, which share their sketches."""
 
-    def __init__(self, search: space.SearchSpace, tried: dict, precisions: list, modes: list, capacity_bytes: int, workers):
+    def __init__(
+        self, search: space.SearchSpace, tried: dict, precisions: list, modes: list, capacity_bytes: int, workers
+    ):
         self.search, self.tried, self.precisions, self.modes = search, tried, precisions, modes
         self.asked: list = []  # futures of `sketch_chain`
-        self.light = {lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()}
+        self.light = {
+            lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()
+        }
         self.light |= {"precision": precisions[0], "parallelism": modes[0]}
         configs = {mode: _config(search, {"parallelism": mode}) for mode in modes}
-        self.resharding = [mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]]
+        self.resharding = [
+            mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]
+        ]
         names = [precision or search.base.precision.name for precision in precisions]
 
         def ask(levers: dict, batches: list, as_it_is: bool = False):
@@ -71,12 +77,20 @@ class _Group:
             return self.asked[-1]
 
         batches = tried[space.BATCH]
-        self.chains = {(checkpointing, attention): ask({"checkpointing": checkpointing, "model.attention": attention}, batches)
-                       for checkpointing in tried["checkpointing"] for attention in tried["model.attention"]}
-        self.steps = {optim: ask({"optim": optim}, batches[:1]) for optim in tried["optim"] if optim != self.light["optim"]}
+        self.chains = {
+            (checkpointing, attention): ask({"checkpointing": checkpointing, "model.attention": attention}, batches)
+            for checkpointing in tried["checkpointing"]
+            for attention in tried["model.attention"]
+        }
+        self.steps = {
+            optim: ask({"optim": optim}, batches[:1]) for optim in tried["optim"] if optim != self.light["optim"]
+        }
         self.steps[self.light["optim"]] = self.chains[self.light["checkpointing"], self.light["model.attention"]]
-        self.small = {checkpointing: ask({"checkpointing": checkpointing, "parallelism": mode}, batches[:1], as_it_is=True)
-                      for mode in self.resharding[:1] for checkpointing in tried["checkpointing"]}
+        self.small = {
+            checkpointing: ask({"checkpointing": checkpointing, "parallelism": mode}, batches[:1], as_it_is=True)
+            for mode in self.resharding[:1]
+            for checkpointing in tried["checkpointing"]
+        }
 
     def candidates(self):
         """Waits for the sketches. What was refused has no candidates."""
@@ -85,12 +99,21 @@ class _Group:
         for mode, (checkpointing, attention) in itertools.product(self.modes, self.chains):
             for batch, of_passes in zip(self.tried[space.BATCH], self._passes(mode, checkpointing, attention)):
                 for (index, precision), optim in itertools.product(enumerate(self.precisions), steps if light else ()):
-                    chosen = {"precision": precision, "checkpointing": checkpointing, "model.attention": attention,
-                              "optim": optim, "parallelism": mode, space.BATCH: batch}
+                    chosen = {
+                        "precision": precision,
+                        "checkpointing": checkpointing,
+                        "model.attention": attention,
+                        "optim": optim,
+                        "parallelism": mode,
+                        space.BATCH: batch,
+                    }
                     if self.search.possible(chosen):
                         passes, step = of_passes[index], steps[optim][index]
-                        yield Candidate(_free(chosen), extrapolation.step_seconds(passes, step, light[index]),
-                                        extrapolation.least_bytes(passes, step))
+                        yield Candidate(
+                            _free(chosen),
+                            extrapolation.step_seconds(passes, step, light[index]),
+                            extrapolation.least_bytes(passes, step),
+                        )
 
     def _passes(self, mode, checkpointing, attention) -> list[list[Extrapolation]]:
         """The sketches of growing batches."""
@@ -99,7 +122,11 @@ class _Group:
             return made
         gathered = self.chains[checkpointing, self.light["model.attention"]].result()[0]
         small = self.small[checkpointing].result()[0]
-        return [list(map(extrapolation.resharding, told, small[0], gathered[0])) for told in made] if small and gathered else []
+        return (
+            [list(map(extrapolation.resharding, told, small[0], gathered[0])) for told in made]
+            if small and gathered
+            else []
+        )
 
 
 def _config(search: space.SearchSpace, chosen: dict):
@@ -114,8 +141,9 @@ def _free(chosen: dict) -> dict:
 # --- in a worker ----------------------------------------------------------------------------------------
 
 
-def sketch_chain(configs: list, precisions: list[str], capacity_bytes: int,
-                 resharding: bool = False) -> tuple[list[list[Extrapolation]], str]:
+def sketch_chain(
+    configs: list, precisions: list[str], capacity_bytes: int, resharding: bool = False
+) -> tuple[list[list[Extrapolation]], str]:
     """(sketches of configurations with growing batches, for each of the precisions; why there are no more, or '').
 
     None is made after the first whose passes take too much, whatever the optimizer. resharding: they also stand for

@@ -62,9 +62,15 @@ def step_seconds(passes: Extrapolation, step: Extrapolation, light: Extrapolatio
     and only the two optimizers' difference is taken from elsewhere.
     """
     light = light or passes
-    return roofline.overlapped(*(
-        getattr(passes, f"pass_{name}") + getattr(passes, f"step_{name}")
-        + getattr(step, f"step_{name}") - getattr(light, f"step_{name}") for name in TIMES))
+    return roofline.overlapped(
+        *(
+            getattr(passes, f"pass_{name}")
+            + getattr(passes, f"step_{name}")
+            + getattr(step, f"step_{name}")
+            - getattr(light, f"step_{name}")
+            for name in TIMES
+        )
+    )
 
 
 def without_resharding(cfg):
@@ -81,8 +87,11 @@ def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Ex
     `small_gathered`. At any place it has the same alive, but for weights that are not gathered there.
     """
     times = gathered.micro_batches / small.micro_batches
-    more = {f"pass_{name}": getattr(gathered, f"pass_{name}")
-            + times * (getattr(small, f"pass_{name}") - getattr(small_gathered, f"pass_{name}")) for name in TIMES}
+    more = {
+        f"pass_{name}": getattr(gathered, f"pass_{name}")
+        + times * (getattr(small, f"pass_{name}") - getattr(small_gathered, f"pass_{name}"))
+        for name in TIMES
+    }
     return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
 
 
@@ -109,14 +118,20 @@ def extrapolate(cfg, precisions: list[str], folder: str) -> list[Extrapolation]:
     if cfg.parallelism.num_processes == 1 or parallelism.sharded(cfg):
         return made
     first = len(_buckets(cfg, weights[0]))
-    return [_in_buckets(cfg, one, Extrapolation(*figures).pass_collectives / first * len(_buckets(cfg, _deeper(*weights, more))))
-            for one, figures in zip(made, looks[0])]
+    return [
+        _in_buckets(
+            cfg, one, Extrapolation(*figures).pass_collectives / first * len(_buckets(cfg, _deeper(*weights, more)))
+        )
+        for one, figures in zip(made, looks[0])
+    ]
 
 
 def _in_buckets(cfg, made: Extrapolation, collectives: float) -> Extrapolation:
     """DDP sends bucket by bucket, and two layers need not fill one more than one layer: their number is no line."""
     empty = Operation("allreduce_", COLLECTIVE)
-    each = roofline.collective_seconds(empty, cfg.gpu, cfg.parallelism.num_processes, roofline.efficiencies(cfg.gpu.chip))
+    each = roofline.collective_seconds(
+        empty, cfg.gpu, cfg.parallelism.num_processes, roofline.efficiencies(cfg.gpu.chip)
+    )
     link = made.pass_link_seconds + (collectives - made.pass_collectives) * each
     return replace(made, pass_collectives=collectives, pass_link_seconds=link)
 
@@ -134,7 +149,7 @@ def _buckets(cfg, weights: list[tuple]) -> list[list[int]]:
 def _deeper(low: list, high: list, more: int) -> list:
     """The list of a model with `more` layers than `low`, of which `high` has one more."""
     same = next((index for index, pair in enumerate(zip(low, high)) if pair[0] != pair[1]), len(low))
-    return low[:same] + high[same:same + len(high) - len(low)] * more + low[same:]
+    return low[:same] + high[same : same + len(high) - len(low)] * more + low[same:]
 
 
 def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]], list[tuple]]:
@@ -143,12 +158,19 @@ def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]]
     states = seen.parts["largest_bytes"]["optimizer"] - seen.paged_bytes
     passes, step = _peaks(seen)
     workspaces = sum(hidden.bytes for hidden in seen.tape.hidden if hidden.kept)
-    sizes = [passes - states + workspaces, step + workspaces, states, _gathered_bytes(cfg, seen.tape.model),
-             seen.micro_batches]
+    sizes = [
+        passes - states + workspaces,
+        step + workspaces,
+        states,
+        _gathered_bytes(cfg, seen.tape.model),
+        seen.micro_batches,
+    ]
     made = []
     for name in precisions:
-        parts = [roofline.predict(_part(seen.tally, phases), cfg.gpu, name, cfg.parallelism.num_processes)
-                 for phases in (PASSES, STEP)]
+        parts = [
+            roofline.predict(_part(seen.tally, phases), cfg.gpu, name, cfg.parallelism.num_processes)
+            for phases in (PASSES, STEP)
+        ]
         made.append(sizes + [getattr(told, time) for told in parts for time in TIMES])
     return made, [(weight.numel(), weight.dtype) for weight in reversed(list(seen.tape.model.parameters()))]
 
@@ -173,11 +195,15 @@ def _gathered_bytes(cfg, network) -> int:
     if not parallelism.sharded(cfg):
         return 0
     computed = 2 if cfg.precision.name in ("fp16", "bf16") else None  # sharding.shard: MixedPrecisionPolicy
-    return sum(weight.numel() * (computed or weight.element_size())
-               for unit in fsdp.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)
-               for weight in unit.parameters())
+    return sum(
+        weight.numel() * (computed or weight.element_size())
+        for unit in fsdp.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)
+        for weight in unit.parameters()
+    )
 
 
 def _part(tally: Tally, phases: tuple[str, ...]) -> Tally:
-    return Tally({phase: tally.counts[phase] for phase in phases if phase in tally.counts},
-                 Counter({phase: tally.calls[phase] for phase in phases}))
+    return Tally(
+        {phase: tally.counts[phase] for phase in phases if phase in tally.counts},
+        Counter({phase: tally.calls[phase] for phase in phases}),
+    )

@@ -19,6 +19,7 @@ from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.errors import Refusal
 
+
 @dataclass
 class Found:
     """A choice with the record of its estimate; None where it was refused, with the reason."""
@@ -62,7 +63,9 @@ def run(search: space.SearchSpace, top: int, workers, tell: Callable[[str], None
     if not rows:
         others = sorted((one for one in candidates if one.least_bytes > capacity), key=lambda one: one.least_bytes)
         tried += _estimates(search, others[:top], workers)
-        rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.outcome.estimate.margin_bytes)
+        rows = sorted(
+            (found for found in tried if found.outcome), key=lambda found: -found.outcome.estimate.margin_bytes
+        )
     else:
         rows.sort(key=lambda found: found.outcome.speed.step_seconds_median)
     refused += [found.refused for found in tried if found.refused]

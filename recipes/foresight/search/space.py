@@ -24,9 +24,19 @@ from recipes.machine import host
 BATCH = "batch.per_device"
 ALL = None  # every option of the menu
 # What is searched: key -> values to try, in the order in which a command names them.
-MODES = ("ddp", "fsdp", "fsdp shard_grad_op")  # of parallelism on several GPUs: an option, and a strategy not its default
-LEVERS = {"precision": ALL, "checkpointing": ALL, "model.attention": ("sdpa", "eager"), "optim": ALL, "parallelism": MODES,
-          BATCH: ALL}
+MODES = (
+    "ddp",
+    "fsdp",
+    "fsdp shard_grad_op",
+)  # of parallelism on several GPUs: an option, and a strategy not its default
+LEVERS = {
+    "precision": ALL,
+    "checkpointing": ALL,
+    "model.attention": ("sdpa", "eager"),
+    "optim": ALL,
+    "parallelism": MODES,
+    BATCH: ALL,
+}
 CHANGES_TRAINING = ("precision", "optim")  # levers that change the numbers a training computes
 NOT_TRIED = {"paged_adam8bit": "the estimate of time does not know what paging costs"}
 NOT_SEARCHED = "compile (the estimate of time does not know compiled code)"
@@ -80,7 +90,9 @@ class SearchSpace:
         return self.words + [word for key in LEVERS if key in chosen for word in self.lever_words(key, chosen[key])]
 
     def lever_words(self, lever: str, value) -> list[str]:
-        return mode_words(value, self.base.parallelism.num_processes) if lever == "parallelism" else [f"{lever}={value}"]
+        return (
+            mode_words(value, self.base.parallelism.num_processes) if lever == "parallelism" else [f"{lever}={value}"]
+        )
 
     def command(self, chosen: dict) -> str:
         return f"python train.py {shlex.join(self.command_words(chosen))}"
@@ -97,8 +109,11 @@ class SearchSpace:
 def mode_words(mode: str, gpus: int) -> list[str]:
     """What to type for one of MODES."""
     option, *strategy = mode.split()
-    return [f"parallelism={option}", *(f"parallelism.strategy={name}" for name in strategy),
-            f"parallelism.num_processes={gpus}"]
+    return [
+        f"parallelism={option}",
+        *(f"parallelism.strategy={name}" for name in strategy),
+        f"parallelism.num_processes={gpus}",
+    ]
 
 
 # --- fit's own keys -------------------------------------------------------------------------------------
@@ -118,11 +133,17 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
                 problems.append(f"{word}: must be a whole number, {LEAST[key]} or more.")
         elif key == "fit.keep":
             found["keep"] = tuple(filter(None, (name.strip() for name in text.strip("[]").split(","))))
-            problems += [f"fit.keep: {name} is not searched. Searched are {', '.join(LEVERS)}."
-                         + suggestions.nearest(name, LEVERS) for name in found["keep"] if name not in LEVERS]
+            problems += [
+                f"fit.keep: {name} is not searched. Searched are {', '.join(LEVERS)}."
+                + suggestions.nearest(name, LEVERS)
+                for name in found["keep"]
+                if name not in LEVERS
+            ]
         else:
-            problems.append(f"{key}: there is no such key. Fit has {', '.join(KEYS)}."
-                            + suggestions.nearest(key, [known.split("=")[0] for known in KEYS]))
+            problems.append(
+                f"{key}: there is no such key. Fit has {', '.join(KEYS)}."
+                + suggestions.nearest(key, [known.split("=")[0] for known in KEYS])
+            )
     return Options(**found), others, problems
 
 
@@ -147,8 +168,12 @@ def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[s
     if "accumulation=auto" in words:
         return None, ["fit chooses the batch itself: leave accumulation=auto out."]
     given = {word.lstrip("+~").split("=")[0]: word for word in words}
-    pinned = {lever: word for lever in LEVERS for key, word in given.items()
-              if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))}
+    pinned = {
+        lever: word
+        for lever in LEVERS
+        for key, word in given.items()
+        if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))
+    }
     smallest = [f"{BATCH}=1"] if BATCH not in (*pinned, *options.keep) and "batch.effective" in given else []
     typed = "parallelism" in (*pinned, *options.keep)
     searched = not typed and (options.gpus or 1) > 1
@@ -180,7 +205,9 @@ def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[s
             if "batch.effective" not in given:
                 search.words = [*words, f"batch.effective={search.effective}"]
         else:
-            search.values[lever] = _allowed(search, lever, [*words, *(mode if lever != "parallelism" else []), *smallest])
+            search.values[lever] = _allowed(
+                search, lever, [*words, *(mode if lever != "parallelism" else []), *smallest]
+            )
     _bar(search)
     return search, []
 
@@ -190,12 +217,16 @@ def _device_problems(cfg, options: Options) -> list[str]:
     if host.device(cfg) == "cpu":
         return ["fit looks for what fits a GPU, and device=cpu asks for none. Leave it out, and name one with gpu=."]
     if cfg.parallelism.cpu_offload:
-        return ["fit looks for the fastest, and nobody knows how fast the host is, whose the optimizer's step is with "
-                "parallelism.cpu_offload=true. Leave it out; recipe=estimate tells what such a rank takes."]
+        return [
+            "fit looks for the fastest, and nobody knows how fast the host is, whose the optimizer's step is with "
+            "parallelism.cpu_offload=true. Leave it out; recipe=estimate tells what such a rank takes."
+        ]
     if options.measure and cfg.gpu.name != "auto" and not gpu_specs.is_installed(cfg.gpu.name):
         here = host.gpus()[0].name if host.gpus() else "none"
-        return [f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "
-                "Leave one of them out."]
+        return [
+            f"fit.measure={options.measure} runs on the GPU at hand, and here is {here}, not gpu={cfg.gpu.name}. "
+            "Leave one of them out."
+        ]
     return []
 
 
@@ -204,28 +235,38 @@ def _count_problems(cfg, options: Options, given: dict[str, str]) -> list[str]:
     own, asked, here = cfg.parallelism, options.gpus, len(host.gpus())
     typed = given.get("parallelism.num_processes")
     if own.name in parallelism.ONE_PROCESS and typed and typed != "parallelism.num_processes=1":
-        return [f"{typed} has no effect on parallelism={own.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
-                "with it: parallelism=fsdp."]
+        return [
+            f"{typed} has no effect on parallelism={own.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
+            "with it: parallelism=fsdp."
+        ]
     if asked and asked != own.num_processes:
         said = typed or f"parallelism={own.name}"
-        return [f"fit.gpus={asked} contradicts {said}, which is {own.num_processes} GPU{'s' * (own.num_processes != 1)}. "
-                f"Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp for {asked}."]
+        return [
+            f"fit.gpus={asked} contradicts {said}, which is {own.num_processes} GPU{'s' * (own.num_processes != 1)}. "
+            f"Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp for {asked}."
+        ]
     if not own.num_processes:
         return [f"parallelism={own.name}, over how many GPUs? Say it with fit.gpus=4 or parallelism.num_processes=4."]
     if asked and cfg.gpu.name == "auto" and asked > here:
-        return [f"fit.gpus={asked}, and {here} {'is' if here == 1 else 'are'} visible here. Type fit.gpus={here}, or say "
-                "which GPU they are: gpu=rtx4090_24gb."]
+        return [
+            f"fit.gpus={asked}, and {here} {'is' if here == 1 else 'are'} visible here. Type fit.gpus={here}, or say "
+            "which GPU they are: gpu=rtx4090_24gb."
+        ]
     if options.measure and own.num_processes > here:
-        return [f"fit.measure={options.measure} runs on the GPUs at hand, and {here} {'is' if here == 1 else 'are'} visible "
-                f"here, not {own.num_processes}. Type fit.gpus={here}, or leave fit.measure out."]
+        return [
+            f"fit.measure={options.measure} runs on the GPUs at hand, and {here} {'is' if here == 1 else 'are'} visible "
+            f"here, not {own.num_processes}. Type fit.gpus={here}, or leave fit.measure out."
+        ]
     return []
 
 
 def _uneven(effective: int, replicas: int) -> str:
     above = effective - effective % replicas + replicas
     below = f"{above - replicas} or " if above > replicas else ""
-    return (f"batch.effective={effective} cannot be shared evenly by {replicas} GPUs. Type batch.effective={below}{above}, "
-            "or another number of GPUs.")
+    return (
+        f"batch.effective={effective} cannot be shared evenly by {replicas} GPUs. Type batch.effective={below}{above}, "
+        "or another number of GPUs."
+    )
 
 
 def _bar(search: SearchSpace) -> None:
@@ -255,7 +296,11 @@ def not_searched(search: SearchSpace) -> str:
         return f"{NOT_SEARCHED}, other modes of parallelism than these"
     if search.base.parallelism.num_processes > 1:
         return NOT_SEARCHED
-    many = f"of the {here} that are visible; fit.gpus={here} searches over all" if here > 1 else "fit.gpus=4 searches over four"
+    many = (
+        f"of the {here} that are visible; fit.gpus={here} searches over all"
+        if here > 1
+        else "fit.gpus=4 searches over four"
+    )
     return f"{NOT_SEARCHED}, parallelism (one GPU{' ' if here > 1 else '; '}{many})"
 
 

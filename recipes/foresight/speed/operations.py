@@ -17,25 +17,122 @@ import torch
 from recipes.measure.memory_ledger import operation_flops, tensors_in
 
 MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE = (
-    "matmul", "attention", "reduction", "elementwise", "optimizer", "copy", "collective")
+    "matmul",
+    "attention",
+    "reduction",
+    "elementwise",
+    "optimizer",
+    "copy",
+    "collective",
+)
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 # Names of aten's operations without a trailing underscore, by what they are to a device.
-IDLE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view", "set",
-        "resize", "record_stream", "_local_scalar_dense", "is_same_size", "sym_size", "detach"}
+IDLE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "lift_fresh",
+    "_unsafe_view",
+    "set",
+    "resize",
+    "record_stream",
+    "_local_scalar_dense",
+    "is_same_size",
+    "sym_size",
+    "detach",
+}
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two factors stand among the arguments
-REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "argmax", "norm", "linalg_vector_norm", "_foreach_norm", "var",
-              "var_mean", "cumsum", "all", "any", "logsumexp", "nll_loss_forward", "nll_loss_backward", "topk", "sort"}
+REDUCTIONS = {
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "norm",
+    "linalg_vector_norm",
+    "_foreach_norm",
+    "var",
+    "var_mean",
+    "cumsum",
+    "all",
+    "any",
+    "logsumexp",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "topk",
+    "sort",
+}
 NORMALISATIONS = ("softmax", "layer_norm", "rms_norm", "group_norm", "batch_norm")  # anywhere in the name
-COPIES = {"copy", "_foreach_copy", "_to_copy", "clone", "contiguous", "cat", "stack", "zero", "zeros", "zeros_like",
-          "new_zeros", "fill", "ones", "ones_like", "full", "full_like", "constant_pad_nd", "index", "index_put", "_index_put_impl",
-          "index_select", "index_add", "gather", "scatter", "scatter_add", "embedding", "embedding_dense_backward",
-          "select_backward", "slice_backward", "repeat", "roll", "flip", "masked_fill", "_foreach_zero"}
-OVERWRITING = {"copy", "_foreach_copy", "zero", "_foreach_zero", "fill", "bernoulli", "normal", "uniform", "random",
-               "exponential"}  # write their first argument without reading it
-GATHERING = {"embedding", "gather", "index", "index_select", "nll_loss_forward", "nll_loss_backward",
-             "embedding_dense_backward", "select_backward", "slice_backward"}  # read no more than they write, or less
-KERNELS = {"native_layer_norm_backward": 2, "embedding_dense_backward": 4, "nll_loss_backward": 2, "linalg_vector_norm": 2}
+COPIES = {
+    "copy",
+    "_foreach_copy",
+    "_to_copy",
+    "clone",
+    "contiguous",
+    "cat",
+    "stack",
+    "zero",
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "fill",
+    "ones",
+    "ones_like",
+    "full",
+    "full_like",
+    "constant_pad_nd",
+    "index",
+    "index_put",
+    "_index_put_impl",
+    "index_select",
+    "index_add",
+    "gather",
+    "scatter",
+    "scatter_add",
+    "embedding",
+    "embedding_dense_backward",
+    "select_backward",
+    "slice_backward",
+    "repeat",
+    "roll",
+    "flip",
+    "masked_fill",
+    "_foreach_zero",
+}
+OVERWRITING = {
+    "copy",
+    "_foreach_copy",
+    "zero",
+    "_foreach_zero",
+    "fill",
+    "bernoulli",
+    "normal",
+    "uniform",
+    "random",
+    "exponential",
+}  # write their first argument without reading it
+GATHERING = {
+    "embedding",
+    "gather",
+    "index",
+    "index_select",
+    "nll_loss_forward",
+    "nll_loss_backward",
+    "embedding_dense_backward",
+    "select_backward",
+    "slice_backward",
+}  # read no more than they write, or less
+KERNELS = {
+    "native_layer_norm_backward": 2,
+    "embedding_dense_backward": 4,
+    "nll_loss_backward": 2,
+    "linalg_vector_norm": 2,
+}
 # aten/src/ATen/native/cuda/MultiTensorApply.cuh: elements of a chunk, chunks of a launch, and tensors of a
 # launch by the number of lists that go in together.
 CHUNK, CHUNKS_A_LAUNCH, TENSORS_A_LAUNCH = 65536, 320, (110, 64, 48, 36, 30)
@@ -116,7 +213,13 @@ def classify(func, args, result, kwargs=None) -> Operation | None:
         shape = _ranks(args)
     floats = [tensor.dtype for tensor in given + made if tensor.dtype in DTYPES]
     # A product's factors decide on its arithmetic, and stand first or behind what it is added to.
-    dtype = DTYPES.get(args[PRODUCTS[plan.name]].dtype, "fp32") if plan.name in PRODUCTS else DTYPES[floats[0]] if floats else "fp32"
+    dtype = (
+        DTYPES.get(args[PRODUCTS[plan.name]].dtype, "fp32")
+        if plan.name in PRODUCTS
+        else DTYPES[floats[0]]
+        if floats
+        else "fp32"
+    )
     return Operation(plan.name, plan.kind, dtype, flops, moved, _kernels(plan, args, given), shape)
 
 
@@ -127,7 +230,9 @@ def _plan(func) -> _Plan | None:
     if space in ("prim", "profiler"):
         return None
     full, name = name, name.rstrip("_")
-    written = tuple(i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    written = tuple(
+        i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
     if func.is_view or name in IDLE:
         return _Plan(full, "", written)
     if space in ("c10d", "_c10d_functional"):
@@ -169,7 +274,7 @@ def _arithmetic(func, plan: _Plan, args, kwargs, result) -> tuple[int, tuple[int
     """(FLOPs, (batch, M, N, K) of a product). A causal kernel skips what lies above the diagonal: half."""
     flops = operation_flops(func, args, kwargs, result)
     if plan.name in PRODUCTS:
-        left, right = args[PRODUCTS[plan.name]: PRODUCTS[plan.name] + 2]
+        left, right = args[PRODUCTS[plan.name] : PRODUCTS[plan.name] + 2]
         return flops, (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], right.shape[-1], left.shape[-1])
     if plan.kind == ATTENTION and _argument(func, "is_causal", args, kwargs):
         flops //= 2

@@ -67,12 +67,16 @@ def efficiencies(chip: str) -> Efficiencies:
     """Those of a chip, completed from the default."""
     table = yaml.safe_load(EFFICIENCIES.read_text())
     values, own = table["default"], table["chips"].get(chip, {})
-    merged = {key: value | own.get(key, {}) if isinstance(value, dict) else own.get(key, value)
-              for key, value in values.items()}
+    merged = {
+        key: value | own.get(key, {}) if isinstance(value, dict) else own.get(key, value)
+        for key, value in values.items()
+    }
     return Efficiencies(source=merged.pop("from"), runs=tuple(own.get("runs", ())), **merged)
 
 
-def predict(tally: Tally, gpu, precision: str, num_processes: int = 1, reached: Efficiencies | None = None) -> Prediction:
+def predict(
+    tally: Tally, gpu, precision: str, num_processes: int = 1, reached: Efficiencies | None = None
+) -> Prediction:
     """The seconds of the step that a tally holds, on a GPU.
 
     gpu: config.Gpu, resolved. precision: the option's name; tf32 puts fp32 products on the matrix units.
@@ -91,8 +95,16 @@ def predict(tally: Tally, gpu, precision: str, num_processes: int = 1, reached: 
                 by_kind[operation.kind] += times * device_seconds(operation, gpu, precision, reached)
     device = sum(by_kind.values())
     host = sum(times * reached.host_seconds[phase] for phase, times in tally.calls.items())
-    return Prediction(overlapped(device, host, link_seconds, collectives), device, host, link_seconds, dict(by_kind),
-                      reached.source, _notes(tally, gpu, num_processes, reached), collectives)
+    return Prediction(
+        overlapped(device, host, link_seconds, collectives),
+        device,
+        host,
+        link_seconds,
+        dict(by_kind),
+        reached.source,
+        _notes(tally, gpu, num_processes, reached),
+        collectives,
+    )
 
 
 def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:
@@ -109,7 +121,9 @@ def device_seconds(operation: Operation, gpu, precision: str, reached: Efficienc
         dtype = arithmetic(operation, precision)
         peak = getattr(gpu, f"{dtype}_tflops", None)
         if peak is None:
-            raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
+            raise ValueError(
+                f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs."
+            )
         if operation.kind == ATTENTION:
             computing = operation.flops / (peak * 1e12 * reached.attention[attention_kernel(operation.name)])
         else:
@@ -179,6 +193,8 @@ def _notes(tally: Tally, gpu, num_processes: int, reached: Efficiencies) -> list
     if tally.unknown:
         notes.append(f"speed: a guess from their bytes for {', '.join(sorted(tally.unknown))}.")
     if num_processes > GPUS_A_MACHINE:
-        notes.append(f"speed: {num_processes} processes on one link of {gpu.link_gb_per_second:g} GB/s; between "
-                     "machines it is slower.")
+        notes.append(
+            f"speed: {num_processes} processes on one link of {gpu.link_gb_per_second:g} GB/s; between "
+            "machines it is slower."
+        )
     return notes

@@ -75,8 +75,15 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     torch.cuda.synchronize()
     history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)
-    return Trace(words, torch.cuda.get_device_name(), torch.__version__, free, torch.cuda.max_memory_allocated(),
-                 torch.cuda.max_memory_reserved(), events_of(history))
+    return Trace(
+        words,
+        torch.cuda.get_device_name(),
+        torch.__version__,
+        free,
+        torch.cuda.max_memory_allocated(),
+        torch.cuda.max_memory_reserved(),
+        events_of(history),
+    )
 
 
 def write(trace: Trace, path: Path) -> None:

@@ -41,10 +41,13 @@ def fit(steps: list[Measured], gpu, start: roofline.Efficiencies) -> roofline.Ef
 
     def loss() -> float:
         now = told()
-        wrong = sum(math.log(roofline.predict(step.tally, gpu, step.precision, reached=now).step_seconds / step.seconds)**2
-                    for step in steps)
-        return wrong + PULL * sum(math.log(values[group][key] / belief[group][key])**2
-                                  for group in values for key in values[group])
+        wrong = sum(
+            math.log(roofline.predict(step.tally, gpu, step.precision, reached=now).step_seconds / step.seconds) ** 2
+            for step in steps
+        )
+        return wrong + PULL * sum(
+            math.log(values[group][key] / belief[group][key]) ** 2 for group in values for key in values[group]
+        )
 
     figures = [(group, key) for group in values for key in values[group] if (group, key) in _used(steps)]
     best, stride = loss(), FIRST_STRIDE
@@ -82,5 +85,7 @@ def _used(steps: list[Measured]) -> set[tuple[str, str]]:
 
 def errors(steps: list[Measured], gpu, reached: roofline.Efficiencies) -> list[float]:
     """Signed errors of the steps' seconds."""
-    return [signed(roofline.predict(step.tally, gpu, step.precision, reached=reached).step_seconds, step.seconds)
-            for step in steps]
+    return [
+        signed(roofline.predict(step.tally, gpu, step.precision, reached=reached).step_seconds, step.seconds)
+        for step in steps
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+
 def signed(predicted: float | None, measured: float | None) -> float | None:
     """(predicted - measured) / measured: below 0 where too little was predicted. None where one is missing."""
     return predicted / measured - 1 if predicted is not None and measured else None

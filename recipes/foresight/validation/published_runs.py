@@ -54,20 +54,67 @@ def _forward_then(network, input_ids, labels, attention_mask):
 
 CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 ARCHITECTURES = {
-    "EleutherAI/gpt-neo-125M": Architecture(CAUSAL, "gpt_neo", dict(
-        num_layers=12, hidden_size=768, num_heads=12, intermediate_size=3072, vocab_size=50257, window_size=256,
-        max_position_embeddings=2048, attention_types=[[["global", "local"], 6]]), "eager"),
-    "cerebras/Cerebras-GPT-111M": Architecture(CAUSAL, "gpt2", dict(  # its published config: plain GELU, no dropout
-        n_layer=10, n_embd=768, n_head=12, n_inner=3072, n_positions=2048, vocab_size=50257, activation_function="gelu",
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), SDPA_THEN),
-    "T5-small": Architecture(SEQ2SEQ, "t5", dict(
-        d_model=512, d_ff=2048, num_layers=6, num_heads=8, vocab_size=32128, decoder_start_token_id=0), "eager"),
-    "bigcode/gpt_bigcode-santacoder": Architecture(CAUSAL, "gpt_bigcode", dict(
-        n_layer=24, n_embd=2048, n_head=16, n_inner=8192, n_positions=2048, vocab_size=49280, multi_query=True),
-        "sdpa", _forward_then),
-    "ibm/PowerLM-3b": Architecture(CAUSAL, "granite", dict(
-        num_hidden_layers=40, hidden_size=2304, num_attention_heads=36, num_key_value_heads=36, intermediate_size=9216,
-        vocab_size=49152, max_position_embeddings=4096, tie_word_embeddings=True), "sdpa", _forward_then),
+    "EleutherAI/gpt-neo-125M": Architecture(
+        CAUSAL,
+        "gpt_neo",
+        dict(
+            num_layers=12,
+            hidden_size=768,
+            num_heads=12,
+            intermediate_size=3072,
+            vocab_size=50257,
+            window_size=256,
+            max_position_embeddings=2048,
+            attention_types=[[["global", "local"], 6]],
+        ),
+        "eager",
+    ),
+    "cerebras/Cerebras-GPT-111M": Architecture(
+        CAUSAL,
+        "gpt2",
+        dict(  # its published config: plain GELU, no dropout
+            n_layer=10,
+            n_embd=768,
+            n_head=12,
+            n_inner=3072,
+            n_positions=2048,
+            vocab_size=50257,
+            activation_function="gelu",
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        ),
+        SDPA_THEN,
+    ),
+    "T5-small": Architecture(
+        SEQ2SEQ,
+        "t5",
+        dict(d_model=512, d_ff=2048, num_layers=6, num_heads=8, vocab_size=32128, decoder_start_token_id=0),
+        "eager",
+    ),
+    "bigcode/gpt_bigcode-santacoder": Architecture(
+        CAUSAL,
+        "gpt_bigcode",
+        dict(n_layer=24, n_embd=2048, n_head=16, n_inner=8192, n_positions=2048, vocab_size=49280, multi_query=True),
+        "sdpa",
+        _forward_then,
+    ),
+    "ibm/PowerLM-3b": Architecture(
+        CAUSAL,
+        "granite",
+        dict(
+            num_hidden_layers=40,
+            hidden_size=2304,
+            num_attention_heads=36,
+            num_key_value_heads=36,
+            intermediate_size=9216,
+            vocab_size=49152,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+        ),
+        "sdpa",
+        _forward_then,
+    ),
 }
 
 
@@ -79,9 +126,17 @@ class Taken:
     tally: roofline.Tally
 
 
-def xmem(model: str, batch: int, length: int, optimizer: str, zero_grad_mode: int, capability: tuple[int, int],
-         capacity_bytes: int) -> Taken:
+def xmem(
+    model: str,
+    batch: int,
+    length: int,
+    optimizer: str,
+    zero_grad_mode: int,
+    capability: tuple[int, int],
+    capacity_bytes: int,
+) -> Taken:
     """An iteration of xMem's loop. zero_grad_mode: 0 before the forward pass, 1 before the backward pass, 2 last."""
+
     def iteration(network, optim, inputs, held):
         if zero_grad_mode == 0:
             optim.zero_grad()
@@ -98,6 +153,7 @@ def xmem(model: str, batch: int, length: int, optimizer: str, zero_grad_mode: in
 
 def fine_tuning(model: str, batch: int, length: int, capability: tuple[int, int], capacity_bytes: int) -> Taken:
     """A step of the Trainer as fms-acceleration ran it: bf16 throughout, checkpointing, clipping, foreach AdamW."""
+
     def iteration(network, optim, inputs, held):
         network.config.use_cache = False
         if not network.is_gradient_checkpointing:
@@ -121,7 +177,11 @@ def _take(model, batch, length, optimizer, dtype, iteration, capability, capacit
             network = kind.from_config(config, attn_implementation=told.attention, dtype=dtype)
             network.tie_weights()
             tokens = torch.zeros(batch, length, dtype=torch.long)
-            inputs = {"input_ids": tokens, "labels": torch.zeros_like(tokens), "attention_mask": torch.ones_like(tokens)}
+            inputs = {
+                "input_ids": tokens,
+                "labels": torch.zeros_like(tokens),
+                "attention_mask": torch.ones_like(tokens),
+            }
         if told.forward is not None:
             network.forward = functools.partial(told.forward, network)
         network.train()
@@ -161,7 +221,9 @@ def _as_then():
         return keys, values
 
     def contiguous(module, query, key, value, mask, **settings):
-        return sdpa_attention_forward(module, query.contiguous(), key.contiguous(), value.contiguous(), mask, **settings)
+        return sdpa_attention_forward(
+            module, query.contiguous(), key.contiguous(), value.contiguous(), mask, **settings
+        )
 
     AttentionInterface.register(SDPA_THEN, contiguous)
     AttentionMaskInterface.register(SDPA_THEN, sdpa_mask)
@@ -198,7 +260,9 @@ def january_2022():
     def saving(scores, *args, **settings):
         return softmax(_Kept.apply(scores.float()), *args, **settings)
 
-    with (mock.patch.object(torch.nn.functional, "softmax", saving),
-          mock.patch.object(Optimizer, "zero_grad", lambda self, set_to_none=False: zero_grad(self, False)),
-          mock.patch.object(adam, "_default_to_fused_or_foreach", lambda *_, **__: (False, False))):
+    with (
+        mock.patch.object(torch.nn.functional, "softmax", saving),
+        mock.patch.object(Optimizer, "zero_grad", lambda self, set_to_none=False: zero_grad(self, False)),
+        mock.patch.object(adam, "_default_to_fused_or_foreach", lambda *_, **__: (False, False)),
+    ):
         yield

@@ -1,0 +1,331 @@
+"""A run that was stopped, in whatever way, and resumed is the run that was never stopped: bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import psutil
+import pytest
+from conftest import small, start_headroom
+
+from recipes.jobs import launch
+from recipes.records import checkpoint_files
+from recipes.records import record
+from recipes.records import run_folder
+
+RECIPES = ["trainer", "accelerate"]
+# Dropout, clipping, a schedule with a warm-up, accumulation, and epochs of 3 steps with a short last one.
+TOLD = [
+    "model.dropout=0.1",
+    "accumulation=x2",
+    "data.samples=11",
+    "train.schedule=cosine",
+    "train.warmup_steps=2",
+    "train.weight_decay=0.1",
+    "train.max_steps=8",
+    "measure.ledger=false",
+    "eval.enabled=false",
+]
+OPTIMIZERS = ["adamw", "sgd", "adafactor", "adam8bit", "lion8bit"]
+
+
+def steps(folder) -> list[int]:
+    """The steps of a run's checkpoints, the oldest first."""
+    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.found(folder))]
+
+
+@pytest.fixture(scope="module")
+def whole(train):
+    """whole(recipe, *options) -> a run that nothing stopped, with checkpoints after steps 2, 4, 6 and 8."""
+    return functools.cache(
+        lambda recipe, *options: train(f"recipe={recipe}", *TOLD, *options, "save.every_steps=2", "save.keep=9")
+    )
+
+
+# --- exact -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_resumed_run_is_the_one_that_was_never_stopped(whole, again, tmp_path, recipe, optim):
+    """From the middle of the second epoch; the last checkpoint's files are the same, byte for byte."""
+    options = [f"optim={optim}", "model.width=64", "model.feed_forward=128"]  # wide enough for 8-bit states
+    left_alone = whole(recipe, *options)
+    assert steps(left_alone.folder) == [2, 4, 6, 8]
+    shutil.copytree(checkpoint_files.found(left_alone.folder)[2], tmp_path / "checkpoints/step-00000004")
+    resumed, _ = again(tmp_path, f"recipe={recipe}", *TOLD, *options, "save.every_steps=4", "resume=latest")
+    assert resumed.training.resumed_from_step == 4
+    assert resumed.training.losses == left_alone.record.training.losses
+    for key in ("steps", "samples", "tokens", "final_loss"):
+        assert getattr(resumed.training, key) == getattr(left_alone.record.training, key), key
+    for kind in ("weights", "optimizer"):
+        ours, theirs = (
+            checkpoint_files.found(folder)[0] / f"rank-0.{kind}.safetensors" for folder in (tmp_path, left_alone.folder)
+        )
+        assert ours.read_bytes() == theirs.read_bytes(), kind
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_saving_changes_nothing(train, whole, recipe):
+    told = [f"recipe={recipe}", *TOLD, "optim=adamw"]
+    unsaved, saved = train(*told), whole(recipe, "optim=adamw")
+    assert unsaved.record.training == saved.record.training
+    assert unsaved.record.speed.save_seconds is None and not steps(unsaved.folder)
+    assert 0 < saved.record.speed.save_seconds < saved.record.speed.train_seconds
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("step", [2, 4, 6, 8])
+def test_any_checkpoint_will_do(whole, again, tmp_path, recipe, step):
+    """Before the end of an epoch, at its end (6), and after the last step (8), where nothing is left to train."""
+    left_alone = whole(recipe)
+    folder = left_alone.folder / "checkpoints" / checkpoint_files.folder_name(step)
+    resumed, _ = again(tmp_path, f"recipe={recipe}", *TOLD, f"resume={folder}", "measure.warmup_steps=1")
+    assert resumed.training.losses == left_alone.record.training.losses
+    assert resumed.speed.measured_steps == {2: 5, 4: 3, 6: 1, 8: None}[step], "of the new steps, the warm-up left out"
+    lines = [json.loads(line) for line in (tmp_path / run_folder.STEPS_FILE).read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert [line["loss"] for line in lines] == resumed.training.losses
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_can_be_trained_longer(train, again, whole, tmp_path, recipe):
+    """What it ends with after more steps is what a run of so many steps has (with a schedule that knows no end)."""
+    told = [f"recipe={recipe}", *TOLD, "train.schedule=constant_with_warmup"]
+    short = train(*told, "train.max_steps=3", "save.every_steps=3")
+    longer, _ = again(tmp_path, *told, f"resume={short.folder}")
+    assert longer.training.losses == train(*told).record.training.losses
+
+
+# --- broken, and stopped while saving ----------------------------------------------------------------
+
+
+def test_a_broken_checkpoint_is_skipped_with_a_warning_that_names_the_file(whole, again, tmp_path):
+    left_alone = whole("accelerate")
+    for step in (2, 4, 6):
+        shutil.copytree(
+            left_alone.folder / "checkpoints" / checkpoint_files.folder_name(step),
+            tmp_path / "checkpoints" / checkpoint_files.folder_name(step),
+        )
+    os.truncate(tmp_path / "checkpoints/step-00000006/rank-0.weights.safetensors", 100)
+    (tmp_path / "checkpoints/step-00000004/manifest.json").unlink()
+    told = ["recipe=accelerate", *TOLD, "resume=latest", "save.every_steps=3"]
+    resumed, warned = again(tmp_path, *told)
+    assert len(warned) == 2 and resumed.warnings[-2:] == warned
+    assert "step-00000006/rank-0.weights.safetensors" in warned[0] and "step-00000004/manifest.json" in warned[1]
+    assert resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == left_alone.record.training.losses
+    assert steps(tmp_path) == [3, 6], "the broken ones are gone"
+
+
+def test_nothing_but_broken_ones_is_a_new_start_or_a_refusal(whole, again, tmp_path):
+    left_alone = whole("accelerate")
+    broken = tmp_path / "checkpoints/step-00000006"
+    shutil.copytree(left_alone.folder / "checkpoints/step-00000006", broken)
+    (broken / "rank-0.optimizer.safetensors").write_bytes(b"")
+    resumed, warned = again(tmp_path, "recipe=accelerate", *TOLD, "resume=latest")
+    assert resumed.training.losses == left_alone.record.training.losses
+    assert resumed.training.resumed_from_step is None and len(warned) == 1
+    refused, _ = again(tmp_path, "recipe=accelerate", *TOLD, f"resume={broken}", status="refused")
+    assert "no checkpoint there is whole" in refused.error.message
+
+
+KILLED_AT_FLUSH = """
+import os, recipes.records.checkpoint_files as checkpoint
+flush, flushes = checkpoint._flush, 0
+def killed(path):
+    global flushes
+    flushes += 1
+    if flushes == {number}:
+        os.kill(os.getpid(), 9)
+    flush(path)
+checkpoint._flush = killed
+"""
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(train, fault, again, whole, number):
+    """A save flushes six times: three files, the manifest, the folder, and after the renaming the folder above."""
+    told = ["recipe=accelerate", *TOLD, "save.every_steps=2", "save.keep=1"]
+    killed = train(*told, nursery=fault(KILLED_AT_FLUSH.format(number=6 + number)), status="killed")
+    assert killed.record.error.phase == "save"
+    assert steps(killed.folder) == ([2, 4] if number == 6 else [2])
+    resumed, warned = again(killed.folder, *told, "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == (4 if number == 6 else 2)
+    assert resumed.training.losses == whole("accelerate").record.training.losses
+    assert sorted(os.listdir(killed.folder / "checkpoints")) == ["step-00000008"]
+
+
+FULL_DISK = """
+import errno, recipes.records.checkpoint_files as checkpoint
+flush, flushes = checkpoint._flush, 0
+def full(path):
+    global flushes
+    flushes += 1
+    if flushes == 8:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    flush(path)
+checkpoint._flush = full
+"""
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_full_disk_ends_the_run_and_leaves_the_earlier_checkpoint(train, fault, recipe):
+    run = train(f"recipe={recipe}", *TOLD, "save.every_steps=2", nursery=fault(FULL_DISK), status="failed")
+    assert run.record.error.phase == "save" and "disk is full" in run.record.error.hint
+    assert os.listdir(run.folder / "checkpoints") == ["step-00000002"]
+    assert run.record.training.steps == 4
+
+
+def test_a_run_killed_at_twenty_random_moments_ends_as_one_left_alone(train, again, monkeypatch, tmp_path):
+    """Each time a random number of messages, and of microseconds, after the worker has begun to speak."""
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)  # pytest shows it where the test fails
+    moments = random.Random(seed)
+    told = ["recipe=accelerate", *TOLD, "train.max_steps=400", "train.log_seconds=0"]
+    left_alone = train(*told)
+    workers, start = [], launch.start
+    monkeypatch.setattr(launch, "start", lambda *job: workers.append(start(*job)) or workers[-1])
+
+    def kill(*_):  # four messages for two steps and a checkpoint
+        nonlocal patience
+        patience -= 1
+        if patience == 0:
+            time.sleep(moments.uniform(0, 0.005))
+            os.kill(workers[-1][0].process.pid, signal.SIGKILL)
+
+    statuses, reached = [], []
+    for number in range(21):
+        patience = moments.randint(1, 48) if number < 20 else -1
+        outcome, warned = again(tmp_path, *told, "save.every_steps=2", "resume=latest", status=None, hear=kill)
+        statuses.append(outcome.status)
+        reached.append(max(steps(tmp_path), default=0))
+        assert not warned, (seed, warned)
+    assert statuses == ["killed"] * 20 + ["ok"], (seed, statuses, reached)
+    assert reached == sorted(reached) and len(set(reached)) > 8, (seed, reached)
+    assert outcome.training.resumed_from_step == reached[-2]
+    assert outcome.training.losses == left_alone.record.training.losses, seed
+
+
+# --- preempted ---------------------------------------------------------------------------------------
+
+SIGNAL_AT_THIRD_STEP = """
+import os, signal, torch
+step, taken = torch.optim.AdamW.step, 0
+def third(*args, **settings):
+    global taken
+    taken += 1
+    if taken == 3:
+        os.kill(os.getpid(), signal.{name})
+    return step(*args, **settings)
+torch.optim.AdamW.step = third
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_signal_saves_after_the_step_and_ends_the_run_as_preempted(train, fault, again, whole, recipe, name):
+    told = [f"recipe={recipe}", *TOLD, "eval.enabled=true", "save.final=true"]
+    stopped = train(*told, nursery=fault(SIGNAL_AT_THIRD_STEP.format(name=name)), status="preempted")
+    assert steps(stopped.folder) == [3] and stopped.record.training.steps == 3 and stopped.record.error is None
+    assert stopped.record.evaluation is None and not (stopped.folder / "model").exists()
+    resumed, _ = again(stopped.folder, *told, "resume=latest")
+    assert resumed.training.resumed_from_step == 3 and resumed.evaluation is not None
+    assert resumed.training.losses == whole(recipe).record.training.losses
+
+
+def test_without_on_signal_a_signal_ends_the_worker(train, fault):
+    run = train(
+        *TOLD, "save.on_signal=false", nursery=fault(SIGNAL_AT_THIRD_STEP.format(name="SIGUSR1")), status="killed"
+    )
+    assert not steps(run.folder)
+
+
+def test_a_signal_before_the_training_is_no_failure_either(tmp_path):
+    """While the worker imports its libraries: it may not listen yet."""
+    process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "here" / run_folder.LOG_FILE).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "Traceback" not in out + err
+    left = record.read(tmp_path / "here")
+    assert left.status == "preempted" and left.error is None
+    assert steps(tmp_path / "here") == [left.training.steps] * (left.training.steps > 0)
+
+
+AGAIN = [
+    "recipe=accelerate",
+    *TOLD,
+    "train.max_steps=300",
+    "train.log_seconds=0",
+    "hydra.run.dir=here",
+    "resume=latest",
+]
+
+
+def wait_for_steps(folder, alive=lambda: True) -> None:
+    deadline = time.monotonic() + 90
+    while not ((folder / run_folder.STEPS_FILE).exists() and (folder / run_folder.STEPS_FILE).stat().st_size):
+        assert time.monotonic() < deadline and alive()
+        time.sleep(0.01)
+
+
+def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, train, tmp_path):
+    """As a cluster does it; once more when all is done."""
+    process = start_headroom(*small(*AGAIN), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for_steps(tmp_path / "here", lambda: process.poll() is None)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "preempted" in out and "Traceback" not in out + err
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+
+    def usr1():
+        wait_for_steps(tmp_path / "here")
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    for signals in (1, 2):
+        left = record.read(tmp_path / "here")
+        assert left.status == "preempted" and 0 < left.training.steps < 300
+        assert steps(tmp_path / "here")[-1] == left.training.steps
+        if signals == 1:
+            (tmp_path / "here" / run_folder.STEPS_FILE).unlink()
+            threading.Thread(target=usr1).start()
+            assert command(*small(*AGAIN)).code == 0
+    assert command(*small(*AGAIN)).code == 0
+    done = record.read(tmp_path / "here")
+    assert done.status == "ok" and done.training.resumed_from_step == left.training.steps
+    assert done.training.losses == train(*AGAIN[:-2]).record.training.losses
+    assert "ok:" in command(*small(*AGAIN), nursery=None).out
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_while_it_evaluates_saves_what_was_trained(train, fault, name):
+    """The evaluation sends the signal itself; the run that resumes has only the evaluation left."""
+    code = f"""
+import os, signal, recipes.training.evaluate as part
+part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
+"""
+    run = train("recipe=accelerate", status="preempted", nursery=fault(code))
+    assert run.record.training.steps == 2 and [path.name for path in checkpoint_files.found(run.folder)] == [
+        "step-00000002"
+    ]
+    assert run.record.evaluation is None

@@ -1,0 +1,191 @@
+"""resume on the command line: which folder it means, which training it is, and what sweeps make of it."""
+
+from __future__ import annotations
+
+from conftest import compose, small
+
+from recipes.cli import sweep
+from recipes.options import resume
+from recipes.records import checkpoint_files
+from recipes.records import record
+
+
+def steps(folder) -> list[int]:
+    """The steps of a run's checkpoints, the oldest first."""
+    return [checkpoint_files.step_of(path) for path in reversed(checkpoint_files.found(folder))]
+
+
+# --- the command: which folder, which training --------------------------------------------------------
+
+SAVED = [*small("recipe=accelerate", "train.max_steps=4", "measure.ledger=false"), "save.every_steps=2"]
+BREAKS = """
+import recipes.checkpoint.saver
+def fail(self, step, save=recipes.checkpoint.saver.Saver.after_step):
+    if step == 3:
+        raise RuntimeError("injected")
+    return save(self, step)
+recipes.checkpoint.saver.Saver.after_step = fail
+"""
+
+
+def runs(tmp_path):
+    return sorted(path for path in tmp_path.glob("outputs/*/*") if path.is_dir())
+
+
+def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_path):
+    afresh = command(*SAVED, "resume=latest", nursery=fault(BREAKS))
+    assert afresh.code == 1
+    [run] = runs(tmp_path)
+    assert record.read(run).status == "failed" and steps(run) == [2]
+    assert command(*SAVED, "train.seed=7", "resume=latest").code == 0, "another training: it starts afresh"
+    [_, other] = runs(tmp_path)
+    # Watched, measured and started in another way it is the same training.
+    assert command(*SAVED, "tracker=none", "measure.warmup_steps=1", "eval.enabled=false", "resume=latest").code == 0
+    assert runs(tmp_path) == [run, other]
+    assert record.read(run).status == "ok" and record.read(run).training.resumed_from_step == 2
+    done = command(*SAVED, "resume=latest", nursery=None)
+    assert done.code == 0 and str(run.name) in done.out and runs(tmp_path) == [run, other]
+    assert command(*SAVED).code == 0 and len(runs(tmp_path)) == 3, "without the word it is a new run"
+
+
+def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
+    assert command(*SAVED, "hydra.run.dir=a").code == 0
+    before = record.read(tmp_path / "a")
+    assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest").code == 0
+    assert list((tmp_path / "a/model").glob("*.safetensors"))
+    after = record.read(tmp_path / "a")
+    assert after.training.losses == before.training.losses and steps(tmp_path / "a") == [2, 4]
+    assert after.speed == before.speed and after.speed.measured_steps and after.memory == before.memory
+    assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest", nursery=None).code == 0, (
+        "nothing is left"
+    )
+    bare = [*SAVED, "save.every_steps=null", "hydra.run.dir=b"]
+    assert command(*bare).code == 0
+    told = command(*bare, "save.final=true", "resume=latest", nursery=None)
+    assert told.code == 0 and "no model to save" in told.out and not (tmp_path / "b/model").exists()
+
+
+def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
+    assert command(*SAVED, "hydra.run.dir=a", nursery=fault(BREAKS)).code == 1
+    assert command(*SAVED, "hydra.run.dir=b", "resume=latest").code == 0
+    assert record.read(tmp_path / "b").training.resumed_from_step is None
+    occupied = command(*SAVED, "hydra.run.dir=a", nursery=None)
+    assert occupied.code == 2 and "resume=latest" in occupied.err
+    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", nursery=None)
+    assert other.code == 2 and "train.seed=7 (there 0)" in other.err
+    (tmp_path / "a/result.json").rename(tmp_path / "kept.json")  # as a command that was killed leaves it
+    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", nursery=None)
+    assert other.code == 2 and "train.seed=7 (there 0)" in other.err
+    (tmp_path / "kept.json").rename(tmp_path / "a/result.json")
+    assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
+    assert record.read(tmp_path / "a").training.losses == record.read(tmp_path / "b").training.losses
+
+
+def test_a_folder_that_is_named_must_hold_this_training(command, tmp_path):
+    assert command(*SAVED, "hydra.run.dir=a").code == 0
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "nowhere"):
+        refused = command(*SAVED, f"resume={folder}", nursery=None)
+        assert refused.code == 2 and "holds no checkpoint" in refused.err
+    refused = command(*SAVED, "train.seed=7", "model.width=64", "resume=a", nursery=None)
+    assert refused.code == 2 and "train.seed=7 (there 0)" in refused.err and "model.width=64 (there 32)" in refused.err
+    assert "optim" not in refused.err
+    refused = command(*SAVED, "batch.per_device=4", "resume=a", nursery=None)
+    assert refused.code == 2 and "batch.effective=4 (there 2)" in refused.err
+    refused = command(*SAVED, "train.max_steps=3", "resume=a", nursery=None)
+    assert refused.code == 2 and "stands at step 4" in refused.err
+    assert record.read(tmp_path / "a").status == "ok", "none of this has touched the run"
+    assert command(*SAVED, "train.max_steps=6", "resume=a/checkpoints/step-00000002", "hydra.run.dir=b").code == 0
+    assert record.read(tmp_path / "b").training.resumed_from_step == 2
+    assert len(record.read(tmp_path / "b").training.losses) == 6
+
+
+def test_the_signature_is_of_the_training_alone():
+    def signature(*words):
+        return resume.signature(compose(*words).record.config)
+
+    plain = signature("device=cpu")
+    for words in (
+        ["tracker=none"],
+        ["save.every_steps=3"],
+        ["measure.warmup_steps=9"],
+        ["launch.timeout_seconds=9"],
+        ["eval.enabled=false"],
+        ["train.log_seconds=9"],
+        ["data.workers=2"],
+        ["resume=latest"],
+        ["batch.per_device=2", "accumulation=x2"],
+        ["batch.per_device=1", "batch.effective=4"],
+    ):
+        assert signature("device=cpu", *words) == plain, words
+    for words in (
+        ["train.seed=1"],
+        ["optim=sgd"],
+        ["batch.per_device=8"],
+        ["model.dropout=0.1"],
+        ["precision=bf16"],
+        ["recipe=accelerate"],
+        ["data.samples=9"],
+        ["train.max_steps=9"],
+    ):
+        assert signature("device=cpu", *words) != plain, words
+
+
+def test_how_a_run_is_saved_is_not_in_its_key():
+    def key(*words):
+        return compose("device=cpu", *words).record.config_key
+
+    assert (
+        len(
+            {
+                key(*words)
+                for words in ([], ["save.every_steps=2"], ["save.keep=9"], ["save.on_signal=false"], ["resume=latest"])
+            }
+        )
+        == 1
+    )
+    assert key("save.final=true") != key()
+
+
+# --- sweeps ------------------------------------------------------------------------------------------
+
+PREEMPT_SEED_1 = """
+if job.record.config["train"]["seed"] == 1:
+    import os, signal, recipes.checkpoint.saver
+    def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return after(self, step)
+    recipes.checkpoint.saver.Saver.after_step = ask
+"""
+
+
+def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(command, fault, tmp_path):
+    words = ["-m", *SAVED[:-1], "train.seed=0,1,2", f"hydra.sweep.dir={tmp_path}/s"]
+    stopped = command(*words, nursery=fault(PREEMPT_SEED_1))
+    statuses = {
+        r.config["train"]["seed"]: r.status
+        for r in map(record.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
+    }
+    assert stopped.code == 0 and statuses == {0: "ok", 1: "preempted"} and "runs what is missing" in stopped.out
+    assert command(*words).code == 0
+    found = {
+        r.config["train"]["seed"]: r
+        for r in map(record.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
+    }
+    assert {seed: (r.status, r.training.resumed_from_step) for seed, r in found.items()} == {
+        0: ("ok", None),
+        1: ("ok", 1),
+        2: ("ok", None),
+    }
+
+
+def test_an_unfinished_job_keeps_its_checkpoints_when_it_is_to_be_resumed(command, fault, tmp_path):
+    words = ["-m", *SAVED, "train.seed=0,1", f"hydra.sweep.dir={tmp_path}/s"]
+    assert command(*words, nursery=fault(BREAKS)).code == 1
+    places = sorted(path.parent for path in tmp_path.glob("s/*/result.json"))
+    assert [steps(place) for place in places] == [[2], [2]]
+    sweep.clear(places[0], resume=True)
+    assert steps(places[0]) == [2]
+    assert command(*words, "resume=latest").code == 0
+    assert [record.read(place).training.resumed_from_step for place in places] == [2, 2]

@@ -1,0 +1,182 @@
+"""Checkpoints of several ranks: exact in the mode that wrote them, and opened by another number of ranks."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import time
+
+import psutil
+import pytest
+from conftest import small, start_headroom
+
+from recipes.records import checkpoint_files
+from recipes.records import record
+from recipes.records import run_folder
+
+TOLD = [
+    "model.dropout=0.1",
+    "data.samples=19",
+    "train.warmup_steps=2",
+    "train.max_steps=5",
+    "measure.ledger=false",
+    "eval.enabled=false",
+    "batch.effective=8",
+]  # epochs of 3 steps, the last with 3 of 8 samples
+TWO = ["parallelism.num_processes=2"]
+
+
+@pytest.fixture(scope="module")
+def whole(train):
+    """whole(*options) -> a run that nothing stopped, with checkpoints after steps 2 and 4."""
+    return functools.cache(lambda *options: train(*TOLD, *options, "save.every_steps=2"))
+
+
+def copied(run, step: int, folder):
+    shutil.copytree(
+        run.folder / "checkpoints" / checkpoint_files.folder_name(step),
+        folder / "checkpoints" / checkpoint_files.folder_name(step),
+    )
+
+
+SPLIT = ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.tensor_size=2"]
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_two_ranks_resume_bit_for_bit(whole, again, tmp_path, recipe, mode):
+    options = [f"recipe={recipe}", f"parallelism={mode}", *TWO]
+    left_alone = whole(*options)
+    copied(left_alone, 2, tmp_path)
+    resumed, warned = again(tmp_path, *TOLD, *options, "save.every_steps=2", "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == left_alone.record.training.losses
+    ours, theirs = (checkpoint_files.found(folder)[0] for folder in (tmp_path, left_alone.folder))
+    names = sorted(path.name for path in ours.glob("*.safetensors"))
+    assert len(names) == 4
+    for name in names:
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_offloaded_states_resume_where_they_were(train, again, tmp_path, recipe):
+    """One rank on one GPU, with weights and optimizer states on the host."""
+    options = [
+        *TOLD,
+        f"recipe={recipe}",
+        "device=cuda",
+        "parallelism=fsdp",
+        "parallelism.num_processes=1",
+        "parallelism.cpu_offload=true",
+        "model.dropout=0",
+        "save.every_steps=2",
+    ]
+    left_alone = train(*options)
+    copied(left_alone, 2, tmp_path)
+    resumed, warned = again(tmp_path, *options, "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == pytest.approx(left_alone.record.training.losses, rel=1e-4)
+
+
+MODES = {
+    "single": ["parallelism=single"],
+    "ddp 2": ["parallelism=ddp", *TWO],
+    "fsdp 2": ["parallelism=fsdp", *TWO],
+    "fsdp 4": ["parallelism=fsdp", "parallelism.num_processes=4"],
+    "split 4": [*SPLIT, "parallelism.num_processes=4"],
+    "split 2": [*SPLIT, *TWO],
+    "hybrid 4": [
+        "parallelism=fsdp",
+        "parallelism.num_processes=4",
+        "parallelism.strategy=hybrid_shard",
+        "parallelism.shard_size=2",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "before,after",
+    [
+        ("fsdp 2", "single"),
+        ("fsdp 2", "fsdp 4"),
+        ("single", "fsdp 2"),
+        ("fsdp 2", "ddp 2"),
+        ("hybrid 4", "fsdp 2"),
+        ("split 4", "split 2"),
+        ("split 2", "single"),
+    ],
+)
+def test_another_number_of_ranks_and_another_mode_open_it(whole, again, tmp_path, before, after):
+    """Without dropout, whose random numbers are each rank's own."""
+    told = ["recipe=accelerate", "model.dropout=0", "batch.per_device=2"]
+    if "split" in before:
+        told += ["model=llama_tiny", "model.heads=4", "model.kv_heads=2"]
+    left_alone = whole(*told, *MODES[before])
+    copied(left_alone, 2, tmp_path)
+    resumed, warned = again(tmp_path, *TOLD, *told, *MODES[after], "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == pytest.approx(left_alone.record.training.losses, rel=1e-4)
+
+
+def test_a_piece_that_is_missing_or_damaged_is_named(whole, again, tmp_path):
+    options = ["recipe=accelerate", "parallelism=fsdp", *TWO]
+    left_alone = whole(*options)
+    copied(left_alone, 2, tmp_path)
+    copied(left_alone, 4, tmp_path)
+    (tmp_path / "checkpoints/step-00000004/rank-1.weights.safetensors").unlink()
+    resumed, [warning] = again(tmp_path, *TOLD, *options, "resume=latest")
+    assert "rank-1.weights.safetensors" in warning and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == left_alone.record.training.losses
+
+
+ASK_RANK_1 = """
+import os, signal
+if job.place.rank == 1:
+    import recipes.checkpoint.saver
+    def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return after(self, step)
+    recipes.checkpoint.saver.Saver.after_step = ask
+"""
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, whole, mode):
+    options = ["recipe=accelerate", f"parallelism={mode}", *TWO]
+    stopped = train(*TOLD, *options, nursery=fault(ASK_RANK_1), status="preempted")
+    [folder] = checkpoint_files.found(stopped.folder)
+    assert checkpoint_files.verify(folder).step == stopped.record.training.steps == 3
+    resumed, _ = again(stopped.folder, *TOLD, *options, "resume=latest")
+    assert resumed.training.losses == whole(*options).record.training.losses
+
+
+def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(tmp_path):
+    words = small(
+        "recipe=accelerate",
+        "parallelism=ddp",
+        *TWO,
+        "train.max_steps=100000",
+        "train.log_seconds=0",
+        "hydra.run.dir=here",
+    )
+    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    steps = tmp_path / "here" / run_folder.STEPS_FILE
+    try:
+        deadline = time.monotonic() + 120
+        while not (steps.exists() and steps.stat().st_size):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "preempted" in out, err
+    assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=5)[1]
+    left = record.read(tmp_path / "here")
+    assert left.status == "preempted"
+    [folder] = checkpoint_files.found(tmp_path / "here")
+    assert checkpoint_files.verify(folder).step == left.training.steps

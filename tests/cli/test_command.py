@@ -1,0 +1,354 @@
+"""The command line: what is refused and how, what a whole run prints and leaves, and the exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import yaml
+from conftest import CONF, compose, small
+
+from recipes.cli import console
+from recipes.records import record
+from recipes.config import GROUPS
+
+HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
+# What only a GPU, or only another device than this, can fill in.
+# Nothing was resumed or saved, and a classification has no perplexity.
+UNUSED = {"error", "estimate", "perplexity", "resumed_from_step", "save_seconds"}
+GPU_FIELDS = {
+    "mfu",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "device_used_bytes",
+    "device_used_at_start_bytes",
+    "context_bytes",
+    "weights_device_bytes",
+}
+
+
+def imported(err: str) -> set[str]:
+    """The top-level modules in the report of PYTHONPROFILEIMPORTTIME."""
+    names = [line.rpartition("|")[2].strip() for line in err.splitlines() if line.startswith("import time:")]
+    return {name.partition(".")[0] for name in names}
+
+
+def only_record(folder) -> record.Record:
+    """The record of the one run below a folder."""
+    paths = list(folder.rglob(record.FILE_NAME))
+    assert len(paths) == 1, paths
+    return record.read(paths[0].parent)
+
+
+# --- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_misspelt_key_is_refused_in_two_seconds_and_before_anything_heavy(headroom):
+    start = time.monotonic()
+    ended = headroom("precison=bf16")
+    assert time.monotonic() - start < 2
+    assert ended.code == 2 and "precision" in ended.err and "Traceback" not in ended.err
+    assert ended.out == "" and len(ended.err.splitlines()) == 1
+
+
+def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headroom):
+    start = time.monotonic()
+    ended = headroom("batch.per_device=0", "device=cpu", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert time.monotonic() - start < 2
+    assert ended.code == 2 and "batch.per_device=0" in ended.err
+    assert "hydra" in imported(ended.err) and not imported(ended.err) & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (["precison=bf16"], ["precision"]),
+        (["precision=bf17"], ["precision=bf17", "Did you mean bf16"]),
+        (["recipe=trainr"], ["recipe=trainr", "Did you mean trainer"]),
+        (["optim=adam9bit"], ["optim=adam9bit", "adam8bit"]),
+        (["model=bert_huge"], ["model=bert_huge", "bert_large"]),
+        (["batch.per_device=four"], ["batch.per_device", "four"]),
+        (["batch.per_device=4.5"], ["batch.per_device", "4.5"]),
+        (["batch.per_device=null"], ["batch.per_device"]),
+        (["train.seed="], ["train.seed"]),
+        (["compile=maybe"], ["compile", "maybe"]),
+        (["model.layer=1"], ["model.layer", "Did you mean model.layers"]),
+        (["optim.momentun=0.5"], ["optim.momentun", "Did you mean optim.momentum"]),
+        (["train.learning_rat=1"], ["train.learning_rat", "train.learning_rate"]),
+        (["optim.momentum=0.5"], ["optim.momentum", "optim=sgd"]),
+        (["+foo=1"], ["foo", "--help"]),
+        (["++foo=1"], ["foo", "--help"]),
+        (["+model.foo=1"], ["model.foo"]),
+        (["+batch.foo=1"], ["batch.foo", "batch.per_device"]),
+        (["+precision=bf16"], ["precision"]),
+        (["precision@foo=bf16"], ["precision"]),
+        (["~precision"], ["precision", "bf16_pure", "fp32"]),
+        (["~model"], ["model", "bert_tiny"]),
+        (["~train"], ["train"]),
+        (["~batch"], ["batch"]),
+        (["~eval"], ["eval"]),
+        (["~launch"], ["launch"]),
+        (["~compile"], ["compile"]),
+        (["~train.seed"], ["train.seed"]),
+        (["precision=null"], ["precision", "bf16_pure", "fp32"]),
+        (["model=null"], ["model", "bert_tiny"]),
+        (["train=null"], ["train"]),
+        (["batch=3"], ["batch"]),
+        (["precision="], ["precision", "bf16_pure", "fp32"]),
+        (["precision"], ["precision"]),
+        (["precision=bf16,fp32"], ["precision", "-m"]),
+        (["train.seed=1,2"], ["train.seed", "-m"]),
+        (["train.seed=${train.nothing}"], ["train.seed"]),
+        (["train.seed=${oc.env:HEADROOM_NO_SUCH_VARIABLE}"], ["train.seed", "HEADROOM_NO_SUCH_VARIABLE"]),
+        (["data=text", "data.path=no-such-file.txt"], ["data.path=no-such-file.txt"]),
+        (["data=text"], ["data.path="]),
+        (["model.pretrained=./no/such/folder"], ["model.pretrained=./no/such/folder"]),
+        (["--config-name", "nothing"], ["nothing"]),
+        (["--no-such-flag"], ["--no-such-flag"]),
+        (["--resolve"], ["--resolve"]),
+        (["precision=tf32"], ["precision=tf32", "precision=fp32"]),
+        (["-m", "precision=fp32,bf17"], ["precision=bf17", "bf16"]),
+        (["-m", "precison=fp32,bf16"], ["precision"]),
+        (["-m", "batch.per_device=1,two"], ["batch.per_device", "two"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_what_cannot_run_is_refused_in_words(command, arguments, words):
+    ended = command(*arguments, "device=cpu", nursery=None)
+    assert ended.code == 2, ended
+    assert all(word in ended.err for word in words), ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_each_problem_is_one_line(command):
+    ended = command("precision=tf32", "optim=paged_adam8bit", "batch.effective=3", "device=cpu")
+    assert ended.code == 2 and len(ended.err.splitlines()) == 3
+    assert all(line.startswith("refused: ") for line in ended.err.splitlines())
+
+
+def test_a_refused_job_leaves_its_record(command, tmp_path):
+    command("precision=tf32", "optim=paged_adam8bit", "device=cpu", "hydra.run.dir=here")
+    left = record.read(tmp_path / "here")
+    assert left.status == "refused" and left.error.type == "Refusal"
+    assert "precision=tf32" in left.error.message and "optim=paged_adam8bit" in left.error.message
+    assert left.overrides == ["precision=tf32", "optim=paged_adam8bit", "device=cpu"]
+
+
+@pytest.mark.parametrize(
+    "flags", [["hydra.run.dir={}/below"], ["-m", "hydra.sweep.dir={}/below", "train.seed=1,2"]], ids=["run", "sweep"]
+)
+def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path, flags):
+    (tmp_path / "a-file").touch()  # nobody, root included, can make a folder below a file
+    ended = command(*[flag.format(tmp_path / "a-file") for flag in flags], *small())
+    assert ended.code == 2, ended
+    assert "a-file" in ended.err and "cannot be written" in ended.err and "Traceback" not in ended.err
+    assert flags[-2 if len(flags) > 1 else 0].split("=")[0] in ended.err, "the key to type"
+
+
+def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tmp_path):
+    before = b'{"schema_version": 1, "status": "ok"}'
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / record.FILE_NAME).write_bytes(before)
+    ended = command("hydra.run.dir=here", *small())
+    assert ended.code == 2 and "here" in ended.err and "hydra.run.dir=" in ended.err
+    assert (tmp_path / "here" / record.FILE_NAME).read_bytes() == before
+    assert [path.name for path in (tmp_path / "here").iterdir()] == [record.FILE_NAME]
+
+
+# --- help, completion, and the configuration -------------------------------------------------------
+
+
+def test_help_lists_each_menu_with_its_options(headroom):
+    start = time.monotonic()
+    ended = headroom("--help")
+    assert ended.code == 0 and ended.err == "" and time.monotonic() - start < 2
+    lines = ended.out.splitlines()
+    for group in GROUPS:
+        assert group in lines
+        for path in (CONF / group).glob("*.yaml"):
+            described = path.read_text().splitlines()[0].removeprefix("#").strip()
+            assert any(line.split()[:1] == [path.stem] and line.endswith(described) for line in lines), path
+
+
+@pytest.mark.parametrize(
+    "typed,offered",
+    [
+        ("prec", {"precision="}),
+        ("precision=", {f"precision={name}" for name in ("bf16", "bf16_pure", "fp16", "fp32", "tf32")}),
+        ("optim=adam8", {"optim=adam8bit"}),
+        ("batch.", {"batch.per_device=", "batch.effective="}),
+    ],
+)
+def test_the_shell_completes_menus_options_and_keys(command, monkeypatch, typed, offered):
+    line = f"python train.py {typed}"
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    ended = command("-sc", "query=bash")
+    assert ended.code == 0 and offered <= set(ended.out.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_installed(command, shell):
+    ended = command("-sc", f"install={shell}")
+    assert ended.code == 0 and "hydra" in ended.out
+
+
+def test_cfg_job_prints_the_configuration_and_runs_nothing(command, tmp_path):
+    ended = command("--cfg", "job", "optim=sgd")
+    printed = yaml.safe_load(ended.out)
+    assert ended.code == 0
+    assert printed["optim"]["name"] == "sgd" and printed["optim"]["momentum"] == 0.9
+    assert printed["train"]["max_steps"] is None
+    assert not (tmp_path / "outputs").exists()
+
+
+# --- whole runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_a_whole_run_from_the_shell(headroom, tmp_path, recipe):
+    """Done when, 2: `precision=bf16 optim=adam8bit` ends ok, with every field that this device can fill."""
+    ended = headroom(
+        f"recipe={recipe}",
+        "precision=bf16",
+        "optim=adam8bit",
+        "device=cpu",
+        "data.samples=16",
+        "data.seq_len=32",
+        "data.eval_samples=4",
+        "model.vocab=512",
+        env={"PYTHONPROFILEIMPORTTIME": "1"},
+    )
+    assert ended.code == 0, ended.err
+    out = ended.out.lower()
+    for word in (
+        "time",
+        "samples per second",
+        "weights",
+        "gradients",
+        "optimizer states",
+        "activations",
+        "other",
+        "bytes a parameter",
+        "inference",
+        "record: ",
+    ):
+        assert word in out, ended.out
+    left = only_record(tmp_path)
+    path = out.split("record: ")[1].split()[0]
+    assert (tmp_path / path).is_file()
+    assert left.status == "ok" and left.recipe == recipe and left.training.steps == 4
+    assert left.config["precision"]["name"] == "bf16" and left.config["optim"]["name"] == "adam8bit"
+    for part in (left, left.training, left.speed, left.memory, left.evaluation):
+        for field in dataclasses.fields(part):
+            empty = getattr(part, field.name) is None
+            known = field.name in GPU_FIELDS | UNUSED
+            assert not empty or known, f"{type(part).__name__}.{field.name}"
+    assert not imported(ended.err) & set(HEAVY), "the parent imports nothing heavy"
+    assert "samples/s" in ended.err and "loss" in ended.err  # progress, also where stderr is no terminal
+
+
+# 17 million weights: 66 MB each for them and their gradients, 133 MB of states.
+NEEDS_A_QUARTER_GIB = small("model.width=512", "model.heads=8", "model.feed_forward=2048", "model.vocab=30522")
+
+
+@pytest.mark.parametrize("limit", [0.001, 0.02, 0.1, 0.2])
+def test_a_run_that_runs_out_of_memory_exits_with_3(command, tmp_path, limit):
+    """Whatever the limit, and wherever the memory runs out: threads and small buffers need some too."""
+    ended = command(*NEEDS_A_QUARTER_GIB, f"launch.memory_limit_gib={limit}", "hydra.run.dir=here")
+    left = record.read(tmp_path / "here")
+    assert (ended.code, left.status) == (3, "oom"), left.error
+    assert left.error.hint and "precision=bf16" in left.error.hint
+    assert "oom" in ended.out and left.error.hint in ended.out and "Traceback" not in ended.err + ended.out
+
+
+def test_a_run_that_fails_exits_with_1_and_says_where_its_log_is(command, fault, tmp_path):
+    broken = fault("import torch\ndef step(*_, **__): raise RuntimeError('injected')\ntorch.optim.AdamW.step = step")
+    ended = command(*small("hydra.run.dir=here"), nursery=broken)
+    assert ended.code == 1 and record.read(tmp_path / "here").status == "failed"
+    assert "injected" in ended.out and "log.txt" in ended.out and "Traceback" not in ended.err + ended.out
+    assert "Traceback" in (tmp_path / "here" / "log.txt").read_text()
+
+
+def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
+    ended = command(*small("launch.timeout_seconds=1", "train.max_steps=1000000", "hydra.run.dir=here"))
+    assert ended.code == 1 and record.read(tmp_path / "here").status == "timeout"
+    assert "launch.timeout_seconds" in ended.out
+
+
+def interrupt_at_the_first_step(monkeypatch):
+    """Ctrl-C as the parent sees it: an exception in the middle of its waiting."""
+    hear = console.Console.hear
+
+    def interrupted(self, kind, values):
+        hear(self, kind, values)
+        if kind == "progress":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(console.Console, "hear", interrupted)
+
+
+def test_an_interrupted_run_exits_with_130(command, monkeypatch, tmp_path):
+    interrupt_at_the_first_step(monkeypatch)
+    ended = command(*small("train.max_steps=100000", "train.log_seconds=0", "hydra.run.dir=here"))
+    left = record.read(tmp_path / "here")
+    assert ended.code == 130 and left.status == "interrupted" and left.training.steps >= 1
+
+
+# --- sweeps ----------------------------------------------------------------------------------------
+
+
+def statuses(folder) -> list[str]:
+    return sorted(record.read(path.parent).status for path in folder.glob(f"*/{record.FILE_NAME}"))
+
+
+def test_a_sweep_runs_each_job_in_a_folder_named_after_its_key(command, tmp_path):
+    ended = command("-m", "recipe=trainer,accelerate", "train.seed=0,1", "hydra.sweep.dir=sweep", *small())
+    assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok"] * 4
+    for folder in (path.parent for path in (tmp_path / "sweep").glob("*/result.json")):
+        assert record.read(folder).config_key == folder.name
+
+
+def test_a_sweep_goes_on_after_a_refused_job_and_says_so_at_the_end(command, tmp_path):
+    ended = command("-m", "precision=tf32,fp32", "hydra.sweep.dir=sweep", *small())
+    assert ended.code == 1 and statuses(tmp_path / "sweep") == ["ok", "refused"]
+
+
+def test_out_of_memory_is_a_result_of_a_sweep(command, tmp_path):
+    ended = command("-m", "launch.memory_limit_gib=0.05,null", "hydra.sweep.dir=sweep", *NEEDS_A_QUARTER_GIB)
+    assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok", "oom"]
+
+
+def test_ctrl_c_ends_a_sweep(command, monkeypatch, tmp_path):
+    interrupt_at_the_first_step(monkeypatch)
+    ended = command(
+        "-m", "train.seed=0,1,2", "hydra.sweep.dir=sweep", *small("train.max_steps=100000", "train.log_seconds=0")
+    )
+    assert ended.code == 130 and statuses(tmp_path / "sweep") == ["interrupted"]
+
+
+# --- one command at a time in a folder -------------------------------------------------------------
+
+
+def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_path):
+    from recipes.jobs import run_lock
+
+    words = small("recipe=accelerate")
+    with run_lock.hold(tmp_path / "busy"):
+        ended = command(*words, f"hydra.run.dir={tmp_path}/busy", nursery=None)
+        assert ended.code == 2 and "another command is training" in ended.err
+        assert list((tmp_path / "busy").iterdir()) == []
+    assert command(*words, f"hydra.run.dir={tmp_path}/busy").code == 0, "it is free again"
+
+
+def test_a_job_of_a_sweep_that_another_command_runs_is_left_alone(command, tmp_path):
+    from recipes.jobs import run_lock
+
+    words = ["-m", *small("recipe=accelerate"), f"hydra.sweep.dir={tmp_path}/s"]
+    place = tmp_path / "s" / compose(*small("recipe=accelerate")).record.config_key
+    with run_lock.hold(place):
+        (place / "steps.jsonl").write_text("theirs")
+        ended = command(*words, nursery=None)
+        assert ended.code == 1 and "another command is training" in ended.err
+        assert (place / "steps.jsonl").read_text() == "theirs"

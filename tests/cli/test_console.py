@@ -1,0 +1,123 @@
+"""What a person reads: the summary of a run that went well, of one that did not, and of one that measured little."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import compose, small
+
+from recipes.cli import console
+from recipes.cli import summary
+from recipes.records import record
+from recipes.records.record import Error, Evaluation, Memory, Speed, Training
+
+GIB = 2**30
+
+
+@pytest.fixture
+def outcome():
+    """A run of AdamW in mixed precision, in round numbers: a gigabyte is 2 ** 28 weights of 4 bytes."""
+    made = compose("device=cpu", "precision=bf16", "model=bert_large").record
+    made.status = "ok"
+    made.training = Training(10, 40, 400, [1.0, 0.5], 0.5)
+    made.speed = Speed(3, 7, 0.5, 0.4, 0.6, 8.0, 80.0, 10**12, 0.25, 5.0)
+    made.memory = Memory(
+        parameters_bytes=GIB * 3 // 2,
+        gradients_bytes=GIB,
+        optimizer_bytes=2 * GIB,
+        activations_bytes=GIB // 2,
+        other_bytes=0,
+        peak_tensor_bytes=5 * GIB,
+        peak_phase="backward",
+        parameter_count=2**28,
+        weights_bytes=GIB,
+        largest_bytes={
+            "parameters": GIB,
+            "weight_copies": GIB // 2,
+            "gradients": GIB,
+            "optimizer": 2 * GIB,
+            "activations": GIB,
+            "other": 0,
+        },
+        host_peak_rss_bytes=GIB,
+    )
+    return made
+
+
+def test_the_summary_speaks_the_guides_terms(outcome):
+    """18 bytes a parameter for training in mixed precision with AdamW, 6 for inference."""
+    text = summary.summary(outcome, Path("here"))
+    rows = {line.strip().split("  ")[0]: line for line in text.splitlines()}
+    assert "5.00 s" in rows["Time"] and "8.00" in rows["Samples per second"] and "500.00 ms" in rows["Step"]
+    assert "2.000 T" in rows["Model FLOP/s"] and "25.0%" in rows["Model FLOP/s"]
+    assert "6.00 bytes a parameter" in rows["weights"] and "8.00 bytes a parameter" in rows["optimizer states"]
+    assert "4.00 bytes a parameter" in rows["gradients"] and "2.00 bytes a parameter" in rows["activations"]
+    assert "18.00 bytes a parameter" in rows["Model states, at most"]
+    assert "6.00 bytes a parameter" in rows["Inference alone"]
+    assert "here" in rows["Record: here/result.json"]
+
+
+def test_the_summary_has_a_gpus_figures_where_there_is_one(outcome):
+    for key in ("device_used_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "context_bytes"):
+        setattr(outcome.memory, key, 3 * GIB)
+    text = summary.summary(outcome, Path("here"))
+    assert "GPU memory occupied" in text and "3072 MiB" in text and "context" in text
+
+
+@pytest.mark.parametrize("status", record.STATUSES)
+def test_every_status_has_a_summary(status):
+    """Also where nothing was measured yet."""
+    made = compose("device=cpu").record
+    made.status = status
+    made.error = None if status == "ok" else Error("load", "Kind", "what happened\nsecond line", "what to do")
+    text = summary.summary(made, Path("here"))
+    assert text.startswith(f"{status}: ") and "result.json" in text
+    if made.error:
+        assert "what happened" in text and "what to do" in text and "second line" not in text
+
+
+def test_numbers_that_are_none_are_said_in_words(outcome):
+    """As a record has them after a loss that was no number."""
+    outcome.training = Training(2, 8, 80, [None, None], None)
+    outcome.evaluation = Evaluation(4, None, None, None, 0.1)
+    assert "not a number" in summary.summary(outcome, Path("here"))
+
+
+@pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])
+def test_a_run_whose_loss_is_no_number_has_its_summary(command, model):
+    ended = command(
+        *small(
+            f"model={model}",
+            "optim=sgd",
+            "optim.momentum=0",
+            "train.max_grad_norm=0",
+            "train.learning_rate=1e30",
+            "train.max_steps=4",
+        )
+    )
+    assert ended.code == 0 and "not a number" in ended.out
+    assert "Traceback" not in ended.err + ended.out
+
+
+def test_warnings_are_shown_while_it_runs_and_at_the_end(command):
+    ended = command(*small("batch.per_device=3"))
+    assert "warning: batch.per_device=3" in ended.err and "batch.per_device=3" in ended.out
+
+
+def test_a_reader_that_has_left_is_no_failure():
+    """`python train.py | head -1`: nobody reads the pipe any more when the summary comes."""
+    program = (
+        "import os; read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read); "
+        "from recipes.cli import console; console.say('text')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(console.__file__).parents[2],
+    )
+    assert ended.returncode == 0 and ended.stderr == ""

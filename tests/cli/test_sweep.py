@@ -1,0 +1,177 @@
+"""Sweeps: every job leaves a record whatever becomes of it, and the same command finishes what is missing."""
+
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from conftest import small, start_headroom
+from recipes.cli import argv
+from recipes.cli import sweep
+from recipes.records import record
+
+SWEEP = small("train.max_steps=3", "measure.ledger=false")
+# What a job does is told by its seed: 1 runs out of memory, 2 raises, 3 is killed.
+FAULTS = """
+import os, signal
+seed = job.record.config["train"]["seed"]
+def fail(*_, **__):
+    if seed == 1:
+        raise MemoryError("no memory left")
+    if seed == 2:
+        raise ValueError("seed 2 fails")
+    os.kill(os.getpid(), signal.SIGKILL)
+if seed in (1, 2, 3):
+    import recipes.training.accelerate_loop
+    recipes.training.accelerate_loop.forward_backward = fail
+"""
+
+
+def records(folder):
+    """Seed -> record of a sweep's jobs."""
+    found = [record.read(path.parent) for path in folder.glob("*/result.json")]
+    return {outcome.config["train"]["seed"]: outcome for outcome in found}
+
+
+def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, fault, tmp_path):
+    words = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,3,4", f"hydra.sweep.dir={tmp_path}/s"]
+    ended = command(*words, nursery=fault(FAULTS))
+    assert ended.code == 1
+    statuses = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
+    assert statuses == {0: "ok", 1: "oom", 2: "failed", 3: "killed", 4: "ok"}
+    assert "runs what is missing" in ended.out
+    assert "seed 2 fails" in (tmp_path / "s/table.md").read_text()
+
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/*/result.json")}
+    ended = command(*words, nursery=fault(""))
+    assert ended.code == 0  # running out of memory is a result
+    after = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
+    assert after == {0: "ok", 1: "oom", 2: "ok", 3: "ok", 4: "ok"}
+    changed = {
+        record.read(path.parent).config["train"]["seed"]
+        for path, stamp in first.items()
+        if path.stat().st_mtime_ns != stamp
+    }
+    assert changed == {2, 3}
+    assert ended.out.count("(done before)") == 3
+
+
+def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
+    for seeds in ("0,1", "1,2"):
+        assert command("-m", *SWEEP, f"train.seed={seeds}", f"hydra.sweep.dir={tmp_path}/s").code == 0
+    assert set(records(tmp_path / "s")) == {0, 1, 2}
+    assert len((tmp_path / "s/results.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp_path):
+    ended = command("-m", *SWEEP, "precision=fp16,fp32", "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
+    assert ended.code == 1
+    assert sorted(r.status for r in map(record.read, (p.parent for p in tmp_path.glob("s/*/result.json")))) == [
+        "ok",
+        "refused",
+    ]
+    for wrong in ("precison=fp32,bf16", "precision=fp32,bf17", "+nothing=1,2"):
+        ended = command("-m", *SWEEP, wrong, f"hydra.sweep.dir={tmp_path}/t", nursery=None)
+        assert ended.code == 2, wrong
+        assert "Traceback" not in ended.err
+        assert not list(tmp_path.glob("t/*/result.json"))
+
+
+def test_repeats_run_in_turn_and_become_one_row(command, tmp_path):
+    ended = command("-m", *SWEEP, "optim=adamw,sgd", "measure.repeats=2", f"hydra.sweep.dir={tmp_path}/s")
+    assert ended.code == 0
+    found = [record.read(path.parent) for path in tmp_path.glob("s/*/result.json")]
+    found.sort(key=lambda outcome: outcome.environment["job_number"])
+    assert [(r.config["optim"]["name"], r.config["measure"]["repeat"]) for r in found] == [
+        ("adamw", 0),
+        ("sgd", 0),
+        ("adamw", 1),
+        ("sgd", 1),
+    ]
+    rows = [line for line in (tmp_path / "s/table.md").read_text().splitlines() if line.startswith("| adamw")]
+    assert len(rows) == 1
+
+
+def test_repeats_without_a_sweep_are_refused(command):
+    ended = command(*SWEEP, "measure.repeats=2", nursery=None)
+    assert ended.code == 2
+    assert "add -m" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words, spelt",
+    [
+        (["a=1"], ["a=1"]),
+        (["-m", "a=1,2", "hydra.sweep.dir=x"], ["-m", "a=1,2", "hydra.sweep.dir=x"]),
+        (
+            ["-m", "hydra.sweep.dir=x", "measure.repeats=3", "a=1,2"],
+            ["-m", "measure.repeat=range(3)", "hydra.sweep.dir=x", "measure.repeats=3", "a=1,2"],
+        ),
+        (
+            ["hydra.sweep.dir=x", "measure.repeats=3", "-m"],
+            ["measure.repeat=range(3)", "hydra.sweep.dir=x", "measure.repeats=3", "-m"],
+        ),
+    ],
+)
+def test_what_is_added_to_a_command_line_stands_beside_its_overrides(words, spelt):
+    assert argv.expand_argv(words) == spelt
+
+
+def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
+    words = [
+        "-m",
+        *small("train.max_steps=300", "measure.ledger=false", "train.log_seconds=0.1"),
+        "train.seed=0,1,2",
+        "hydra.sweep.dir=s",
+    ]
+    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("s/*/result.json")) or not list(tmp_path.glob("s/*/steps.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    before = len(list(tmp_path.glob("s/*/result.json")))
+    assert before < 3
+    again = start_headroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert {outcome.status for outcome in records(tmp_path / "s").values()} == {"ok"}
+    assert len(records(tmp_path / "s")) == 3
+    assert out.count("(done before)") == before
+
+
+def test_jobs_side_by_side_say_so(tmp_path):
+    process = start_headroom(
+        "-m",
+        *SWEEP,
+        "train.seed=0,1",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "hydra.sweep.dir=s",
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    assert {outcome.environment["jobs_at_once"] for outcome in records(tmp_path / "s").values()} == {2}
+    assert "at once" in (tmp_path / "s/table.md").read_text() or "side by side" in (tmp_path / "s/table.md").read_text()
+
+
+def test_jobs_are_noted_by_command(tmp_path):
+    ours, theirs = sweep.Sweep("a", tmp_path), sweep.Sweep("b", tmp_path)
+    ours.note(tmp_path, 1, "k1", "ok")
+    theirs.note(tmp_path, 0, "k0", "failed")
+    ours.note(tmp_path, 0, "k2", "oom")
+    assert [(job["key"], job["status"]) for job in ours.jobs(tmp_path)] == [("k2", "oom"), ("k1", "ok")]
+    ours.note(tmp_path, 0, "k2", "ok")  # what was noted of it before is gone
+    assert [(job["job"], job["status"]) for job in ours.jobs(tmp_path)] == [(0, "ok"), (1, "ok")]
+    assert os.listdir(tmp_path) == [sweep.JOBS_FOLDER]

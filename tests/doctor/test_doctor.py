@@ -1,0 +1,301 @@
+"""The doctor: what it calls broken, what it says to install, and its processes that may crash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from conftest import ROOT
+from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
+
+from recipes.doctor import checks
+from recipes.doctor import probe
+from recipes.machine import host
+
+
+# --- the driver and torch ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_no_driver_is_a_machine_without_a_gpu_and_not_broken(visit, code):
+    """Also with torch's CUDA build, which is what pip gives on Linux."""
+    probes = {
+        "torch": {"cuda": "13.0"},
+        "torch on CUDA": {"error": "RuntimeError: no NVIDIA driver"},
+        "bitsandbytes": {},
+        "bitsandbytes on cpu": {},
+    }
+    text, broken = visit(FakeNvml(init=code), probes)
+    assert not broken and "BROKEN" not in text and "none no NVIDIA driver; everything runs on the CPU" in rows(text)
+    assert "8-bit AdamW works on cpu" in rows(text)
+
+
+def test_a_driver_that_does_not_work_is_broken(visit):
+    text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), {"torch": {"cuda": "13.0"}})
+    assert len(broken) == 1 and "mismatch" in broken[0] and "restart" in broken[0]
+    assert "broken: the NVIDIA driver" in text and text.endswith("1 thing is broken.")
+
+
+def test_a_cuda_torch_that_cannot_use_the_gpu_is_broken(visit):
+    probes = {"torch": {"cuda": "13.0"}, "torch on CUDA": {"error": "RuntimeError: The NVIDIA driver is too old"}}
+    nvml = FakeNvml(gpu(), system={"nvmlSystemGetCudaDriverVersion": 12040})
+    text, broken = visit(nvml, probes)
+    assert len(broken) == 1 and "too old" in broken[0]
+    assert "built for CUDA 13.0" in broken[0] and "CUDA up to 12.4" in broken[0] and "update the driver" in broken[0]
+    assert "did not get to use it, see below" in rows(text)
+
+
+def test_a_gpu_on_which_a_product_fails_is_broken(visit):
+    probes = healthy(2, **{"torch on cuda:1": {"error": "its process was killed by SIGABRT"}})
+    _, broken = visit(FakeNvml(gpu(0), gpu(1)), probes)
+    assert len(broken) == 1 and "cuda:1: its process was killed by SIGABRT" in broken[0]
+
+
+def test_a_gpu_that_torch_misses_is_broken(visit):
+    _, broken = visit(FakeNvml(gpu(0), gpu(1)), healthy(1))
+    assert len(broken) == 1 and "NVML shows 2 GPUs, torch 1" in broken[0]
+
+
+def test_a_full_gpu_is_busy_and_not_broken(visit):
+    probes = healthy(
+        1,
+        **{
+            "torch on cuda:0": {"error": "OutOfMemoryError: CUDA out of memory."},
+            "bitsandbytes on cuda:0": {"error": "OutOfMemoryError: CUDA out of memory."},
+        },
+    )
+    text, broken = visit(FakeNvml(gpu()), probes)
+    assert not broken and "not tried torch on cuda:0: other programs hold its memory" in rows(text)
+    assert "adam8bit" in rows(text).split(" optim ")[1].split(" compile ")[0]
+
+
+def test_a_cpu_build_beside_a_gpu_is_no_fault_and_the_install_line_is_there(visit):
+    probes = {"torch": {"cuda": None}, "bitsandbytes": {}, "bitsandbytes on cpu": {}}
+    text, broken = visit(FakeNvml(gpu()), probes, cuda=False)
+    assert not broken and "cannot use it: this torch is a CPU build" in rows(text)
+    assert "pip install --force-reinstall torch" in text
+
+
+def test_a_hidden_gpu_is_told_and_not_missed(visit):
+    probes = {"torch": {"cuda": "13.0"}, "torch on CUDA": {"count": 1}, "torch on cuda:0": {"name": "NVIDIA Card 1"}}
+    text, broken = visit(FakeNvml(gpu(0), gpu(1)), probes, visible="1")
+    assert not broken
+    first, second = text.split("GPU 1:")
+    assert "CUDA_VISIBLE_DEVICES hides it" in rows(first) and "uses it as cuda:0" in rows(second)
+
+
+def test_torch_and_nvml_that_disagree_on_a_name_are_quoted_both(visit):
+    text, broken = visit(FakeNvml(gpu(0)), healthy(1, **{"torch on cuda:0": {"name": "Card 7"}}))
+    assert not broken and "GPU 0: NVIDIA Card 0" in text and "uses it as cuda:0, and calls it Card 7" in rows(text)
+
+
+# --- packages, menus, disks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "version,bound,below",
+    [
+        ("2.10.9", "2.11", True),
+        ("2.11", "2.11.0", False),
+        ("2.11.0", "2.11", False),
+        ("2.11.0rc1", "2.11", False),
+        ("2.13.0+cu130", "2.11", False),
+        ("13.615.71", "12", False),
+        ("5.9", "5.17", True),
+        ("1.0", "1", False),
+        ("10.0", "9.5", False),
+        ("3.9", None, False),
+    ],
+)
+def test_versions_are_compared_as_numbers(version, bound, below):
+    assert checks.is_below(version, bound) == below
+
+
+PROJECT = """
+[project]
+requires-python = ">=3.11"
+dependencies = ["rich>=13", "torch[extra]>=2.11,<9", "absent-one>=1", "absent-two", "psutil>=999"]
+[project.optional-dependencies]
+8bit = ["absent-three>=0.5"]
+track = ["wandb>=0.1"]
+dev = ["absent-four"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    return checks.packages(tmp_path / "pyproject.toml")
+
+
+def test_bounds_and_extras_are_read_from_pyproject(project):
+    python, found = project
+    assert python == "3.11"
+    assert [(p.name, p.bound, p.extra) for p in found] == [
+        ("rich", "13", None),
+        ("torch", "2.11", None),
+        ("absent-one", "1", None),
+        ("absent-two", None, None),
+        ("psutil", "999", None),
+        ("absent-three", "0.5", "8bit"),
+        ("wandb", "0.1", "track"),
+        ("flash-attn", None, ""),
+    ]
+    assert found[5].install == "pip install -e '.[8bit]'" and found[2].install == "pip install -e ."
+
+
+def test_missing_needed_packages_and_old_ones_are_broken_and_missing_optional_ones_are_not(visit, monkeypatch, project):
+    monkeypatch.setattr(checks, "packages", lambda: project)
+    text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})
+    assert len(broken) == 2
+    assert broken[0] == "absent-one, absent-two not installed: pip install -e ."
+    assert broken[1].startswith("psutil ") and broken[1].endswith("below 999: pip install --upgrade 'psutil>=999'")
+    assert "pip install -e '.[8bit]'" in text and "What works here" not in text
+    assert "absent-four" not in text
+
+
+def test_a_package_that_cannot_be_imported_is_broken(visit):
+    nvml = FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    _, broken = visit(nvml, {"torch": {"cuda": None}, "datasets": {"error": "ImportError: no good"}})
+    assert len(broken) == 1 and broken[0].startswith("datasets ") and "(ImportError: no good)" in broken[0]
+
+
+def test_without_a_gpu_the_menus_say_what_works_and_why_the_rest_does_not(visit):
+    text, _ = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}, "bitsandbytes": {}})
+    words = rows(text).split("What works here")[1]
+    assert "recipe accelerate, " in words and "precision bf16, bf16_pure, fp32 -" in words
+    assert "- precision=tf32 needs an NVIDIA GPU" in words and "- optim=paged_adam8bit" in words
+    assert "adam8bit, adamw" in words
+
+
+def test_8bit_options_do_not_work_where_bitsandbytes_fails(visit):
+    probes = {"torch": {"cuda": None}, "bitsandbytes": {}, "bitsandbytes on cpu": {"error": "killed by SIGSEGV"}}
+    text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), probes)
+    works = rows(text).split(" optim ")[-1].split(" - ")[0]
+    assert "adamw" in works and "8bit" not in works
+    assert len(broken) == 1 and "killed by SIGSEGV" in broken[0] and "optim=adafactor" in broken[0]
+
+
+def test_a_full_disk_is_broken(visit, monkeypatch):
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB - 1))
+    _, broken = visit(FakeNvml(gpu()))
+    assert len(broken) == 2 and "outputs/" in broken[0] and "Hugging Face cache" in broken[1]
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB))
+    assert not visit(FakeNvml(gpu()))[1]
+
+
+def test_the_disk_is_asked_where_the_folders_will_be(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "not" / "yet"))
+    monkeypatch.chdir(tmp_path)
+    folders = [folder for folder, _ in checks.host().disks.values()]
+    assert folders == [tmp_path / "outputs", tmp_path / "not" / "yet"]
+
+
+def test_a_missing_compiler_is_no_fault_and_the_install_line_is_there(visit, monkeypatch):
+    monkeypatch.setattr(host, "compiler", lambda: None)
+    text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})
+    assert not broken and "C++ compiler none" in rows(text) and "g++" in text.split("could install")[1]
+    assert "compile not here - compile=true needs a C++ compiler" in rows(text)
+
+
+# --- processes -------------------------------------------------------------------------------------
+
+START = "from recipes.doctor.probe import attempt; import os, time; attempt('first', lambda: {'fact': 1}); "
+
+
+@pytest.mark.parametrize(
+    "code,error",
+    [
+        ("attempt('second', lambda: os.kill(os.getpid(), 11))", "its process was killed by SIGSEGV"),
+        ("attempt('second', lambda: os._exit(3))", "its process ended with 3"),
+        ("attempt('second', lambda: 1 / 0)", "ZeroDivisionError: division by zero"),
+        ("attempt('second', lambda: exit('enough'))", "SystemExit: enough"),
+        ("attempt('second', lambda: time.sleep(60))", "no answer in 1 s"),
+    ],
+)
+def test_a_probe_that_fails_says_how_and_spares_what_came_before(code, error):
+    told = probe.ask(START + code, seconds=1)
+    assert told["first"] == {"fact": 1} and told["second"]["error"].startswith(error)
+
+
+def test_a_probe_that_never_starts_is_told():
+    assert "ended with 1: NameError" in probe.ask("nonsense")["python"]["error"]
+    assert probe.ask("pass") == {}
+
+
+def stub(folder, **modules: str):
+    """Packages that stand before the real ones on a child's path."""
+    for name, code in modules.items():
+        (folder / f"{name}.py").write_text(code)
+
+
+# Enough of each package for the doctor, so that the whole command takes a second and not ten.
+LIGHT = {name: "" for name in ("datasets", "accelerate", "wandb", "hydra")} | {
+    "torch": "class version: cuda = None",
+    "transformers": "import sys; __path__ = []; sys.modules['transformers.trainer'] = sys",
+}
+
+
+@pytest.fixture
+def run_doctor(tmp_path):
+    """run_doctor(**stubs) -> the finished command, with these modules in place of the real ones."""
+
+    def run(**stubs: str):
+        stub(tmp_path, **stubs)
+        return subprocess.run(
+            [sys.executable, ROOT / "scripts" / "doctor.py"],
+            cwd=tmp_path,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def test_a_bitsandbytes_that_crashes_is_seen_and_not_shared(run_doctor):
+    done = run_doctor(**LIGHT, bitsandbytes="import os; os.kill(os.getpid(), 11)")
+    assert done.returncode == 1 and not done.stderr
+    last = rows(done.stdout).split("broken: ")
+    assert len(last) == 2 and last[1].startswith("bitsandbytes ") and "killed by SIGSEGV" in last[1]
+    assert "CPU build" in done.stdout
+
+
+def test_the_doctor_speaks_without_rich(run_doctor):
+    done = run_doctor(**LIGHT, bitsandbytes="raise ImportError('no')", rich="raise ImportError('gone')")
+    assert done.returncode == 1 and "broken: rich" in done.stdout and "ImportError: gone" in rows(done.stdout)
+    assert "broken: bitsandbytes" in done.stdout and "2 things are broken." in done.stdout
+
+
+def test_the_doctor_speaks_where_nothing_is_installed(tmp_path):
+    stub(tmp_path, torch="raise ImportError")
+    done = subprocess.run(
+        [sys.executable, "-S", ROOT / "scripts" / "doctor.py"],
+        cwd=tmp_path,
+        text=True,  # -S: bare
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and not done.stderr and "1 thing is broken." in done.stdout
+    assert rows(done.stdout).split("broken: ")[1].startswith("hydra-core, omegaconf, torch, transformers")
+    assert "not installed: pip install -e ." in rows(done.stdout) and "'.[8bit]'" in done.stdout
+
+
+def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_doctor):
+    done = run_doctor(**{name: code for name, code in LIGHT.items() if name != "torch"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8-bit AdamW works on cpu" in rows(done.stdout) and done.stdout.endswith("Nothing is broken.\n")
+    assert "\x1b" not in done.stdout
+    assert all(len(line) <= 80 or "/" in line for line in done.stdout.splitlines())  # only a path may be longer
+
+
+def test_the_libraries_that_train_are_imported_and_not_only_found():
+    told = probe.ask("from recipes.doctor import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
+    assert told["hydra-core"] == told["pyyaml"] == {}
+    assert told["no-such-package"]["error"] == "ModuleNotFoundError: No module named 'no_such_package'"

@@ -1,0 +1,211 @@
+"""The fake device: what it gives for operations, and where it decides as CUDA does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from recipes.foresight.fake_gpu.device import NAME, FakeDevice, UnknownOperation
+
+
+@pytest.fixture
+def gpu():
+    with FakeDevice((7, 0)) as fake:
+        yield fake
+
+
+class Seen(TorchDispatchMode):
+    """The names of all operations, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._opname)
+        return func(*args, **kwargs or {})
+
+
+def ones(gpu, *shape, **settings):
+    return torch.ones(shape, device=gpu.device, **settings)
+
+
+# --- what comes out of operations ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x @ x.T,
+        lambda x: x.view(-1)[3:7],
+        lambda x: x.T,
+        lambda x: x[:, None].expand(6, 3, 4),
+        lambda x: x.sum(0),
+        lambda x: torch.cat([x, x]),
+        lambda x: x.to(torch.float16),
+        lambda x: x.split(2),
+        lambda x: torch.topk(x, 2),
+        lambda x: x.clone().add_(1),
+        lambda x: x.select(0, 1).unsqueeze(0),
+        lambda x: torch.nn.functional.gelu(x),
+        lambda x: x.unfold(0, 2, 1),
+        lambda x: torch.einsum("ij,kj->ik", x, x),
+        lambda x: x.repeat(2, 1).contiguous(),
+    ],
+    ids=range(15),
+)
+def test_shapes_strides_and_views_are_those_of_the_cpu(gpu, run):
+    real, fake = torch.ones(6, 4), ones(gpu, 6, 4)
+    for there, here in zip(_tensors(run(real)), _tensors(run(fake)), strict=True):
+        assert (there.shape, there.stride(), there.dtype, there.storage_offset()) == (
+            here.shape,
+            here.stride(),
+            here.dtype,
+            here.storage_offset(),
+        )
+        assert here.device == gpu.device and there.untyped_storage().nbytes() == here.untyped_storage().nbytes()
+        same = [_place(there) == _place(real), _place(here) == _place(fake)]
+        assert same[0] == same[1]  # a view of it, or a tensor of its own
+
+
+def _tensors(result):
+    return [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
+
+
+def _place(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+def test_gradients_and_their_shapes(gpu):
+    x, weight = ones(gpu, 4, 8), ones(gpu, 8, 3, requires_grad=True)
+    checkpoint(lambda x: (x @ weight).relu(), x, use_reentrant=False).sum().backward()
+    assert weight.grad.shape == weight.shape and weight.grad.device == gpu.device
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda x: x.sin().sum(), lambda x: checkpoint(lambda x: x.sin(), x, use_reentrant=False).sum()],
+    ids=["backward", "recomputed"],
+)
+@pytest.mark.parametrize("operation", ["cos", "mul"])
+def test_an_unknown_operation_in_a_backward_pass_is_named(run, operation, monkeypatch):
+    def plan(self, func, *rest, plan=FakeDevice._plan):
+        if func._opname == operation:
+            raise UnknownOperation(f"the fake device cannot follow {func}")
+        return plan(self, func, *rest)
+
+    monkeypatch.setattr(FakeDevice, "_plan", plan)
+    with pytest.raises(UnknownOperation, match=f"cannot follow aten.{operation}"), FakeDevice((7, 0)) as gpu:
+        run(ones(gpu, 4, requires_grad=True)).backward()
+    with FakeDevice((7, 0)) as gpu:  # and the next one knows nothing of it
+        ones(gpu, 4, requires_grad=True).sum().backward()
+
+
+def test_an_error_of_a_hook_in_a_backward_pass_comes_as_it_is():
+    def fail(_):
+        raise KeyError("a hook's own")
+
+    with pytest.raises(KeyError, match="a hook's own"), FakeDevice((7, 0)) as gpu:
+        x = ones(gpu, 4, requires_grad=True)
+        y = x * 2
+        y.register_hook(fail)
+        y.sum().backward()
+
+
+def test_nothing_is_held(gpu):
+    assert ones(gpu, 2**20, 2**20).untyped_storage().nbytes() == 4 * 2**40
+
+
+def test_tensors_on_the_host_are_real(gpu):
+    assert (torch.ones(3) + 1).tolist() == [2, 2, 2]
+    assert ones(gpu, 3).cpu().device.type == "cpu"
+    assert torch.tensor([1.0], device=gpu.device).device == gpu.device
+    assert (ones(gpu, 3) * torch.tensor(2.0)).device == gpu.device  # a number on the host is welcome on a GPU
+
+
+def test_what_cannot_be_followed_is_said(gpu):
+    with pytest.raises(UnknownOperation, match="nonzero"):
+        torch.nonzero(ones(gpu, 3))
+
+
+# --- numbers ------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_follow_from_known_ones_can_be_read(gpu):
+    positions = torch.arange(5, device=gpu.device)
+    assert positions[-1].item() == 4
+    mask = torch.tensor([[1, 1, 0]]).to(gpu.device)
+    assert not mask.bool().all() and (mask.sum() == 2)
+    mask += 1
+    assert mask.bool().all()
+    assert not gpu.warnings
+
+
+def test_a_number_that_is_nowhere_is_made_up_and_its_reader_named(gpu):
+    assert ones(gpu, 3).sum().item() == 1
+    assert (ones(gpu, 3) > 0).all()
+    assert any("test_fake_device.py" in line and "taken as 1" in line for line in gpu.warnings)
+
+
+def test_random_numbers_are_not_known(gpu):
+    torch.randint(0, 2, (3,), device=gpu.device)[0].item()
+    assert gpu.warnings
+
+
+# --- what CUDA does otherwise than a CPU ----------------------------------------------------------------
+
+
+def test_dropout_keeps_a_mask_of_bytes(gpu):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.dtype) or t, lambda t: t):
+        torch.nn.functional.dropout(ones(gpu, 8, requires_grad=True), 0.1)
+    assert saved == [torch.bool]
+
+
+@pytest.mark.parametrize("dtype,casts", [(torch.float16, 0), (torch.bfloat16, 1)])
+def test_softmax_from_fp16_to_fp32_makes_no_copy(gpu, dtype, casts):
+    with Seen() as seen:
+        assert ones(gpu, 4, 8, dtype=dtype).softmax(-1, dtype=torch.float32).dtype == torch.float32
+    assert seen.names.count("_to_copy") == casts
+
+
+def test_optimizers_and_clipping_take_their_foreach_forms(gpu):
+    weight = torch.nn.Parameter(ones(gpu, 8))
+    weight.grad = ones(gpu, 8)
+    optimizer = torch.optim.AdamW([weight])
+    with Seen() as seen:
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        optimizer.step()
+    assert {"_foreach_norm", "_foreach_mul_", "_foreach_sqrt", "_foreach_addcdiv_"} <= set(seen.names)
+    assert optimizer.state[weight]["step"].item() == 1  # it lies on the host, as on a GPU's machine
+    fused = torch.optim.AdamW([weight], fused=True)
+    with Seen() as seen:
+        fused.step()
+    assert "_fused_adamw_" in seen.names
+
+
+def test_the_cpu_can_be_faked_and_keeps_its_own_ways():
+    with FakeDevice(None) as fake:
+        with fake.building():
+            layer = torch.nn.Linear(2**16, 2**16)  # 16 GiB that nobody has
+        x = torch.ones(2, 2**16)
+        out = layer(x)
+        assert out.device.type == "cpu" and x[0, 0].item() == 1  # what was not made in there is real
+        out.sum().backward()
+        assert layer.weight.grad.shape == layer.weight.shape
+        with Seen() as seen:
+            torch.nn.functional.dropout(out, 0.1)
+    assert "native_dropout" not in seen.names  # CUDA's
+
+
+def test_everything_is_as_before_afterwards():
+    with FakeDevice((8, 0)):
+        pass
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert torch.ones(2, requires_grad=True).softmax(0).sum().item() == pytest.approx(1)
+    assert torch.autograd.is_multithreading_enabled()
+    with pytest.raises(RuntimeError):
+        torch.ones(2, device=NAME) + 1

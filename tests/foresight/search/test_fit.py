@@ -1,0 +1,306 @@
+"""fit: what it searches, that its shortcuts change nothing, and that its commands give what its table says."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+from concurrent.futures import Future
+from dataclasses import asdict
+
+import pytest
+from conftest import CONF, ROOT, small
+
+from recipes.foresight.search import space
+from recipes.options import menus
+from recipes.records import record
+from recipes.machine import host
+
+sys.path.insert(0, str(ROOT / "scripts"))
+GPU = "gpu=rtx4090_24gb"
+MIB = 2**20
+
+
+def tiny(*words: str) -> list[str]:
+    """A small decoder of four layers, for a GPU that is not here."""
+    return [
+        *(word for word in small("model=gpt2_tiny") if not word.startswith(("device=", "batch.per_device="))),
+        "model.layers=4",
+        GPU,
+        *words,
+    ]
+
+
+class Here:
+    """An executor that does all at once, in this process."""
+
+    def submit(self, function, *args):
+        future = Future()
+        future.set_result(function(*args))
+        return future
+
+
+def planned(*words: str, **options) -> space.SearchSpace:
+    search, problems = space.plan(tiny(*words), space.Options(**options))
+    assert not problems
+    return search
+
+
+def searched(search: space.SearchSpace, top: int = 5):
+    from recipes.foresight.search import runner
+
+    return runner.run(search, top, Here())
+
+
+# --- what is asked -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word,said",
+    [
+        ("fit.kep=[optim]", "Did you mean fit.keep"),
+        ("fit.keep=[optm]", "Did you mean optim?"),
+        ("fit.top=0", "1 or more"),
+        ("fit.measure=few", "0 or more"),
+        ("fit.gpus=²", "1 or more"),
+    ],
+)
+def test_a_misspelt_key_of_fit_is_refused(word, said):
+    _, _, problems = space.read_options([word])
+    assert len(problems) == 1 and said in problems[0]
+
+
+def test_its_own_keys_are_not_trains():
+    options, words, problems = space.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
+    assert (options, words, problems) == (space.Options(2, ("optim", "precision")), ["model=gpt2"], [])
+
+
+@pytest.mark.parametrize(
+    "word,said",
+    [
+        ("modl=gpt2", "Did you mean model?"),
+        ("precision=fp31", "fp32"),
+        ("batch.efective=3", "batch.effective"),
+        ("gpu=auto", "no GPU here"),
+        ("device=cpu", "device=cpu"),
+        ("batch.effective=x", "batch.effective"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, said, monkeypatch):
+    monkeypatch.setattr(host, "gpus", lambda: ())
+    search, problems = space.plan(tiny(word), space.Options())
+    assert search is None and any(said in problem for problem in problems)
+
+
+def test_what_is_left_open_is_searched():
+    search = planned("batch.effective=12")
+    assert [*search.values] == [lever for lever in space.LEVERS if lever != "parallelism"] and not search.pinned
+    assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
+    assert set(search.values["precision"]) == set(menus.options("precision", [CONF]))
+    assert set(search.values["optim"]) == set(menus.options("optim", [CONF])) - set(space.NOT_TRIED)
+    assert search.count() == 5 * 2 * 2 * 6 * 3
+
+
+def test_what_is_typed_or_kept_is_pinned():
+    search = planned("optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", keep=("precision",))
+    assert list(search.values) == ["checkpointing"]
+    assert set(search.pinned) == set(space.LEVERS) - {"checkpointing", "parallelism"}
+    assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
+
+
+def test_the_effective_batch_is_kept_where_only_a_default_says_it():
+    search = planned()
+    assert search.effective == 4 and "batch.effective=4" in search.command_words({"batch.per_device": 2})
+
+
+def test_what_the_gpu_lacks_is_left_out_and_said():
+    search, problems = space.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], space.Options())
+    assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}
+    said = [line.split(": ")[0] for line in search.left_out if "compute capability" in line]
+    assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
+
+
+def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu):
+    monkeypatch.setattr(host, "gpus", lambda: ())
+    search, problems = space.plan(tiny(), space.Options(measure=3))
+    assert search is None and "here is none, not gpu=rtx4090_24gb" in problems[0]
+    pretend_gpu((8, 9), "NVIDIA L4")
+    assert "here is NVIDIA L4" in space.plan(tiny(), space.Options(measure=3))[1][0]
+    pretend_gpu((8, 9), "NVIDIA GeForce RTX 4090")
+    assert space.plan(tiny(), space.Options(measure=3))[0] is not None
+
+
+def test_a_choice_is_the_configuration_that_its_command_composes():
+    search = planned("batch.effective=8", "optim=sgd")
+    for chosen in (
+        {"precision": "bf16", "checkpointing": "full", "model.attention": "eager", "batch.per_device": 2},
+        {"precision": "tf32", "batch.per_device": 8},
+    ):
+        composed, _, problems = space.compose(*search.command_words(chosen))
+        assert not problems and asdict(search.config(chosen)) == asdict(composed)
+
+
+# --- shortcuts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("precision=bf16", "optim=adamw"),
+        ("precision=fp16", "optim=adafactor", "checkpointing=full"),
+        ("precision=bf16_pure", "optim=sgd", "model.attention=eager"),
+        ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
+    ],
+)
+def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
+
+    words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
+    cfg, _, problems = space.compose(*words)
+    assert not problems
+    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.name], str(tmp_path))
+    outcome, why = runner.predict(words)
+    assert not why
+    assert extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
+    assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
+
+
+def test_the_optimizer_of_one_sketch_goes_with_the_passes_of_another(tmp_path):
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
+
+    words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
+    passes, step = (
+        extrapolation.extrapolate(space.compose(*words, *more)[0], ["bf16"], str(tmp_path))[0]
+        for more in (("optim=sgd", "batch.per_device=4"), ("optim=adamw", "batch.per_device=1"))
+    )
+    outcome, _ = runner.predict([*words, "optim=adamw", "batch.per_device=4"])
+    assert extrapolation.step_seconds(passes, step) == pytest.approx(outcome.speed.step_seconds_median, rel=1e-6)
+    assert 0.85 < extrapolation.least_bytes(passes, step) / outcome.memory.peak_allocated_bytes <= 1
+
+
+def test_it_finds_what_trying_all_finds():
+    from recipes.foresight.search import runner
+
+    search = planned(
+        "batch.effective=8",
+        "model.layers=3",
+        "model.width=256",
+        "model.feed_forward=1024",
+        "precision=bf16",
+        "model.attention=sdpa",
+        "launch.memory_limit_gib=0.072",
+    )
+    search.values["optim"] = ["adamw", "sgd"]
+    all_of_them = []
+    for told in itertools.product(*search.values.values()):
+        chosen = dict(zip(search.values, told))
+        outcome, why = runner.predict(search.command_words(chosen))
+        assert not why
+        all_of_them.append((outcome.speed.step_seconds_median, chosen, outcome))
+    fitting = sorted((one for one in all_of_them if one[2].estimate.fits), key=lambda one: one[0])
+    assert 4 < len(fitting) < len(all_of_them), "some fit and some do not"
+    result = searched(search, 4)
+    assert [found.outcome.speed.step_seconds_median for found in result.rows] == [
+        seconds for seconds, _, _ in fitting[:4]
+    ]
+    assert result.fits and result.estimated < len(all_of_them)
+
+
+# --- what comes out -------------------------------------------------------------------------------------
+
+
+def test_its_commands_give_what_its_table_says(command, tmp_path):
+    search = planned("batch.effective=4", "optim=adam8bit", "model.attention=sdpa", keep=("precision",))
+    result = searched(search, 2)
+    assert len(result.rows) == 2
+    for number, found in enumerate(result.rows):
+        python, script, *words = shlex.split(search.command(found.chosen))
+        ended = command(*words, "recipe=estimate", f"hydra.run.dir={tmp_path / str(number)}")
+        assert (python, script, ended.code) == ("python", "train.py", 0), ended.err
+        pasted = record.read(tmp_path / str(number))
+        host = {"host_peak_rss_bytes": None}
+        assert asdict(pasted.memory) | host == asdict(found.outcome.memory) | host
+        assert pasted.speed == found.outcome.speed and pasted.config == found.outcome.config
+        assert (pasted.estimate.fits, pasted.estimate.margin_bytes) == (True, found.outcome.estimate.margin_bytes)
+
+
+def test_where_nothing_fits_it_says_what_comes_closest():
+    from fit import report
+
+    search = planned(
+        "batch.effective=2", "precision=fp32", "model.attention=sdpa", "optim=sgd", "launch.memory_limit_gib=0.001"
+    )
+    result = searched(search, 2)
+    margins = [found.outcome.estimate.margin_bytes for found in result.rows]
+    assert not result.fits and margins == sorted(margins, reverse=True) and margins[0] < 0
+    text = report(search, result, 1.0)
+    assert f"Nothing fits. What comes closest misses by {-margins[0] / MIB:,.0f} MiB" in text
+    assert search.command(result.rows[0].chosen) in text
+
+
+def test_predicted_stands_beside_measured(nursery, capsys):
+    from fit import measure
+
+    from recipes.foresight.search import runner
+
+    words = small("model=gpt2_tiny")
+    search = space.SearchSpace(words, None, 2)
+    outcome, _ = runner.predict([word for word in words if word != "device=cpu"] + [GPU])
+    (measured,) = measure(search, [runner.Found({"precision": "bf16"}, outcome)], nursery)
+    assert (
+        measured.status == "ok" and measured.config["precision"]["name"] == "bf16" and measured.recipe == "accelerate"
+    )
+    said = capsys.readouterr().out
+    assert "samples/s measured" in said and f"{outcome.speed.samples_per_second:,.2f}" in said
+
+
+def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):
+    from fit import main
+
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(space, "plan", pressed)
+    assert main(tiny()) == 130
+
+
+def test_the_script_from_the_shell():
+    """In processes of its own: the table, and nothing that a library says."""
+    import subprocess
+
+    ended = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "scripts/fit.py"),
+            *tiny("batch.effective=2", "optim=adamw", "fit.top=2"),
+            "fit.keep=[precision,model.attention]",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+    assert "Searched, 4 configurations: checkpointing (full, none); batch.per_device (1, 2)." in ended.stdout
+    assert "Kept: precision=fp32, model.attention=sdpa, optim=adamw." in ended.stdout
+    assert ended.stdout.count("python train.py") == 2
+
+
+def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
+    import transformers
+
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
+
+    shape = transformers.GPT2Config(n_layer=5, n_embd=64, n_head=2, vocab_size=512, n_positions=64)
+    transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")
+    words = ["model=gpt2_tiny", f"model.pretrained={tmp_path / 'model'}", "data.seq_len=32", "data.samples=8", GPU]
+    cfg, _, problems = space.compose(*words)
+    assert not problems
+    (seen,) = extrapolation.extrapolate(cfg, ["fp32"], str(tmp_path))
+    outcome, why = runner.predict(words)
+    assert not why and extrapolation.step_seconds(seen, seen) == pytest.approx(
+        outcome.speed.step_seconds_median, rel=1e-6
+    )
+    assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1

@@ -1,0 +1,218 @@
+"""fit over several GPUs: what it searches there, that its sketches know it, and that its commands give its table."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from dataclasses import asdict
+
+import pytest
+from conftest import small
+from test_fit import GPU, Here, planned, searched, tiny
+
+from recipes.foresight.search import space
+from recipes.records import record
+from recipes.machine import host
+
+ALL_ELSE = ("precision", "checkpointing", "model.attention", "optim")  # to keep, where another lever is looked at
+FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
+
+
+def refused(*words: str, **options) -> str:
+    search, problems = space.plan(tiny(*words), space.Options(**options))
+    assert search is None and len(problems) == 1, problems
+    return problems[0]
+
+
+# --- what is asked -------------------------------------------------------------------------------------
+
+
+def test_several_gpus_are_searched_for_how_they_train_together():
+    search = planned("batch.effective=24", gpus=4)
+    assert list(search.values) == list(space.LEVERS) and search.values["parallelism"] == list(space.MODES)
+    assert search.values["batch.per_device"] == [1, 2], "the powers of two that divide the share of one"
+    for chosen in (
+        {"parallelism": "ddp", "batch.per_device": 2},
+        {"parallelism": "fsdp shard_grad_op", "batch.per_device": 1},
+    ):
+        composed, _, problems = space.compose(*search.command_words(chosen))
+        assert not problems and asdict(search.config(chosen)) == asdict(composed)
+        assert composed.batch.per_device * composed.accumulation.steps * 4 == 24
+    assert "parallelism=fsdp parallelism.num_processes=4" in search.command({"parallelism": "fsdp"})
+
+
+def test_what_no_mode_can_do_is_said_once_and_not_tried():
+    search = planned("batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", gpus=2)
+    lines = [line for line in search.left_out if "parallelism=" in line.split(":")[0]]
+    assert len(lines) == 1 and "parallelism=fsdp with optim=" in lines[0] and "works on whole weights" in lines[0]
+    possible = [dict(zip(search.values, told)) for told in itertools.product(*search.values.values())]
+    possible = [chosen for chosen in possible if search.possible(chosen)]
+    assert search.count() == len(possible) == 6 + 3 + 3
+    assert not any(chosen["optim"] in FSDP_REFUSES and "fsdp" in chosen["parallelism"] for chosen in possible)
+    typed = planned("batch.effective=2", "optim=adam8bit", gpus=2, keep=ALL_ELSE)
+    assert (
+        typed.values["parallelism"] == ["ddp"] and sum("works on whole weights" in line for line in typed.left_out) == 1
+    )
+
+
+def test_what_is_typed_of_parallelism_is_kept():
+    search = planned("parallelism=fsdp", "parallelism.num_processes=8", "batch.effective=16", keep=ALL_ELSE[:3])
+    assert "parallelism" not in search.values and set(search.values["optim"]).isdisjoint(FSDP_REFUSES)
+    assert search.pinned["parallelism"] == "parallelism=fsdp parallelism.num_processes=8"
+    assert search.effective == 16 and search.values["batch.per_device"] == [1, 2]
+    search = planned("parallelism=ddp", gpus=2, keep=ALL_ELSE)
+    assert search.base.parallelism.num_processes == 2 and "parallelism.num_processes=2" in search.command({})
+    assert "batch.effective=8" in search.words, "4 a GPU, as a run has it"
+    assert planned(keep=(*ALL_ELSE, "parallelism")).pinned["parallelism"] == "parallelism=single"
+    assert "parallelism" not in planned(gpus=1, keep=ALL_ELSE).values
+
+
+@pytest.mark.parametrize(
+    "words,options,said",
+    [
+        ("parallelism=fsdp parallelism.num_processes=8", {"gpus": 4}, "contradicts parallelism.num_processes=8"),
+        ("parallelism=single", {"gpus": 4}, "contradicts parallelism=single, which is 1 GPU."),
+        ("", {"gpus": 4, "keep": ("parallelism",)}, "contradicts parallelism=single"),
+        ("parallelism=ddp", {}, "fit.gpus=4 or parallelism.num_processes=4"),
+        ("parallelism.num_processes=4", {}, "Type fit.gpus=4 instead"),
+        ("batch.effective=6", {"gpus": 4}, "Type batch.effective=4 or 8"),
+        ("batch.effective=3 parallelism=ddp parallelism.num_processes=4", {}, "Type batch.effective=4,"),
+        ("parallelism=dp", {}, "does not know parallelism=dp"),
+        ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "how fast the host is"),
+    ],
+)
+def test_words_that_contradict_each_other_are_refused(words, options, said, monkeypatch):
+    monkeypatch.setattr(host, "gpus", lambda: ())
+    assert said in refused(*words.split(), **options)
+
+
+def test_the_gpus_at_hand_are_counted(monkeypatch):
+    gpus = tuple(host.Gpu(f"GPU-{index}", "NVIDIA GeForce RTX 4090", 24 * 2**30, (8, 9)) for index in range(2))
+    monkeypatch.setattr(host, "gpus", lambda: gpus)
+    assert "Type fit.gpus=2" in refused("gpu=auto", gpus=4)
+    assert "Type fit.gpus=2" in refused(gpus=4, measure=1)
+    assert "Type fit.gpus=2" in refused("parallelism=ddp", "parallelism.num_processes=4", measure=1)
+    here = planned("gpu=auto", gpus=2, measure=1, keep=ALL_ELSE)
+    assert here.values["parallelism"] == list(space.MODES)
+    assert "one GPU of the 2 that are visible; fit.gpus=2" in space.not_searched(planned("gpu=auto", keep=ALL_ELSE))
+    assert "fit.gpus=4" in space.not_searched(planned(keep=ALL_ELSE)), (
+        "which are not all of the same kind as those here"
+    )
+
+
+# --- shortcuts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tried():
+    """(search over two GPUs of which some fit, [(chosen, record) of every configuration])."""
+    from recipes.foresight.search import runner
+
+    search = planned(
+        "batch.effective=4",
+        "model.layers=4",
+        "model.width=256",
+        "model.feed_forward=1024",
+        "optim=adamw",
+        "precision=bf16",
+        "model.attention=sdpa",
+        "launch.memory_limit_gib=0.09",
+        gpus=2,
+    )
+    found = []
+    for told in itertools.product(*search.values.values()):
+        chosen = dict(zip(search.values, told))
+        outcome, why = runner.predict(search.command_words(chosen))
+        assert not why
+        found.append((chosen, outcome))
+    return search, found
+
+
+def test_sketches_know_the_link_and_never_too_much_memory(tried):
+    from recipes.foresight.search import candidates
+
+    search, found = tried
+    made, why, _ = candidates.candidates_of(search, 2**60, Here())
+    assert not why and len(made) == len(found) == 3 * 2 * 2
+    for candidate in made:
+        (outcome,) = (outcome for chosen, outcome in found if chosen == candidate.chosen)
+        ddp = candidate.chosen["parallelism"] == "ddp"
+        # The order in which DDP's gradients come is not that of the weights to the last one.
+        near = pytest.approx(outcome.speed.step_seconds_median, rel=0.01 if ddp else 1e-6)
+        assert candidate.step_seconds == near, candidate.chosen
+        share = candidate.least_bytes / outcome.memory.peak_allocated_bytes
+        assert 0.8 < share <= 1, (candidate.chosen, share)
+
+
+def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
+    from recipes.foresight.search import runner
+    from recipes.foresight.search import extrapolation
+
+    words = [
+        "model=bert_large",
+        "data.samples=16",
+        "data.seq_len=128",
+        "batch.per_device=2",
+        "accumulation=x2",
+        "optim=sgd",
+        "precision=bf16_pure",
+        "parallelism=ddp",
+        "parallelism.num_processes=4",
+        GPU,
+    ]  # 24 MiB a layer, 25 a bucket
+    (seen,) = extrapolation.extrapolate(space.compose(*words)[0], ["bf16_pure"], str(tmp_path))
+    outcome, why = runner.predict(words)
+    assert not why and extrapolation.step_seconds(seen, seen) == pytest.approx(
+        outcome.speed.step_seconds_median, rel=0.01
+    )
+
+
+def test_it_finds_what_trying_all_finds(tried):
+    search, found = tried
+    fitting = sorted(
+        (outcome.speed.step_seconds_median, chosen["parallelism"]) for chosen, outcome in found if outcome.estimate.fits
+    )
+    assert 3 < len(fitting) < len(found), "some fit and some do not"
+    result = searched(search, 3)
+    told = [(row.outcome.speed.step_seconds_median, row.chosen["parallelism"]) for row in result.rows]
+    assert told == fitting[:3] and result.estimated < len(found)
+
+
+# --- what comes out -------------------------------------------------------------------------------------
+
+
+def test_its_commands_give_what_its_table_says(command, tmp_path):
+    from fit import report
+
+    search = planned(
+        "batch.effective=8", "precision=bf16", "optim=sgd", "model.attention=sdpa", "checkpointing=none", gpus=4
+    )
+    result = searched(search, 6)
+    assert {row.chosen["parallelism"] for row in result.rows} == set(space.MODES)
+    first = {row.chosen["parallelism"]: row for row in reversed(result.rows)}
+    for mode, row in first.items():
+        _, _, *words = shlex.split(search.command(row.chosen))
+        ended = command(*words, "recipe=estimate", f"hydra.run.dir={tmp_path / mode}")
+        assert ended.code == 0, ended.err
+        pasted = record.read(tmp_path / mode)
+        host = {"host_peak_rss_bytes": None}
+        assert asdict(pasted.memory) | host == asdict(row.outcome.memory) | host
+        assert pasted.speed == row.outcome.speed and pasted.config == row.outcome.config
+        assert pasted.config["batch"]["per_device"] * pasted.config["accumulation"]["steps"] * 4 == 8
+    text = report(search, result, 1.0)
+    assert (
+        "parallelism" in text and "fsdp shard_grad_op" in text and "are of one GPU, samples/s of all together" in text
+    )
+
+
+def test_its_commands_start_the_ranks_that_are_measured(nursery):
+    from fit import measure
+
+    from recipes.foresight.search import runner
+
+    search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
+    outcome, _ = runner.predict(search.command_words({"parallelism": "ddp", "batch.per_device": 1}))
+    search.words = small("model=gpt2_tiny", "batch.per_device=1")
+    (measured,) = measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], nursery)
+    assert measured.status == "ok" and len(measured.memory.per_rank) == 2
+    assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)

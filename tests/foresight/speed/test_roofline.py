@@ -1,0 +1,348 @@
+"""The prediction of a step's seconds, on operations made by hand and on those of a real step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recipes import config
+from recipes.machine import gpu_specs
+from recipes.foresight.speed import operations
+from recipes.foresight.speed import roofline
+from recipes.foresight.speed.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.foresight.fake_gpu.op_cache import sign
+from recipes.measure.memory_ledger import MemoryLedger
+
+aten = torch.ops.aten
+
+
+def device(option: str = "a100_80gb", **changed) -> config.Gpu:
+    return config.from_dict(gpu_specs.options()[option] | changed, config.Gpu)
+
+
+def ideal(**changed) -> roofline.Efficiencies:
+    """Everything at its peak, and no overhead."""
+    values = dict(
+        source="measured",
+        runs=("by hand",),
+        matmul=dict.fromkeys(("fp32", "tf32", "fp16", "bf16"), 1.0),
+        unaligned=0.5,
+        attention=dict.fromkeys(("flash", "efficient", "cudnn", "other"), 1.0),
+        bandwidth=dict.fromkeys((MATMUL, "attention", "reduction", ELEMENTWISE, "optimizer", "copy"), 1.0),
+        kernel_seconds=0.0,
+        host_seconds=dict.fromkeys(("forward", "backward", "step"), 0.0),
+        link=1.0,
+        link_seconds=0.0,
+    )
+    return roofline.Efficiencies(**values | changed)
+
+
+def seconds(operation: Operation, option: str = "a100_80gb", precision: str = "fp32", **changed) -> float:
+    return roofline.device_seconds(operation, device(option), precision, ideal(**changed))
+
+
+def product(batch=1, rows=8192, columns=8192, depth=8192, dtype="bf16") -> Operation:
+    return Operation("mm", MATMUL, dtype, 2 * batch * rows * columns * depth, 0, 1, (batch, rows, columns, depth))
+
+
+# --- what an operation is ---------------------------------------------------------------------------
+
+
+def classified(func, *args, **kwargs) -> Operation | None:
+    return operations.classify(func, args, func(*args, **kwargs), kwargs)
+
+
+def told_apart(func, args, kwargs=None) -> tuple:
+    return func, sign(args, []), sign((kwargs or {}).items(), [])
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def test_a_product_has_its_flops_bytes_and_shape():
+    told = classified(aten.mm.default, meta(4, 8, dtype=torch.bfloat16), meta(8, 16, dtype=torch.bfloat16))
+    assert told == Operation("mm", MATMUL, "bf16", 2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 1, (1, 4, 16, 8))
+
+
+def test_what_is_added_to_a_product_does_not_decide_on_its_arithmetic():
+    told = classified(
+        aten.addmm.default,
+        meta(16, dtype=torch.bfloat16),
+        meta(4, 8, dtype=torch.bfloat16),
+        meta(8, 16, dtype=torch.bfloat16),
+    )
+    assert (told.dtype, told.shape) == ("bf16", (1, 4, 16, 8))
+    batched = classified(aten.bmm.default, meta(3, 4, 8), meta(3, 8, 16))
+    assert (batched.flops, batched.shape) == (2 * 3 * 4 * 8 * 16, (3, 4, 16, 8))
+
+
+@pytest.mark.parametrize(
+    "func,args,moved",
+    [
+        (aten.add.Tensor, [meta(100), meta(100)], 1200),
+        (aten.add_.Tensor, [meta(100), meta(100)], 1200),  # reads both, writes the first
+        (aten.add.Tensor, [meta(100), meta(1).expand(100)], 804),  # what is repeated lies in memory once
+        (aten.copy_.default, [meta(100), meta(100, dtype=torch.bfloat16)], 600),
+        (aten.zero_.default, [meta(100)], 400),
+        (aten.clone.default, [meta(100)], 800),
+        (aten.embedding.default, [meta(1000, 8), meta(5, dtype=torch.long)], 2 * 5 * 8 * 4),  # only the rows it takes
+    ],
+    ids=lambda value: str(value) if callable(value) else "",
+)
+def test_the_bytes_that_an_operation_moves(func, args, moved):
+    assert classified(func, *args).bytes == moved
+
+
+@pytest.mark.parametrize(
+    "func,args",
+    [
+        (aten.t.default, [meta(4, 8)]),
+        (aten.view.default, [meta(4, 8), [32]]),
+        (aten.detach.default, [meta(4)]),
+        (aten.empty_like.default, [meta(4)]),
+        (aten._unsafe_view.default, [meta(4, 8), [32]]),
+    ],
+    ids=str,
+)
+def test_a_view_is_no_work_for_the_device_but_a_call_for_the_host(func, args):
+    tally = Tally()
+    tally.add(func, args, {}, func(*args), "forward", told_apart(func, args))
+    assert classified(func, *args) is None
+    assert tally.calls["forward"] == 1 and not tally.counts
+
+
+def test_a_foreach_operation_moves_every_list_in_few_launches():
+    weights = [meta(1000) for _ in range(200)]
+    told = classified(aten._foreach_addcdiv_.Scalar, weights, weights, weights)
+    assert told.kind == "optimizer" and told.bytes == 200 * 4000 * 4  # three read, one written
+    assert told.kernels == 5  # 48 tensors of three lists go into one launch
+    large = classified(aten._foreach_add_.Scalar, [meta(65536 * 640)], 1.0)
+    assert large.kernels == 2  # 320 chunks of 65536 elements in one launch
+
+
+def test_a_collective_moves_the_whole_and_not_its_shard_too():
+    whole, shard = torch.empty(64), torch.empty(16)
+    moved = lambda func, *args, made=(): operations.classify(func, args, made).bytes  # noqa: E731
+    assert moved(torch.ops.c10d._allgather_base_.default, whole, shard, None, made=(whole, None)) == 256
+    assert moved(torch.ops.c10d._reduce_scatter_base_.default, shard, whole, None, made=(shard, None)) == 256
+    assert moved(torch.ops.c10d.allreduce_.default, [whole], None, made=([whole], None)) == 256
+
+
+@pytest.mark.parametrize("causal,share", [(False, 1), (True, 2)])
+def test_a_causal_kernel_does_half_of_the_work(causal, share):
+    query = meta(2, 4, 64, 32, dtype=torch.bfloat16)
+    told = classified(aten._scaled_dot_product_flash_attention.default, query, query, query, 0.0, causal)
+    assert told.kind == "attention" and told.flops == 4 * 2 * 4 * 64 * 64 * 32 // share
+
+
+def test_heads_that_share_keys_and_values_work_as_many():
+    query, shared = meta(2, 8, 64, 32, dtype=torch.bfloat16), meta(2, 2, 64, 32, dtype=torch.bfloat16)
+    backward = aten._scaled_dot_product_flash_attention_backward.default
+    told = [operations.classify(backward, (query, query, key, key), (query, key, key)).flops for key in (query, shared)]
+    assert told[0] == told[1] == 5 * 2 * 2 * 8 * 64 * 64 * 32  # five products, one of them a second time
+
+
+def test_an_operation_that_no_table_knows_is_named():
+    @torch.library.custom_op("headroom_tests::strange", mutates_args=())
+    def strange(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    tally, x = Tally(), torch.ones(8)
+    func = torch.ops.headroom_tests.strange.default
+    tally.add(func, (x,), {}, func(x), "forward", told_apart(func, (x,)))
+    assert tally.unknown == {"strange"}
+    told = roofline.predict(tally, device(), "fp32")
+    assert any("strange" in note for note in told.notes) and told.by_kind[ELEMENTWISE] > 0
+
+
+# --- a real step ------------------------------------------------------------------------------------
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self, phase):
+        super().__init__()
+        self.tally, self.phase = Tally(), phase
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        self.tally.add(func, args, kwargs or {}, result, self.phase(), told_apart(func, args, kwargs))
+        return result
+
+
+def step_of(checkpointing=False, layers=3):
+    """(ledger, tally) of a step of a small encoder with AdamW, by torch's own layers."""
+    torch.manual_seed(0)
+    blocks = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64), torch.nn.LayerNorm(64))
+        for _ in range(layers)
+    )
+    optimizer = torch.optim.AdamW(blocks.parameters(), foreach=True)
+
+    def step(x):
+        for block in blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
+        x.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(torch.ones(16, 64))
+    with MemoryLedger(blocks, optimizer, torch.device("cpu")) as ledger, Watch(ledger.phase) as watch:
+        step(torch.ones(16, 64))
+    return ledger, watch.tally
+
+
+def flops(tally: Tally, *phases: str) -> int:
+    return sum(operation.flops * times for phase in phases for operation, times in tally.counts[phase].items())
+
+
+def test_the_flops_of_a_step_are_the_ledgers():
+    ledger, tally = step_of()
+    assert flops(tally, "forward") == ledger.flops == 3 * 2 * 2 * 16 * 64 * 256
+    # Backward is twice the forward, but for the input, which needs no gradient.
+    assert flops(tally, "backward") == 2 * ledger.flops - 2 * 16 * 64 * 256
+
+
+def test_checkpointing_does_the_forward_pass_again():
+    (_, plain), (ledger, again) = step_of(), step_of(checkpointing=True)
+    # The last product's result is not needed for its own gradient; checkpointing still makes it again.
+    assert flops(again, "backward") == flops(plain, "backward") + ledger.flops
+    told = [roofline.predict(tally, device(), "fp32").device_seconds for tally in (plain, again)]
+    assert told[1] > told[0]
+
+
+def test_the_optimizer_reads_and_writes_its_states():
+    _, tally = step_of()
+    weights = 3 * (64 * 256 + 256 + 256 * 64 + 64 + 2 * 64)
+    moved = sum(operation.bytes * times for operation, times in tally.counts["step"].items())
+    assert moved >= 4 * weights * 7  # weights, gradients and two states read; weights and states written
+
+
+def test_the_same_layers_are_looked_at_once(monkeypatch):
+    looked, classify = [], operations.classify
+    monkeypatch.setattr(operations, "classify", lambda func, *rest: looked.append(func) or classify(func, *rest))
+    _, tally = step_of(layers=9)
+    assert len(looked) < 0.5 * sum(sum(counts.values()) for counts in tally.counts.values())
+
+
+# --- one operation's seconds ------------------------------------------------------------------------
+
+
+def test_a_large_product_is_as_fast_as_the_peak_allows():
+    took = seconds(product(rows=108 * 256, columns=128 * 8))
+    assert took == pytest.approx(product(rows=108 * 256, columns=128 * 8).flops / 312e12)
+
+
+def test_one_tile_too_many_costs_a_wave():
+    full, more = product(rows=108 * 256, columns=128, depth=200), product(rows=109 * 256, columns=128, depth=200)
+    assert seconds(more) > 1.2 * seconds(full)
+    assert seconds(more) < 2.01 * seconds(full)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 33, 4096, 1024), (64, 512, 512, 64), (1, 2048, 50257, 768)])
+def test_no_product_is_faster_than_the_peak(shape):
+    batch, rows, columns, depth = shape
+    operation = product(batch, rows, columns, depth, "fp32")
+    assert seconds(operation) >= operation.flops / 19.5e12
+
+
+def test_a_deep_product_with_few_tiles_is_split():
+    deep = product(rows=128, columns=256, depth=8192)  # one tile alone would keep 107 of 108 idle
+    assert seconds(deep) < 0.2 * 8192 * 2 * 128 * 256 / (312e12 / 108)
+
+
+def test_sides_that_are_no_multiple_of_8_are_slow_in_16_bits_only():
+    odd, even = product(columns=50257), product(columns=50304)
+    assert seconds(odd) == pytest.approx(2 * seconds(even), rel=0.01)
+    assert seconds(product(columns=50257, dtype="fp32")) == pytest.approx(
+        seconds(product(columns=50304, dtype="fp32")), rel=0.01
+    )
+
+
+def test_tf32_speeds_up_fp32_products_and_no_others():
+    assert seconds(product(dtype="fp32")) == pytest.approx(8 * seconds(product(dtype="fp32"), precision="tf32"))
+    assert seconds(product(), precision="tf32") == seconds(product())
+
+
+def test_a_dtype_that_the_gpu_lacks_is_refused():
+    with pytest.raises(ValueError, match="V100.*bf16"):
+        seconds(product(), "v100_16gb")
+
+
+def test_bytes_count_where_there_is_little_arithmetic():
+    operation = Operation("add", ELEMENTWISE, bytes=2039 * 10**6)
+    assert seconds(operation) == pytest.approx(1e-3)
+    assert seconds(operation, bandwidth={ELEMENTWISE: 0.5}) == pytest.approx(2e-3)
+    assert seconds(Operation("add", ELEMENTWISE, kernels=3), kernel_seconds=1e-6) == pytest.approx(3e-6)
+
+
+@pytest.mark.parametrize("name,steps", [("allreduce_", 2), ("_allgather_base_", 1), ("_reduce_scatter_base_", 1)])
+def test_a_ring_sends_each_part_to_each_rank(name, steps):
+    operation = Operation(name, COLLECTIVE, bytes=300 * 10**9)
+    took = [roofline.collective_seconds(operation, device(), n, ideal()) for n in (1, 2, 4)]
+    assert took == [0.0, pytest.approx(steps * 0.5), pytest.approx(steps * 0.75)]
+    late = roofline.collective_seconds(Operation(name, COLLECTIVE), device(), 4, ideal(link_seconds=1e-5))
+    assert late == pytest.approx(steps * 3e-5)
+
+
+# --- a step's seconds -------------------------------------------------------------------------------
+
+
+def predicted(*operations, processes=1, reached=None) -> roofline.Prediction:
+    tally = Tally()
+    for operation, times in operations:
+        tally.put(operation, "backward", times)
+    return roofline.predict(tally, device(), "fp32", processes, reached or ideal())
+
+
+def test_the_longer_of_host_and_device_counts():
+    operation = Operation("add", ELEMENTWISE, bytes=2039 * 10**3)  # a microsecond
+    slow_host = ideal(host_seconds={"backward": 5e-6})
+    assert predicted((operation, 100)).step_seconds == pytest.approx(1e-4)
+    told = predicted((operation, 100), reached=slow_host)
+    assert told.step_seconds == told.host_seconds == pytest.approx(5e-4)
+    assert told.device_seconds == pytest.approx(1e-4)
+
+
+def test_traffic_hides_behind_the_computation_but_for_its_last_part():
+    compute = (Operation("add", ELEMENTWISE, bytes=2039 * 10**9), 1)  # a second
+    bucket = Operation("allreduce_", COLLECTIVE, bytes=30 * 10**9)  # a tenth of a second for two ranks
+    told = predicted(compute, (bucket, 4), processes=2)
+    assert told.link_seconds == pytest.approx(0.4) and told.step_seconds == pytest.approx(1.1)
+    assert predicted(compute, (bucket, 40), processes=2).step_seconds == pytest.approx(4.0)
+    assert predicted(compute, (bucket, 40)).step_seconds == pytest.approx(1.0)
+
+
+def test_more_ranks_than_a_machine_holds_deserve_a_note():
+    bucket = (Operation("allreduce_", COLLECTIVE, bytes=1), 1)
+    assert not predicted(bucket, processes=8).notes
+    assert "64 processes" in predicted(bucket, processes=64).notes[0]
+
+
+# --- the table of efficiencies ----------------------------------------------------------------------
+
+
+def test_every_gpu_of_the_menu_has_efficiencies_and_says_from_where():
+    for figures in gpu_specs.options().values():
+        reached = roofline.efficiencies(figures["chip"])
+        assert reached.source in ("published", "measured", "assumed")
+        for values in (reached.matmul, reached.attention, reached.bandwidth):
+            assert all(0 < value <= 1 for value in values.values())
+        told = roofline.predict(Tally(), config.from_dict(figures, config.Gpu), "fp32")
+        assert told.efficiencies_from == reached.source and bool(told.notes) == (reached.source != "measured")
+
+
+def test_the_table_names_chips_of_the_menu_and_the_runs_of_what_was_fitted():
+    table = yaml.safe_load(roofline.EFFICIENCIES.read_text())
+    assert set(table["chips"]) <= {figures["chip"] for figures in gpu_specs.options().values()}
+    for chip, values in table["chips"].items():
+        assert set(values) - {"from", "runs"} <= set(table["default"]), chip
+        assert values["from"] != "measured" or values["runs"], chip
+
+
+def test_a_chips_own_lines_stand_over_the_default():
+    own, default = roofline.efficiencies("A100"), roofline.efficiencies("T4")
+    assert own.matmul["bf16"] == 0.869 and own.matmul["fp32"] == default.matmul["fp32"]
+    assert (own.source, default.source) == ("published", "assumed")

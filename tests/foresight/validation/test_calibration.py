@@ -1,0 +1,79 @@
+"""Efficiencies are found again from steps that were made with known ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from recipes import config
+from recipes.machine import gpu_specs
+from recipes.foresight.speed import roofline
+from recipes.foresight.validation import calibration
+from recipes.foresight.speed.operations import ELEMENTWISE, MATMUL, Operation, Tally
+
+A100 = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
+TRUE = dataclasses.replace(
+    roofline.efficiencies("A100"),
+    matmul={"fp32": 0.5, "tf32": 0.6, "fp16": 0.7, "bf16": 0.6},
+    bandwidth=roofline.efficiencies("A100").bandwidth | {ELEMENTWISE: 0.55, MATMUL: 0.8},
+    host_seconds={"forward": 12e-6, "backward": 5e-6, "step": 6e-6},
+)
+
+
+def step(name: str, products: int, adds: int, tiny: int) -> calibration.Measured:
+    """A step of large products, large additions, and operations that only keep the host busy."""
+    tally = Tally()
+    tally.put(Operation("mm", MATMUL, "bf16", 2 * 4096**3, 6 * 4096**2, 1, (1, 4096, 4096, 4096)), "forward", products)
+    tally.put(Operation("add", ELEMENTWISE, bytes=10**9), "forward", adds)
+    tally.put(Operation("add", ELEMENTWISE, bytes=1), "forward", tiny)
+    return calibration.Measured(name, tally, "bf16", roofline.predict(tally, A100, "bf16", reached=TRUE).step_seconds)
+
+
+STEPS = [
+    step("a", 100, 1, 0),
+    step("b", 1, 100, 0),
+    step("c", 0, 0, 5000),
+    step("d", 50, 20, 10),
+    step("e", 20, 50, 10),
+]
+
+
+def test_what_made_the_times_is_found_again():
+    start = roofline.efficiencies("A100")
+    found = calibration.fit(STEPS, A100, start)
+    assert found.matmul["bf16"] == pytest.approx(0.6, rel=0.05)
+    assert found.bandwidth[ELEMENTWISE] == pytest.approx(0.55, rel=0.05)
+    assert found.host_seconds["forward"] == pytest.approx(12e-6, rel=0.05)
+    assert (
+        max(map(abs, calibration.errors(STEPS, A100, found)))
+        < 0.02
+        < max(map(abs, calibration.errors(STEPS, A100, start)))
+    )
+    assert (found.source, found.runs) == ("measured", ("a", "b", "c", "d", "e"))
+
+
+def test_a_figure_that_no_step_depends_on_stays():
+    start = roofline.efficiencies("A100")
+    found = calibration.fit(STEPS, A100, start)
+    assert found.matmul["fp32"] == start.matmul["fp32"] and found.attention == start.attention
+    assert found.host_seconds["backward"] == start.host_seconds["backward"]
+
+
+def test_no_part_of_a_peak_is_above_one():
+    fast = [dataclasses.replace(one, seconds=one.seconds / 10) for one in STEPS]
+    found = calibration.fit(fast, A100, roofline.efficiencies("A100"))
+    assert found.matmul["bf16"] == found.bandwidth[ELEMENTWISE] == 1.0
+
+
+def test_a_folder_without_runs_on_a_gpu_is_refused(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/fit_efficiencies.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 2 and "at least 4" in ended.stderr

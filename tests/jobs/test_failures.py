@@ -1,0 +1,131 @@
+"""What is said of a failure: whether it is a lack of memory, and what to try next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compose
+
+from recipes.jobs import failures
+from recipes.options import memory_hints
+from recipes.errors import Refusal
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lack_of_memory_is_known_in_all_its_forms(error):
+    status, described = failures.describe(error, "eval", compose("device=cpu").cfg)
+    assert status == "oom" and described.phase == "eval" and described.hint
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shape mismatch"),
+        ValueError("out of range"),
+        KeyError("memory"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=str,
+)
+def test_other_errors_are_failures(error):
+    status, described = failures.describe(error, "load", compose("device=cpu").cfg)
+    assert status == "failed" and described.type == type(error).__name__
+
+
+def test_a_refusal_and_ctrl_c_are_no_failures():
+    cfg = compose("device=cpu").cfg
+    assert failures.describe(Refusal("type that instead"), "load", cfg)[0] == "refused"
+    assert failures.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "words,tried,untried",
+    [
+        ([], ["precision=bf16", "batch.per_device=2 accumulation=x2", "checkpointing=full", "optim=adam8bit"], []),
+        (
+            ["precision=bf16", "checkpointing=full", "optim=adam8bit"],
+            ["batch.per_device=2", "data.seq_len=256"],
+            ["precision", "checkpointing", "optim"],
+        ),
+        (["batch.per_device=1"], ["precision=bf16", "checkpointing=full"], ["batch.per_device", "accumulation"]),
+        (["accumulation=x16"], ["batch.per_device=2 accumulation.steps=32"], []),
+        (["batch.effective=16"], ["batch.per_device=2"], ["accumulation"]),
+        (["parallelism=fsdp"], ["precision=bf16"], ["optim"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
+    hint = memory_hints.memory_hint(compose("device=cpu", *words).cfg)
+    assert all(lever in hint for lever in tried) and not any(lever in hint for lever in untried), hint
+
+
+@pytest.mark.parametrize(
+    "words,hint",
+    [
+        ([], "optim=adamw_fused, optim=adam8bit, precision=bf16_pure"),
+        (["optim=adamw_fused", "precision=bf16_pure"], "optim=adam8bit"),
+        (["optim=sgd"], "precision=bf16_pure"),
+    ],
+    ids=str,
+)
+def test_in_the_optimizers_step_no_smaller_batch_helps(words, hint):
+    assert memory_hints.memory_hint(compose("device=cpu", *words).cfg, "step") == f"Try, the cheapest first: {hint}."
+
+
+def test_with_every_lever_pulled_the_hint_says_so():
+    words = ["optim=sgd", "precision=bf16", "batch.per_device=1", "checkpointing=full", "data.seq_len=2"]
+    assert "smaller model" in memory_hints.memory_hint(compose("device=cpu", *words).cfg)
+    words = ["optim=adam8bit", "precision=bf16_pure"]
+    assert "smaller model" in memory_hints.memory_hint(compose("device=cpu", *words).cfg, "step")
+
+
+def test_the_hint_for_an_older_gpu_names_what_it_can_do():
+    hint = memory_hints.memory_hint(compose("recipe=estimate", "gpu=v100_16gb").cfg)
+    assert "precision=fp16" in hint and "bf16" not in hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["precision=bf16", "optim=sgd"],
+        ["batch.effective=16"],
+        ["accumulation=x2"],
+        ["model=llama_tiny", "batch.per_device=6"],
+        ["parallelism=fsdp"],
+        ["data.seq_len=3"],
+        ["parallelism=ddp", "parallelism.static_graph=true"],
+        ["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.num_processes=4"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("phase", ["backward", "step"])
+def test_each_lever_of_a_hint_can_be_typed(words, phase):
+    hint = memory_hints.memory_hint(compose("device=cpu", *words).cfg, phase)
+    for lever in hint.removeprefix("Try, the cheapest first: ").rstrip(".").split(", "):
+        named = {word.split("=")[0].split(".")[0] for word in lever.split()}
+        kept = [word for word in words if word.split("=")[0].split(".")[0] not in named - {"batch"}]
+        assert compose("device=cpu", *kept, *lever.split()).problems == [], lever
+
+
+@pytest.mark.parametrize(
+    "message,word",
+    [
+        ("No space left on device", "disk"),
+        ("CUDA driver version is insufficient", "driver"),
+        ("DataLoader worker (pid 7) exited", "data.workers=0"),
+    ],
+)
+def test_failures_that_people_meet_often_have_a_hint(message, word):
+    assert word in failures.failure_hint(RuntimeError(message))
+    assert failures.failure_hint(RuntimeError("something else")) is None

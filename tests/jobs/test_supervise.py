@@ -1,0 +1,312 @@
+"""However a worker ends, a record is left that says so, and no process.
+
+Faults come from outside: signals, links to a full device, and functions patched in the child (`fault`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from conftest import small, start_headroom
+
+from recipes.jobs import post_mortem
+from recipes.jobs import supervise
+from recipes.records import record
+from recipes.records import run_folder
+
+LONG = ["train.max_steps=1000000"]
+RECIPES = ["trainer", "accelerate"]
+
+# Code that runs in the worker before it begins.
+THIRD_STEP = """
+import torch
+step, taken = torch.optim.AdamW.step, 0
+def third(*args, **settings):
+    global taken
+    taken += 1
+    if taken == 3:
+        {what}
+    return step(*args, **settings)
+torch.optim.AdamW.step = third
+"""
+FORWARD = """
+import functools, torch, transformers
+forward = transformers.BertForSequenceClassification.forward
+@functools.wraps(forward)
+def broken(self, *args, **more):
+    {before}
+    output = forward(self, *args, **more)
+    {after}
+    return output
+def fail(*_):
+    raise {error}
+transformers.BertForSequenceClassification.forward = broken
+"""
+ERROR = "RuntimeError('injected')"
+OUT_OF_MEMORY = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')"
+
+
+def breaks(phase: str, error: str = ERROR) -> str:
+    """Code that raises an error in a phase of a job."""
+    if phase == "forward":
+        return FORWARD.format(before="fail()", after="pass", error=error)
+    if phase == "backward":
+        return FORWARD.format(before="pass", after="output.loss.register_hook(fail)", error=error)
+    if phase == "step":
+        return THIRD_STEP.format(what=f"raise {error}")
+    function = {
+        "load": "recipes.data.dataset.build_data",
+        "eval": "recipes.training.evaluate.evaluate",
+        "save": "recipes.checkpoint.saver.save_final",
+    }[phase]
+    return (
+        f"import torch, recipes.data.dataset, recipes.training.evaluate, recipes.checkpoint.saver\n"
+        f"def fail(*_, **__):\n    raise {error}\n{function} = fail"
+    )
+
+
+def wait_for(condition, seconds: float = 60):
+    """What `condition` gives, as soon as it is true; fails the test when it is not in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"not in {seconds} s: {condition}")
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("phase", ["load", "forward", "backward", "step", "save", "eval"])
+def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
+    run = train(
+        f"recipe={recipe}", "save.final=true", "train.max_steps=3", nursery=fault(breaks(phase)), status="failed"
+    )
+    error = run.record.error
+    assert (error.phase, error.type, error.message) == (phase, "RuntimeError", "injected")
+    assert "Traceback" in (run.folder / run_folder.LOG_FILE).read_text()
+    # What was trained until then is kept.
+    assert run.record.training.steps == {"load": 0, "forward": 0, "backward": 0, "step": 2, "save": 3, "eval": 3}[phase]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("phase", ["load", "forward", "backward", "step", "eval"])
+def test_out_of_memory_is_a_result_that_says_where_and_what_to_try(train, fault, recipe, phase):
+    run = train(f"recipe={recipe}", "train.max_steps=3", nursery=fault(breaks(phase, OUT_OF_MEMORY)), status="oom")
+    assert run.record.error.phase == phase
+    for lever in ["optim=adam8bit", "optim=adamw_fused" if phase == "step" else "batch.per_device=1"]:
+        assert lever in run.record.error.hint
+
+
+def test_a_loss_that_is_no_number_is_null_and_a_warning(train):
+    run = train(
+        "optim=sgd",
+        "optim.momentum=0",
+        "train.max_grad_norm=0",
+        "train.learning_rate=1e30",
+        "train.max_steps=4",
+        "eval.enabled=false",
+    )
+    left = json.loads((run.folder / record.FILE_NAME).read_text())
+    assert left["training"]["losses"][0] > 0 and left["training"]["losses"][-1] is None
+    assert left["training"]["final_loss"] is None
+    assert any("train.learning_rate" in line for line in left["warnings"])
+
+
+# --- ends that leave no time to write --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_killed_worker_leaves_its_steps(train, fault, number):
+    """Two whole steps, and a third line that it could not finish."""
+    dies = (
+        f"open(job.folder / 'steps.jsonl', 'a').write('{{\"step\": 3, \"lo'); "
+        f"import os; os.kill(os.getpid(), {int(number)})"
+    )
+    run = train(
+        "train.max_steps=4", "train.log_seconds=0", nursery=fault(THIRD_STEP.format(what=dies)), status="killed"
+    )
+    undisturbed = train("train.max_steps=4").record.training
+    assert run.record.training.losses == undisturbed.losses[:2]
+    assert (run.record.training.steps, run.record.training.samples) == (2, 4)
+    assert run.record.training.final_loss == undisturbed.losses[1]
+    assert number.name in run.record.error.message
+    assert record.read(run.folder) == run.record
+
+
+def test_a_worker_that_leaves_without_a_word_has_failed(train, fault):
+    run = train(nursery=fault("import os; os._exit(7)"), status="failed")
+    assert "exit code 7" in run.record.error.message and run.record.error.phase == "load"
+    assert "log.txt" in run.record.error.hint
+
+
+def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fault, monkeypatch):
+    """Seen from a counter of the system's that grew while the job ran."""
+    kills = iter([0, 1])
+    monkeypatch.setattr(post_mortem, "kernel_kills", lambda: next(kills))
+    run = train(nursery=fault("import os; os.kill(os.getpid(), 9)"), status="oom")
+    assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
+
+
+def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
+    train()  # so that the nursery has its libraries before the clock starts
+    start = time.monotonic()
+    run = train(*LONG, "train.log_seconds=0", "launch.timeout_seconds=4", status="timeout")
+    assert time.monotonic() - start < 6
+    assert run.record.training.steps > 0 and len(run.record.training.losses) == run.record.training.steps
+    assert "4 seconds" in run.record.error.message and "launch.timeout_seconds" in run.record.error.hint
+
+
+def test_nothing_of_a_job_stays_behind(train, nursery):
+    """Loader processes neither, also where the job was ended by force."""
+    train(*LONG, "data.workers=2", "launch.timeout_seconds=4", status="timeout")
+    wait_for(lambda: not psutil.Process(nursery._process.pid).children(recursive=True), 5)
+
+
+# --- the ledger's step comes when the result is safe ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what,word", [("import os; os.kill(os.getpid(), 9)", "SIGKILL"), ("raise RuntimeError('injected')", "injected")]
+)
+def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
+    run = train(
+        status="ok",
+        nursery=fault(
+            f"import recipes.measure.memory_ledger as ledger\ndef enter(self):\n    {what}\nledger.Ledger.__enter__ = enter"
+        ),
+    )
+    assert run.record.training.steps == 2 and run.record.evaluation is not None
+    assert run.record.memory.peak_tensor_bytes is None
+    assert any(word in line and "memory" in line for line in run.record.warnings)
+    assert record.read(run.folder) == run.record
+
+
+# --- a full disk -----------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_with_what_to_do(make_job, nursery):
+    """steps.jsonl is a link to the device that is always full."""
+    job = make_job(*small())
+    (job.folder / "steps.jsonl").symlink_to("/dev/full")
+    outcome = supervise.run(job, lambda *_: None, nursery)
+    assert outcome.status == "failed" and "No space left on device" in outcome.error.message
+    assert "disk is full" in outcome.error.hint and "hydra.run.dir" in outcome.error.hint
+
+
+def test_a_log_that_cannot_be_written_does_no_harm(make_job, nursery):
+    job = make_job(*small())
+    (job.folder / run_folder.LOG_FILE).symlink_to("/dev/full")
+    outcome = supervise.run(job, lambda *_: None, nursery)
+    assert outcome.status == "ok" and outcome.warnings == []
+
+
+NO_RECORD = """
+import errno, recipes.records.record
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+recipes.records.record.write = full
+"""
+
+
+def test_the_parent_writes_the_record_that_the_worker_could_not(train, fault):
+    run = train(nursery=fault(NO_RECORD), status="failed")
+    assert record.read(run.folder).status == "failed"
+    assert run.record.training.steps == 2, "from steps.jsonl"
+
+
+def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record, "write", full)
+    ended = command(*small(), nursery=fault(NO_RECORD))
+    assert ended.code == 1 and "No space left on device" in ended.err and "hydra.run.dir" in ended.err
+    assert "Traceback" not in ended.err + ended.out
+
+
+# --- signals to the whole command ------------------------------------------------------------------
+
+
+def gone(processes) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes if psutil.pid_exists(p.pid))
+
+
+@pytest.fixture
+def long_run(tmp_path):
+    """long_run(*words, processes=n) -> (its process, the n below it): a command in the middle of its training."""
+    started = []
+
+    def start(*words: str, processes: int):
+        process = start_headroom(*words, *small(*LONG), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append(process)
+        below = psutil.Process(process.pid)
+        wait_for(lambda: len(below.children(recursive=True)) == processes)  # the last is a loader's, for the training
+        started.extend(below.children(recursive=True))
+        return process, started[1:]
+
+    yield start
+    for process in started:  # nothing of a test that fails stays behind either
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
+    process, workers = long_run(
+        f"recipe={recipe}", "data.workers=1", "train.log_seconds=0.1", "hydra.run.dir=here", processes=2
+    )
+    steps = tmp_path / "here" / run_folder.STEPS_FILE
+    wait_for(lambda: steps.exists() and steps.stat().st_size)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - start < 1.5  # a second, and what a busy machine adds
+    assert process.returncode == 130 and "Traceback" not in out + err
+    left = record.read(tmp_path / "here")
+    assert left.status == "interrupted" and left.training.steps > 0
+    assert gone(workers)
+
+
+def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
+    """While the worker imports its libraries: it cannot answer yet."""
+    process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for((tmp_path / "here" / run_folder.LOG_FILE).exists)
+        workers = psutil.Process(process.pid).children()
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert time.monotonic() - start < 1.5
+        assert process.returncode == 130 and "Traceback" not in out + err
+        assert record.read(tmp_path / "here").status == "interrupted"
+        wait_for(lambda: gone(workers), 5)  # one that was being born ends when it finds nobody at the pipe
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "words,processes",
+    [
+        (["hydra.run.dir=here"], 2),  # a worker and its loader
+        (["-m", "hydra.sweep.dir=here", "train.seed=0,1"], 3),
+    ],  # and a nursery
+    ids=["run", "sweep"],
+)
+def test_a_killed_command_leaves_no_process(long_run, words, processes):
+    """A worker that has nothing to say for hours notices too that nobody listens."""
+    process, workers = long_run(*words, "data.workers=1", "train.log_seconds=10000", processes=processes)
+    process.kill()
+    process.wait()
+    wait_for(lambda: gone(workers), 10)

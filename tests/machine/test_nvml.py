@@ -1,0 +1,183 @@
+"""GPUs and the links between them: what NVML tells, and what the doctor makes of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from fake_nvml import GIB, FakeNvml, gpu, healthy, nvlinked, process, rows, visit  # noqa: F401
+
+from recipes.machine import host
+from recipes.machine.nvml import Nvml
+
+
+# --- GPUs ------------------------------------------------------------------------------------------
+
+
+def test_two_healthy_gpus_are_described_and_nothing_is_broken(visit):
+    text, broken = visit(FakeNvml(gpu(0), gpu(1)))
+    words = rows(text)
+    assert not broken and text.endswith("Nothing is broken.")
+    for part in (
+        "580.65.06 CUDA up to 13.0",
+        "GPU 0: NVIDIA Card 0",
+        "GPU 1: NVIDIA Card 1",
+        "24.0 GiB, 0.2 GiB of it in use",
+        "280 W, its default (at most 320 W)",
+        "40 C; slows down at 91 C; shuts down at 94 C",
+        "uses it as cuda:0",
+        "uses it as cuda:1",
+        "8-bit AdamW works on cuda:0, cuda:1",
+        "built for CUDA 13.0",
+    ):
+        assert part in words, part
+    assert "HOT" not in words and "slowed down" not in words and "in use by" not in words
+
+
+@pytest.mark.parametrize(
+    "capability,have,lack",
+    [
+        ((7, 5), [], ["tf32 (from 8.0)", "bf16 (from 8.0)", "fp8 (from 8.9)", "flash attention 2 (from 8.0)"]),
+        ((8, 6), ["tf32", "bf16", "flash attention 2"], ["fp8 (from 8.9)"]),
+        ((8, 9), ["tf32", "bf16", "fp8", "flash attention 2"], []),
+        ((12, 0), ["tf32", "bf16", "fp8", "flash attention 2"], []),
+    ],
+)
+def test_what_a_capability_supports(visit, monkeypatch, capability, have, lack):
+    versions = host.version
+    monkeypatch.setattr(host, "version", lambda name: "2.8" if name == "flash-attn" else versions(name))
+    text, _ = visit(FakeNvml(gpu(CudaComputeCapability=capability)))
+    parts = [", ".join(have)] * bool(have) + ["not " + ", ".join(lack)] * bool(lack)
+    assert f"compute capability {capability[0]}.{capability[1]}: {'; '.join(parts)} power limit" in rows(text)
+
+
+@pytest.mark.parametrize("capability,offered", [((8, 0), True), ((7, 0), False)])
+def test_flash_attention_is_offered_where_it_runs(visit, monkeypatch, capability, offered):
+    versions = host.version
+    monkeypatch.setattr(host, "version", lambda name: None if name == "flash-attn" else versions(name))
+    text, _ = visit(FakeNvml(gpu(CudaComputeCapability=capability)))
+    assert ("pip install flash-attn --no-build-isolation" in text) == offered
+    assert ("(once flash-attn is installed)" in rows(text)) == offered
+
+
+@pytest.mark.parametrize("celsius,hot", [(79, False), (80, True), (92, True)])
+def test_a_hot_card_is_named_with_the_guides_advice(visit, celsius, hot):
+    words = rows(visit(FakeNvml(gpu(Temperature=celsius)))[0])
+    assert f"{celsius} C; slows down at 91 C" in words and "between 84 and 90 C" in words and "below 80 C" in words
+    assert ("HOT" in words) == hot
+
+
+def test_a_newer_cards_margin_stands_for_its_thresholds(visit):
+    def none(which):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    words = rows(visit(FakeNvml(gpu(TemperatureThreshold=none, MarginTemperature=47)))[0])
+    assert "40 C; slows down 47 C above that" in words and "shuts down" not in words
+
+
+def test_a_power_limit_below_the_default_is_named_with_the_command_that_lifts_it(visit):
+    words = rows(visit(FakeNvml(gpu(), gpu(1, PowerManagementLimit=200_000)))[0])
+    assert "200 W, below its default of 280 W" in words and "nvidia-smi -i 1 -pl 280" in words
+
+
+@pytest.mark.parametrize(
+    "bits,words",
+    [
+        (pynvml.nvmlClocksThrottleReasonSwPowerCap, "by its power limit"),
+        (
+            pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+            "by its temperature",
+        ),
+        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, "by its power supply"),
+        (pynvml.nvmlClocksThrottleReasonHwSlowdown, "by the hardware"),
+    ],
+)
+def test_a_throttled_card_says_by_what(visit, bits, words):
+    text = rows(visit(FakeNvml(gpu(CurrentClocksThrottleReasons=bits)))[0])
+    assert f"slowed down at this moment, {words}" in text and "and its temperature" not in text
+
+
+def test_an_idle_card_is_not_called_throttled(visit):
+    idle = gpu(CurrentClocksThrottleReasons=pynvml.nvmlClocksThrottleReasonGpuIdle)
+    assert "slowed down" not in visit(FakeNvml(idle))[0]
+
+
+def test_processes_that_hold_a_gpu_are_named(visit):
+    words = rows(visit(FakeNvml(gpu(ComputeRunningProcesses=[process(12, 3 * GIB), process(13, None)])))[0])
+    assert "in use by program12 (pid 12, 3.0 GiB), program13 (pid 13):" in words
+
+
+def test_memory_held_by_nobody_with_a_name_is_told(visit):
+    words = rows(visit(FakeNvml(gpu(MemoryInfo=SimpleNamespace(total=24 * GIB, used=5 * GIB))))[0])
+    assert "5.0 GiB of it in use" in words and "programs that NVML does not name" in words
+
+
+def test_cards_that_support_nothing_and_a_lost_one_are_not_available_and_no_crash(visit):
+    text, broken = visit(FakeNvml({}, {}), probes={"torch": {"cuda": "13.0"}})
+    for fact in ("memory", "supports", "power limit", "temperature"):
+        assert rows(text).count(f"{fact} not available") == 2, fact
+    assert "0 and 1 not available" in rows(text)
+    assert len(broken) == 1 and "no job can start" in broken[0] and "Not Supported" in broken[0]
+
+
+def test_a_card_with_only_its_name_and_capability_is_usable(visit):
+    facts = {
+        f"nvmlDeviceGet{name}": gpu()[f"nvmlDeviceGet{name}"]
+        for name in ("Name", "UUID", "CudaComputeCapability", "MemoryInfo")
+    }
+    text, broken = visit(FakeNvml(facts))
+    assert not broken and "power limit not available" in rows(text) and "temperature not available" in rows(text)
+
+
+def test_a_binding_that_lacks_a_function_has_no_answer(monkeypatch):
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetCount")
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    assert Nvml().cards() == []
+
+
+def test_mig_is_told_and_its_slices_are_not_counted_against_torch(visit):
+    nvml = FakeNvml(gpu(0, MigMode=[1, 1]), gpu(1))
+    text, broken = visit(nvml, healthy(1))
+    assert "one slice of it (MIG is on)" in rows(text) and not broken
+
+
+# --- links -----------------------------------------------------------------------------------------
+
+
+def test_nvlink_is_counted_and_said_to_suit_fsdp(visit):
+    words = rows(visit(FakeNvml(nvlinked(0, 1, 1), nvlinked(1, 0, 0)))[0])
+    assert "0 and 1 NV2" in words and "wants NVLink: here it is" in words
+    assert "101.9 s with NVLink, 131.4 s without" in words and "NCCL_P2P_DISABLE=1" in words
+
+
+@pytest.mark.parametrize(
+    "level,word", [("SINGLE", "PIX"), ("MULTIPLE", "PXB"), ("HOSTBRIDGE", "PHB"), ("NODE", "NODE"), ("SYSTEM", "SYS")]
+)
+def test_without_nvlink_the_furthest_thing_on_pcie_is_told_and_fsdp_is_warned_of(visit, level, word):
+    cards = [gpu(n, TopologyCommonAncestor=getattr(pynvml, f"NVML_TOPOLOGY_{level}")) for n in range(2)]
+    words = rows(visit(FakeNvml(*cards))[0])
+    assert f"0 and 1 {word} {word}:" in words and "not for speed" in words and "works over PCIe" in words
+    assert "131.4 s without" in words and "here it is" not in words
+
+
+def test_nvlinks_to_a_switch_count_for_every_pair(visit):
+    words = rows(visit(FakeNvml(*(nvlinked(n, *range(12), switch=True) for n in range(3))))[0])
+    assert "every pair NV12" in words and "here it is" in words
+
+
+def test_nvlinks_that_are_down_do_not_count(visit):
+    cards = [nvlinked(n, 1 - n) | {"nvmlDeviceGetNvLinkState": 0} for n in range(2)]
+    assert "0 and 1 PHB" in rows(visit(FakeNvml(*cards))[0])
+
+
+def test_mixed_links_are_a_table_and_the_best_pairs(visit):
+    text, _ = visit(FakeNvml(nvlinked(0, 1, 1), nvlinked(1, 0, 0), nvlinked(2, 3), nvlinked(3, 2)))
+    table = [line.split() for line in text.splitlines()]
+    assert ["0", "x", "NV2", "PHB", "PHB"] in table and ["3", "PHB", "PHB", "NV1", "x"] in table
+    assert "NVLink joins 0 and 1, 2 and 3" in rows(text) and "CUDA_VISIBLE_DEVICES=0,1" in text
+    assert "not for speed" in rows(text)
+
+
+def test_one_gpu_has_no_links(visit):
+    assert "Links" not in visit(FakeNvml(gpu()))[0]

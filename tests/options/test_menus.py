@@ -1,0 +1,163 @@
+"""The whole menu: every pair of options from two menus trains, or is refused with a reason that names one of them.
+
+Refusals are found by `validate` alone. All other pairs are packed into as few jobs as a greedy search
+finds, and each of those jobs must train to its end. Menus that training does not read are no part of it:
+tests/test_gpu.py has that one, and tests/foresight/test_ledger_pairs.py the recipe that predicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+from conftest import CONF, compose, small
+
+from recipes import config
+from recipes.options import menus
+from recipes.options import validate
+from recipes.machine import host
+from recipes.config import ESTIMATE_ONLY
+
+GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
+OPTIONS = [(group, option) for group in GROUPS for option in menus.options(group, [CONF]) if option != "estimate"]
+PAIRS = [frozenset(pair) for pair in itertools.combinations(OPTIONS, 2) if pair[0][0] != pair[1][0]]
+
+
+def words(options) -> list[str]:
+    return [f"{group}={option}" for group, option in sorted(options, key=lambda o: GROUPS.index(o[0]))]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """told(options) -> the words for a command line: the menus, and the keys without which an option cannot run."""
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [{"text": f"text number {n} " * (n + 1), "label": n % 2} for n in range(8)]
+    pairs = [{"sentence1": row["text"], "sentence2": "another", "label": row["label"]} for row in rows]
+    for name, lines in (("text", rows), ("wikitext", rows), ("mrpc", pairs)):  # data that no network is needed for
+        (folder / name).mkdir()
+        for split in ("train", "validation")[: 1 if name == "text" else 2]:
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def told(options) -> list[str]:
+        needed = {option: [f"data.path={folder / option}"] for option in ("text", "wikitext", "mrpc")}
+        needed["wandb"] = ["tracker.mode=disabled"]
+        needed |= {mode: ["parallelism.num_processes=2"] for mode in ("ddp", "fsdp", "fsdp_tp", "zero")}
+        return words(options) + [word for _, option in sorted(options) for word in needed.get(option, [])]
+
+    return told
+
+
+@pytest.fixture(scope="module")
+def refused(told):
+    """Pair of options -> the problems that `validate` has with it, each menu else at its default or at a decoder."""
+    values = {}  # the menus do not depend on each other: each is composed once, small
+    for chosen in OPTIONS:
+        values[chosen] = dataclasses.asdict(compose(*small(*told([chosen]))).cfg)
+    base = values["model", "llama_tiny"]  # a decoder can train on any data, and this one in any mode
+    found = {}
+    for pair in PAIRS:
+        chosen = base | {group: values[group, option][group] for group, option in pair}
+        chosen["train"] = chosen["train"] | {"learning_rate": None}
+        problems = validate.validate(config.from_dict(chosen))
+        if problems:
+            found[pair] = problems
+    return found
+
+
+def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
+    for pair, problems in refused.items():
+        assert any(word in line for word in words(pair) for line in problems), (words(pair), problems)
+
+
+def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
+    """So that a check that is too eager does not pass for a menu that is covered."""
+    alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
+    zero = ("parallelism", "zero")
+    assert alone == {
+        ("precision", "tf32"),
+        ("precision", "fp16"),
+        ("optim", "paged_adam8bit"),
+        ("parallelism", "dp"),
+        ("accumulation", "auto"),
+    } | (set() if host.has("deepspeed") else {zero})
+    models = {("model", name) for name in menus.options("model", [CONF])}
+    encoders = {model for model in models if model[1].startswith("bert")}
+    others = {pair for pair in refused if not pair & alone}
+    whole = {("optim", name) for name in ("adafactor", "adam8bit", "lion8bit")}  # those that need whole weights
+    unplanned = {model for model in models if not model[1].startswith("llama")} | {("optim", "adamw_fused")}
+    assert others == (
+        {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
+        | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}
+        | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
+        | {frozenset([zero, option]) for option in whole | {("precision", "bf16_pure")} if zero not in alone}
+    )
+
+
+def covering(pairs, refused) -> list[dict[str, str]]:
+    """Jobs (menu -> option) without a refused pair that together hold every one of `pairs`, greedily chosen."""
+    left, jobs = set(pairs), []
+    while left:
+        job = dict(min(left, key=words))  # the first pair left, then menu by menu the option that adds most
+        for group in (g for g in GROUPS if g not in job):
+            options = [
+                o
+                for g, o in OPTIONS
+                if g == group and not any(frozenset([(group, o), chosen]) in refused for chosen in job.items())
+            ]
+            gain = {o: sum(frozenset([(group, o), chosen]) in left for chosen in job.items()) for o in options}
+            job[group] = max(options, key=lambda o: (gain[o], o == "single"))  # one process, where more add nothing
+        left -= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
+        jobs.append(job)
+    return jobs
+
+
+def test_every_pair_that_is_not_refused_trains(refused, told, train):
+    allowed = [pair for pair in PAIRS if pair not in refused]
+    jobs = covering(allowed, refused)
+    seen = set()
+    for job in jobs:
+        # A short last batch, and evaluation, come along; wide enough for the 8-bit states to be 8-bit (4096 weights).
+        run = train(*told(job.items()), "model.width=64", "data.samples=5", "model.dropout=0.1")
+        losses = run.record.training.losses
+        assert len(losses) == 2 and None not in losses, (words(job.items()), losses)
+        assert run.record.memory.peak_tensor_bytes, (words(job.items()), run.record.warnings)
+        seen |= {frozenset(pair) for pair in itertools.combinations(job.items(), 2)}
+    assert seen == set(allowed)
+
+
+def test_every_option_on_disk_is_composed(refused):
+    jobs = covering([pair for pair in PAIRS if pair not in refused], refused)
+    composed = {option for job in jobs for option in job.items()} | set().union(*refused)
+    on_disk = {(path.parent.name, path.stem) for path in CONF.glob("*/*.yaml")}
+    assert composed == {
+        (folder, name)
+        for folder, name in on_disk
+        if folder not in ("experiment", *ESTIMATE_ONLY) and name != "estimate"
+    }
+
+
+# --- experiments: files that set several menus at once ---------------------------------------------
+
+EXPERIMENTS = sorted(CONF.glob("experiment/**/*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_trains_or_is_refused_for_want_of_a_gpu(train, told, path):
+    """At a small size: the menus it picks are what is tried here."""
+    word = f"+{path.parent.relative_to(CONF)}={path.stem}"
+    chosen = compose(word, "device=cpu").cfg
+    more = ["model.heads=4", "model.kv_heads=2"] if chosen.model.kv_heads is not None else []
+    if chosen.data.name != "dummy":
+        more += [*told([("data", chosen.data.name)])[1:], "data.tokenizer=bytes"]
+    problems = compose(*small(word, *more)).problems
+    wanting = [
+        f"{group}={option}"
+        for group, option in (("precision", "fp16"), ("parallelism", "dp"))
+        if getattr(chosen, group).name == option
+    ]
+    if wanting:
+        assert len(problems) == len(wanting) and all(word in line for word, line in zip(wanting, problems))
+    else:
+        assert train(word, *more).record.training.steps == 2

@@ -1,0 +1,156 @@
+"""DeepSpeed's ZeRO: what is refused, what DeepSpeed is told, and that it trains the same where it is installed."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from conftest import compose, small
+from safetensors.torch import load_file
+
+from recipes.parallelism import zero
+from recipes.machine import host
+
+RECIPES = ["trainer", "accelerate"]
+TWO = ["parallelism=zero", "parallelism.num_processes=2"]
+MISSING = "parallelism=zero needs the package deepspeed: pip install deepspeed, or choose parallelism=fsdp."
+INSTALLED = host.has("deepspeed")
+
+
+@pytest.fixture(scope="module")
+def run(train):
+    """train, but the same job only once."""
+    return functools.cache(train)
+
+
+def problems(*overrides: str) -> list[str]:
+    """What is refused, apart from the package."""
+    found = compose(*small(*TWO, *overrides)).problems
+    return [problem for problem in found if problem != MISSING]
+
+
+# --- refused ---------------------------------------------------------------------------------------
+
+
+def test_without_the_package_it_is_refused_with_what_to_type(monkeypatch):
+    has = host.has
+    monkeypatch.setattr(host, "has", lambda module: module != "deepspeed" and has(module))
+    assert compose(*small(*TWO)).problems == [MISSING]
+
+
+def test_nothing_else_is_refused():
+    assert problems() == []
+    assert problems("parallelism.stage=3", "accumulation=x4", "checkpointing=full", "precision=bf16", "optim=sgd") == []
+
+
+@pytest.mark.parametrize(
+    "words,instead",
+    [
+        (["optim=adafactor"], "optim=adamw"),
+        (["precision=bf16_pure"], "precision=bf16"),
+        (["eval.precision=bf16"], "Leave it out"),
+        (["parallelism.offload=optimizer"], "Leave it out"),
+        (["save.every_steps=2"], "parallelism=fsdp"),
+        (["resume=latest"], "parallelism=fsdp"),
+        (["parallelism.live_parameters=5"], "parallelism.stage=3"),
+        (["parallelism.stage=4"], "1, 2, 3"),
+        (["parallelism.strategy=full_shard"], "parallelism=fsdp"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_would_mean_something_else_is_refused(words, instead):
+    found = problems(*words)
+    assert len(found) == 1 and words[0].split("=")[0] in found[0] and instead in found[0], found
+
+
+def test_only_stage_3_moves_weights(pretend_gpu):
+    pretend_gpu((8, 0))
+    told = ["device=cuda", "parallelism.num_processes=1", "parallelism.offload=all"]
+    assert ["parallelism.stage=3" in problem for problem in problems(*told)] == [True]
+    assert problems(*told, "parallelism.stage=3") == []
+
+
+def test_fp16_is_refused(pretend_gpu):
+    pretend_gpu((8, 0))
+    found = problems("device=cuda", "parallelism.num_processes=1", "precision=fp16")
+    assert len(found) == 1 and "precision=bf16" in found[0]
+
+
+# --- what DeepSpeed is told ------------------------------------------------------------------------
+
+
+def told(*overrides: str) -> dict:
+    return zero.configuration(compose(*small(*TWO, *overrides)).cfg)
+
+
+def test_deepspeed_is_told_what_the_recipe_is():
+    configuration = told("batch.effective=16", "train.max_grad_norm=0.5")
+    assert configuration["train_micro_batch_size_per_gpu"] == 2
+    assert configuration["gradient_accumulation_steps"] == 4
+    assert configuration["gradient_clipping"] == 0.5
+    assert configuration["zero_optimization"]["stage"] == 2
+    assert "offload_param" not in configuration["zero_optimization"]
+    assert told("train.max_grad_norm=0")["gradient_clipping"] == 0
+
+
+def test_bf16_is_autocast_over_fp32_weights():
+    configuration = told("precision=bf16")
+    assert configuration["torch_autocast"]["enabled"] and not told()["torch_autocast"]["enabled"]
+    assert not configuration["bf16"] and not configuration["fp16"]
+
+
+def test_offload_takes_what_it_says():
+    everything = told("parallelism.stage=3", "parallelism.offload=all")["zero_optimization"]
+    assert everything["offload_param"]["device"] == everything["offload_optimizer"]["device"] == "cpu"
+    states = told("parallelism.stage=3", "parallelism.offload=optimizer")["zero_optimization"]
+    assert (states["offload_param"]["device"], states["offload_optimizer"]["device"]) == ("none", "cpu")
+
+
+# --- two ranks, where the package is ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=gpt2_tiny"],
+        ["model=bert_tiny", "accumulation=x2", "data.samples=13"],
+        ["model=llama_tiny", "optim=sgd", "train.learning_rate=0.5", "precision=bf16"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_two_ranks_train_as_one(run, recipe, stage, words):
+    """With a last step that is short, and clipping; learning rates that move the loss."""
+    job = [f"recipe={recipe}", *words, "model.layers=2", "train.max_steps=5", "eval.batch=3", "save.final=true"]
+    if not INSTALLED:
+        assert compose(*small(*job, *TWO, f"parallelism.stage={stage}")).problems == [MISSING]
+        return
+    alone, together = (
+        run(*job, "batch.per_device=4"),
+        run(*job, *TWO, f"parallelism.stage={stage}", "batch.per_device=2"),
+    )
+    one, two = alone.record, together.record
+    relative = 1e-4 if two.config["precision"]["name"] == "fp32" else 1e-3
+    assert len(one.training.losses) == 5
+    assert two.training.losses == pytest.approx(one.training.losses, rel=relative)
+    assert (two.training.samples, two.training.tokens) == (one.training.samples, one.training.tokens)
+    assert two.evaluation.loss == pytest.approx(one.evaluation.loss, rel=relative)
+    assert two.memory.optimizer_bytes == pytest.approx(one.memory.optimizer_bytes / 2, rel=0.01)
+    assert (two.memory.weights_bytes < 0.6 * one.memory.weights_bytes) == (stage == 3)
+    weights, same = (load_file(run.folder / "model" / "model.safetensors") for run in (alone, together))
+    assert weights.keys() == same.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(same[name], weight, rtol=relative, atol=relative)
+
+
+def test_stage_3_gathers_as_little_as_it_is_told(run):
+    job = [*TWO, "parallelism.stage=3", "model=llama_tiny", "model.layers=6", "model.width=64", "model.vocab=4096"]
+    if not INSTALLED:
+        assert compose(*small(*job)).problems == [MISSING]
+        return
+    much, little = (run(*job, *words).record for words in ([], ["parallelism.live_parameters=1"]))
+    assert little.training.losses == pytest.approx(much.training.losses, rel=1e-6)
+    copies = [record.memory.largest_bytes["weight_copies"] for record in (much, little)]
+    assert copies[1] < 0.9 * copies[0], copies

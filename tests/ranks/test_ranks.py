@@ -1,0 +1,246 @@
+"""Several ranks live and die together: under our own parent and under a launcher, with one record that names the cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
+
+from recipes.jobs import supervise
+from recipes.records import record
+
+TWO = ["parallelism.num_processes=2"]
+# Every optimizer step of rank 1 goes through this; the third one ends badly.
+THIRD_STEP = """
+if job.place.rank == 1:
+    import os, time, torch
+    steps, step = [], torch.optim.AdamW.step
+    def bad(self, *args, **kwargs):
+        steps.append(1)
+        if len(steps) == 3:
+            {what}
+        return step(self, *args, **kwargs)
+    torch.optim.AdamW.step = bad
+"""
+RAISE, KILL, HANG = "raise ValueError('injected')", "os.kill(os.getpid(), 9)", "time.sleep(1000)"
+LONG = ["train.max_steps=100000", "save.on_signal=false"]
+
+
+def left_over(folder: Path) -> list[psutil.Process]:
+    """Processes that stand in a folder or have it in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and (
+                str(folder) in " ".join(process.cmdline()) or process.cwd() == str(folder)
+            ):
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
+
+
+@pytest.fixture
+def ends(make_job, fault):
+    """ends(code, *words) -> (record, seconds since its first step, folder): two ranks with a fault in their workers."""
+
+    def ends(code: str, *words: str):
+        job = make_job(*small(*TWO, "recipe=accelerate", "train.max_steps=6", *words))
+        began = []
+
+        def hear(kind, values):
+            if kind == "phase" and values["phase"] == "train":
+                began.append(time.monotonic())
+
+        return supervise.run(job, hear, fault(code)), time.monotonic() - began[0], job.folder
+
+    return ends
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_an_error_in_rank_1_ends_the_job_and_the_record_names_it(ends, mode):
+    outcome, seconds, folder = ends(THIRD_STEP.format(what=RAISE), f"parallelism={mode}")
+    assert outcome.status == "failed" and seconds < 10
+    error = outcome.error
+    assert (error.rank, error.phase, error.type, error.message) == (1, "step", "ValueError", "injected")
+    assert len(outcome.training.losses) == 2 and record.read(folder) == outcome
+    assert "injected" in (folder / "log-rank1.txt").read_text()
+
+
+def test_a_rank_that_is_killed_takes_the_job_down_and_the_record_names_it(ends):
+    outcome, seconds, _ = ends(THIRD_STEP.format(what=KILL), "parallelism=ddp")
+    assert (outcome.status, outcome.error.rank, outcome.error.message) == ("killed", 1, "SIGKILL") and seconds < 10
+
+
+def test_a_rank_that_hangs_is_ended_at_the_time_limit(ends):
+    outcome, seconds, _ = ends(THIRD_STEP.format(what=HANG), "parallelism=ddp", "launch.timeout_seconds=5")
+    assert outcome.status == "timeout" and seconds < 10
+
+
+def test_out_of_memory_in_rank_1_is_out_of_memory(ends):
+    outcome, _, _ = ends(
+        THIRD_STEP.format(what="raise torch.OutOfMemoryError('CUDA out of memory')"), "parallelism=ddp"
+    )
+    assert (outcome.status, outcome.error.rank) == ("oom", 1)
+
+
+def test_a_failure_in_the_ledgers_step_keeps_the_result(ends):
+    outcome, seconds, _ = ends(THIRD_STEP.format(what=RAISE), "parallelism=ddp", "train.max_steps=2")
+    assert outcome.status == "ok" and outcome.training.steps == 2 and seconds < 10
+    assert "rank 1" in outcome.warnings[-1] and "injected" in outcome.warnings[-1]
+
+
+@pytest.mark.parametrize("number, code, status", [(signal.SIGINT, 130, "interrupted"), (signal.SIGKILL, -9, None)])
+def test_no_rank_outlives_the_command(tmp_path, number, code, status):
+    words = small("recipe=accelerate", "parallelism=ddp", *TWO, *LONG, "train.log_seconds=0", "hydra.run.dir=run")
+    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_steps(tmp_path / "run" / "steps.jsonl", process)
+        assert len(left_over(tmp_path)) == 3, "the command and two ranks"
+        process.send_signal(number)
+        assert process.wait(10) == code
+        gone_by = time.monotonic() + 5
+        while left_over(tmp_path) and time.monotonic() < gone_by:
+            time.sleep(0.05)
+        assert left_over(tmp_path) == []
+        if status is not None:
+            assert record.read(tmp_path / "run").status == status
+    finally:
+        process.kill()
+
+
+def wait_for_steps(file: Path, process: subprocess.Popen, steps: int = 2) -> None:
+    """Until a run has trained so many steps."""
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.read_text().count("\n") >= steps):
+        assert process.poll() is None and time.monotonic() < deadline, "it did not come to train"
+        time.sleep(0.05)
+
+
+# --- under a launcher ------------------------------------------------------------------------------
+
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def launched(launcher: list[str], *words: str, cwd: Path, env: dict | None = None, timeout: float = 100):
+    """train.py with these words under a launcher, to its end: (exit code, stdout, stderr)."""
+    ended = subprocess.run(
+        [*launcher, str(ROOT / "train.py"), *words],
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        text=True,
+        capture_output=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "launcher, words",
+    [
+        ([*ACCELERATE, "--num_processes", "2"], ["parallelism=ddp", "recipe=trainer"]),
+        ([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], ["parallelism=fsdp", "recipe=accelerate"]),
+    ],
+)
+def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launcher, words):
+    code, out, err = launched(launcher, *small(*words), cwd=tmp_path)
+    assert code == 0, err
+    folders = [path.parent for path in tmp_path.rglob("result.json")]
+    assert len(folders) == 1 and [path for path in folders[0].parent.iterdir()] == folders, "one record, one folder"
+    outcome = record.read(folders[0])
+    assert outcome.status == "ok" and [rank["rank"] for rank in outcome.memory.per_rank] == [0, 1]
+    assert outcome.config["parallelism"]["num_processes"] == 2
+    assert out.count("Record:") == 1, "rank 0 alone prints"
+    alone = train(*words, *TWO).record
+    assert outcome.training.losses == pytest.approx(alone.training.losses, rel=1e-6)
+    assert outcome.config_key == alone.config_key, "who starts the ranks is no part of what is trained"
+
+
+def test_a_refusal_is_said_also_where_rank_0_is_the_last_to_refuse(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os, time\nif os.environ.get('RANK') == '0':\n    time.sleep(3)")
+    code, out, err = launched(
+        [*TORCHRUN, "--standalone", "--nproc-per-node", "2"],
+        "parallelism=single",
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert code == 1 and err.count("refused: parallelism=single is one process") == 1, err
+
+
+@pytest.mark.parametrize("what, status, message", [(RAISE, "failed", "injected"), (KILL, "killed", "SIGKILL")])
+def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, message):
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    (tmp_path / "fault.py").write_text(THIRD_STEP.format(what=what))
+    env = {"PYTHONPATH": str(tmp_path), "HEADROOM_TEST_FAULT": str(tmp_path / "fault.py")}
+    words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
+    code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
+    assert code == 1, err
+    outcome = record.read(tmp_path / "run")
+    assert (outcome.status, outcome.error.rank, outcome.error.message) == (status, 1, message), outcome.error
+    assert left_over(tmp_path) == []
+
+
+def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(tmp_path):
+    """As on GPUs, where a rank waits for NCCL and not for a connection that closes."""
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    fault = THIRD_STEP.format(what=RAISE) + THIRD_STEP.replace("rank == 1", "rank == 0").format(what=HANG)
+    (tmp_path / "fault.py").write_text(fault)
+    env = {"PYTHONPATH": str(tmp_path), "HEADROOM_TEST_FAULT": str(tmp_path / "fault.py")}
+    words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
+    code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
+    assert code == 1, err
+    outcome = record.read(tmp_path / "run")
+    assert (outcome.status, outcome.error.rank, outcome.error.message) == ("failed", 1, "injected")
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize("on_signal, status", [("true", "preempted"), ("false", "interrupted")])
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status):
+    words = small(
+        "parallelism=ddp",
+        "recipe=accelerate",
+        "train.max_steps=100000",
+        f"save.on_signal={on_signal}",
+        "train.log_seconds=0",
+        "hydra.run.dir=run",
+    )
+    process = subprocess.Popen(
+        [*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(ROOT / "train.py"), *words],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_steps(tmp_path / "run" / "steps.jsonl", process)
+        process.kill()
+        process.wait()
+        gone_by = time.monotonic() + 10
+        while left_over(tmp_path) and time.monotonic() < gone_by:
+            time.sleep(0.05)
+        outcome = record.read(tmp_path / "run")
+        assert left_over(tmp_path) == [] and outcome.status == status, outcome.error
+    finally:
+        for one in left_over(tmp_path):
+            one.kill()
+
+
+def test_what_a_rank_is_told_by_its_launcher_does_not_reach_the_jobs_of_a_later_run(train):
+    """A job of one process in an environment with a launcher's leftovers (a shell inside a cluster's job)."""
+    env = {"ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_VERSION": "2"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        from conftest import compose
+
+        assert "precision=bf16" in compose(*small()).problems[0]
+    assert json.loads((train().folder / "result.json").read_text())["status"] == "ok"

@@ -1,0 +1,117 @@
+"""Checkpoints on disk: whole or not at all, checked before they are opened, and nothing in them is executed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+
+from recipes.records import checkpoint_files
+from recipes.records.checkpoint_files import BrokenCheckpoint
+
+
+def write(run, step: int, keep: int = 2):
+    """A checkpoint of a few numbers."""
+    tensors = {"weights": {"a": torch.arange(6.0)}, "optimizer": {"a/step": torch.tensor(float(step))}}
+    return checkpoint_files.write(run, step, {"config": {"step": step}}, tensors, keep)
+
+
+def names(run) -> list[str]:
+    return sorted(path.name for path in (run / checkpoint_files.FOLDER).iterdir())
+
+
+def test_what_was_written_is_found_whole(tmp_path):
+    folder = write(tmp_path, 10)
+    assert folder == tmp_path / "checkpoints/step-00000010" and checkpoint_files.found(tmp_path) == [folder]
+    whole = checkpoint_files.verify(folder)
+    assert (whole.step, whole.values["config"], checkpoint_files.config_of(folder)) == (10, {"step": 10}, {"step": 10})
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json",
+        "rank-0.json",
+        "rank-0.optimizer.safetensors",
+        "rank-0.weights.safetensors",
+    ]
+
+
+def test_the_newest_stay_and_those_of_another_way_go(tmp_path):
+    for step in (2, 4, 6, 8):
+        write(tmp_path, step)
+    assert names(tmp_path) == ["step-00000006", "step-00000008"]
+    write(tmp_path, 7)  # resumed from 6, because 8 was broken, say
+    assert names(tmp_path) == ["step-00000006", "step-00000007"]
+    write(tmp_path, 7, keep=1)  # over one of the same step
+    assert names(tmp_path) == ["step-00000007"]
+    assert checkpoint_files.verify(tmp_path / "checkpoints/step-00000007").step == 7
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        write(tmp_path, step)
+    assert [checkpoint_files.step_of(folder) for folder in checkpoint_files.found(tmp_path)] == [
+        100_000_000,
+        99_999_999,
+    ]
+
+
+FILES = ["manifest.json", "rank-0.json", "rank-0.optimizer.safetensors", "rank-0.weights.safetensors"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("harm", ["missing", "cut", "changed", "empty"])
+def test_every_harm_to_every_file_is_seen_and_the_file_named(tmp_path, file, harm):
+    folder = write(tmp_path, 3)
+    path = folder / file
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {
+                "cut": content[:middle],
+                "empty": b"",
+                "changed": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+            }[harm]
+        )
+    with pytest.raises(BrokenCheckpoint, match=file):
+        checkpoint_files.verify(folder)
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"step": 2}, {"ranks": 0}, {"ranks": 2}, {"files": {}}])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_manifest_that_says_something_else_is_refused(tmp_path, change, sealed):
+    """Damaged, and also where another program has sealed it with a checksum that is right."""
+    folder = write(tmp_path, 3)
+    values = json.loads((folder / "manifest.json").read_text()) | change
+    if sealed:
+        del values["crc32"]
+        values["crc32"] = checkpoint_files._crc32_of(values)
+    (folder / "manifest.json").write_text(json.dumps(values))
+    with pytest.raises(BrokenCheckpoint, match="manifest.json"):
+        checkpoint_files.verify(folder)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_half_of_a_new_one(tmp_path, monkeypatch):
+    write(tmp_path, 2)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        write(tmp_path, 4)
+    assert names(tmp_path) == ["step-00000002"]
+    checkpoint_files.verify(tmp_path / "checkpoints/step-00000002")
+
+
+def test_what_a_killed_save_has_left_is_no_checkpoint_and_goes_with_the_next(tmp_path):
+    folder = write(tmp_path, 2)
+    for left in (".step-00000003.unfinished", ".step-00000001.gone"):
+        folder.with_name(left).mkdir()
+        folder.with_name(left).joinpath("rank-0.json").write_text("{")
+    assert checkpoint_files.found(tmp_path) == [folder]
+    write(tmp_path, 4)
+    assert names(tmp_path) == ["step-00000002", "step-00000004"]

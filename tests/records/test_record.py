@@ -1,0 +1,246 @@
+"""The record: written whole or not at all, read back as it was, and with nothing in it that is nobody's business."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import re
+
+import pytest
+from conftest import compose
+
+from recipes.records import record
+from recipes.records.record import Evaluation, Memory, Speed, Training
+
+
+@pytest.fixture
+def filled():
+    """A record with a value in every part."""
+    made = compose("device=cpu").record
+    made.status, made.warnings = "ok", ["a warning"]
+    made.training = Training(2, 8, 256, [0.7, 0.6], 0.6)
+    made.evaluation = Evaluation(4, 0.65, 0.5, None, 0.1)
+    made.speed = Speed(warmup_steps=0, measured_steps=2, step_seconds_median=0.01, train_seconds=0.02)
+    made.memory = Memory(
+        4, 4, 8, 2, 1, 19, peak_phase="backward", largest_bytes={"parameters": 4}, per_rank=[{"rank": 0}]
+    )
+    made.error = record.Error("eval", "RuntimeError", "broken", "a hint", 0)
+    return made
+
+
+# --- written and read ------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was(filled, tmp_path):
+    record.write(filled, tmp_path)
+    assert record.read(tmp_path) == filled
+
+
+def test_an_empty_record_comes_back_as_it_was(tmp_path):
+    made = compose("device=cpu").record
+    record.write(made, tmp_path)
+    assert record.read(tmp_path) == made
+
+
+def test_numbers_that_are_not_finite_become_null(filled, tmp_path):
+    filled.training = Training(3, 3, 3, [1.0, math.nan, math.inf], -math.inf)
+    filled.evaluation.perplexity = math.inf
+    record.write(filled, tmp_path)
+    text = (tmp_path / record.FILE_NAME).read_text()
+    values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert values["training"]["losses"] == [1.0, None, None] and values["training"]["final_loss"] is None
+    assert values["evaluation"]["perplexity"] is None
+
+
+def test_the_version_and_the_status_stand_first(filled):
+    assert list(json.loads(record.to_json(filled)))[:2] == ["schema_version", "status"]
+
+
+def test_the_fields_are_those_of_the_design(filled):
+    values = json.loads(record.to_json(filled))
+    assert set(values) >= {
+        "schema_version",
+        "status",
+        "recipe",
+        "overrides",
+        "config",
+        "config_key",
+        "training",
+        "speed",
+        "memory",
+        "environment",
+        "error",
+    }
+    assert set(values["memory"]) >= {
+        "parameters_bytes",
+        "gradients_bytes",
+        "optimizer_bytes",
+        "activations_bytes",
+        "other_bytes",
+        "peak_tensor_bytes",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "device_used_bytes",
+        "host_peak_rss_bytes",
+        "per_rank",
+    }
+    assert set(values["speed"]) >= {
+        "warmup_steps",
+        "measured_steps",
+        "step_seconds_median",
+        "step_seconds_p10",
+        "step_seconds_p90",
+        "samples_per_second",
+        "tokens_per_second",
+        "model_flops_per_step",
+        "mfu",
+        "train_seconds",
+    }
+    assert set(values["training"]) >= {"steps", "samples", "tokens", "losses", "final_loss"}
+    assert set(values["error"]) == {"phase", "type", "message", "hint", "rank"}
+
+
+def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path):
+    old = os.umask(0o027)
+    try:
+        record.write(filled, tmp_path)
+    finally:
+        os.umask(old)
+    assert (tmp_path / record.FILE_NAME).stat().st_mode & 0o777 == 0o640
+
+
+# --- whole or not at all ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_record_and_no_trace(filled, tmp_path, monkeypatch, function):
+    record.write(filled, tmp_path)
+    before = (tmp_path / record.FILE_NAME).read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record.os, function, full)
+    filled.status = "failed"
+    with pytest.raises(OSError, match="No space left"):
+        record.write(filled, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [record.FILE_NAME]
+    assert (tmp_path / record.FILE_NAME).read_bytes() == before
+
+
+def test_ctrl_c_in_the_middle_leaves_the_old_record_and_no_trace(filled, tmp_path, monkeypatch):
+    record.write(filled, tmp_path)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        record.write(filled, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [record.FILE_NAME]
+
+
+def test_a_folder_that_is_gone_is_an_os_error(filled, tmp_path):
+    with pytest.raises(OSError):
+        record.write(filled, tmp_path / "gone")
+
+
+@pytest.mark.parametrize("content", ["", '{"schema_version": 1, "stat', "[]", "{}", '{"schema_version": 999}', "null"])
+def test_what_is_no_record_is_a_value_error(tmp_path, content):
+    (tmp_path / record.FILE_NAME).write_text(content)
+    with pytest.raises(ValueError):
+        record.read(tmp_path)
+
+
+def test_no_record_is_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        record.read(tmp_path)
+
+
+# --- the key of a job ------------------------------------------------------------------------------
+
+
+def key_of(*overrides) -> str:
+    return compose("device=cpu", *overrides).record.config_key
+
+
+def test_the_same_job_has_the_same_key():
+    key = key_of("optim=sgd", "train.seed=3")
+    assert re.fullmatch("[0-9a-f]{12}", key)
+    assert key == key_of("optim=sgd", "train.seed=3") == key_of("train.seed=3", "optim=sgd")
+
+
+def test_a_default_that_is_typed_changes_no_key():
+    assert key_of() == key_of("precision=fp32", "train.seed=0")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.seed=1",
+        "optim=adamw_fused",
+        "model.layers=3",
+        "recipe=accelerate",
+        "measure.ledger=false",
+        "launch.memory_limit_gib=1",
+        "data.samples=511",
+        "train.learning_rate=0.5",
+        "measure.repeat=1",
+    ],
+)
+def test_another_job_has_another_key(override):
+    assert key_of() != key_of(override)
+
+
+@pytest.mark.parametrize("override", ["launch.timeout_seconds=60", "tracker=none"])
+def test_how_a_job_is_started_and_watched_is_not_part_of_its_key(override):
+    assert key_of() == key_of(override)
+
+
+def test_other_libraries_make_another_key():
+    config = compose("device=cpu").record.config
+    keys = {record.config_key(config, versions) for versions in ({"torch": "2.11.0"}, {"torch": "2.13.0"}, {})}
+    assert len(keys) == 3
+
+
+def test_a_derived_value_is_part_of_the_key():
+    """The accumulation that batch.effective comes to is in the configuration that is recorded."""
+    made = compose("device=cpu", "batch.effective=16").record
+    assert made.config["accumulation"]["steps"] == 4 and made.config["train"]["learning_rate"] == 1e-3
+
+
+# --- the environment -------------------------------------------------------------------------------
+
+
+SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "SOME_PASSWORD")
+
+
+def test_no_secret_of_the_environment_is_recorded(train, monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, f"the-secret-of-{name}")
+    run = train()
+    for path in run.folder.rglob("*"):
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert "the-secret-of-" not in text and not any(name in text for name in SECRETS), path
+
+
+def test_the_settings_that_matter_are_recorded(monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    environment = compose("device=cpu").record.environment
+    assert environment["variables"]["NCCL_P2P_DISABLE"] == "1"
+    assert set(environment["variables"]) <= set(record.VARIABLES)
+    assert environment["versions"]["torch"] and environment["versions"]["python"]
+    assert environment["device"] == "cpu" and environment["cpu_cores"] >= 1
+    assert environment["device_memory_bytes"] > 2**28
+
+
+def test_the_recorded_configuration_makes_the_same_job_again():
+    from recipes import config
+
+    made = compose("device=cpu", "model=llama_tiny", "optim=sgd", "batch.effective=8")
+    again = config.to_dict(config.from_dict(made.record.config))
+    assert again == made.record.config == dataclasses.asdict(made.cfg)

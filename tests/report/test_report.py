@@ -1,0 +1,802 @@
+"""The report: what stands in the labels, the table, the files and the pictures, all from made-up records."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import functools
+import io
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import CONF, ROOT
+
+from recipes import config
+from recipes.report import canvas
+from recipes.report import pareto_plot
+from recipes.report import plots
+from recipes.report import report
+from recipes.options import accumulation
+from recipes.options import train
+from recipes.records import record
+from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
+from recipes.errors import Refusal
+
+sys.path.insert(0, str(ROOT))
+MIB = 2**20
+PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
+OOM = Error("backward", "OutOfMemoryError", "CUDA out of memory. A | B\nmore lines", "Try precision=bf16.")
+
+
+@functools.cache
+def page(name):
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+
+def configuration(*words: str) -> dict:
+    """A resolved configuration as records hold it, from the menus, without Hydra."""
+    values = copy.deepcopy(page("config"))
+    chosen = {key: value for entry in values.pop("defaults") if isinstance(entry, dict) for key, value in entry.items()}
+    del values["hydra"]
+    typed = dict(word.split("=", 1) for word in words)
+    groups = {group: copy.deepcopy(page(f"{group}/{typed.pop(group, chosen[group])}")) for group in config.GROUPS}
+    values |= groups
+    for key, value in typed.items():
+        section, _, name = key.partition(".")
+        node, name = (values[section], name) if name else (values, section)
+        node[name] = yaml.safe_load(value)
+    cfg = config.from_dict(values)
+    assert not train.resolve(cfg) and not accumulation.resolve(cfg)
+    return config.to_dict(cfg)
+
+
+def job(
+    *words: str, memory=100 * MIB, speed=10.0, status="ok", error=None, overrides=(), device="cpu", **environment
+) -> Record:
+    """A record. memory: peak of live tensors, and of the device where it is cuda; speed: samples per second."""
+    values = configuration(*words)
+    told = {
+        "versions": {"torch": "2.11.0"},
+        "device": device,
+        "device_name": device.upper(),
+        "git_revision": "abc",
+    } | environment
+    made = Record(
+        values["recipe"]["name"],
+        list(overrides),
+        values,
+        record.config_key(values, told["versions"]),
+        told,
+        status,
+        error=error,
+    )
+    if status == "ok":
+        made.training = Training(2, 16, 512, [0.7, 0.5], 0.5)
+        made.speed = Speed(0, 2, 0.8, 0.7, 0.9, speed, 320.0, 10**9, None, 1.6)
+        made.memory = Memory(*(memory // 5 for _ in PARTS), peak_tensor_bytes=memory // 5 * 5, peak_phase="backward")
+        if device == "cuda":
+            made.memory.peak_reserved_bytes, made.memory.device_used_bytes = memory + 10 * MIB, memory + 500 * MIB
+    return made
+
+
+def put(folder, records):
+    """Write each record into a folder of its own."""
+    for i, each in enumerate(records):
+        place = folder / f"{each.config_key}-{i}"
+        place.mkdir(parents=True)
+        record.write(each, place)
+    return folder
+
+
+def names(records, **options):
+    return [row.name for row in report.table(records, **options).rows]
+
+
+def sixty() -> list[Record]:
+    """A sweep of sixty jobs, five of them out of memory; many with the same memory."""
+    made = []
+    for n, (precision, optim, steps, checkpointing) in enumerate(
+        itertools.product(
+            ("fp32", "bf16", "tf32"),
+            ("adamw", "adafactor", "adam8bit", "sgd", "adamw_fused"),
+            ("none", "x4"),
+            ("none", "full"),
+        )
+    ):
+        oom = n % 12 == 5
+        made.append(
+            job(
+                f"precision={precision}",
+                f"optim={optim}",
+                f"accumulation={steps}",
+                f"checkpointing={checkpointing}",
+                memory=(1000 + n % 9 * 100) * MIB,
+                speed=10 + n % 13 * 0.8,
+                job_number=n,
+                status="oom" if oom else "ok",
+                error=OOM if oom else None,
+            )
+        )
+    return made
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+
+def test_only_the_options_that_differ_are_in_the_label():
+    records = [job(f"precision={p}", f"optim={o}") for p in ("bf16", "fp32") for o in ("adafactor", "sgd")]
+    assert names(records) == [
+        "precision=bf16 optim=adafactor",
+        "precision=bf16 optim=sgd",
+        "precision=fp32 optim=adafactor",
+        "precision=fp32 optim=sgd",
+    ]
+
+
+def test_a_key_of_a_group_is_shown_where_it_differs_within_an_option():
+    made = report.table([job("optim=adamw", "optim.beta1=0.8"), job("optim=adamw"), job("optim=adafactor")])
+    assert made.keys == ["optim", "optim.beta1"]
+    assert [row.name for row in made.rows] == [
+        "optim=adafactor",
+        "optim=adamw optim.beta1=0.8",
+        "optim=adamw optim.beta1=0.9",
+    ]
+
+
+def test_null_is_a_value_for_an_option_that_uses_the_key():
+    assert names([job(), job("model.pretrained=here")]) == ["model.pretrained=here", "model.pretrained=null"]
+
+
+@pytest.mark.parametrize(
+    "one, other, keys",
+    [
+        (["model=bert_tiny"], ["model=gpt2"], ["model"]),
+        (["accumulation=none"], ["accumulation=x4"], ["accumulation"]),
+        (["train.learning_rate=0.1"], [], ["train.learning_rate"]),
+        (
+            ["batch.effective=8", "batch.per_device=2"],
+            ["batch.effective=8", "batch.per_device=4"],
+            ["batch.per_device"],
+        ),
+        (["accumulation.steps=3"], ["accumulation.steps=5"], ["accumulation.steps"]),
+        (["launch.memory_limit_gib=8"], ["launch.memory_limit_gib=16"], ["launch.memory_limit_gib"]),
+        (["compile=true"], [], ["compile"]),
+    ],
+)
+def test_what_follows_from_another_key_is_not_in_the_label(one, other, keys):
+    assert report.table([job(*one), job(*other)]).keys == keys
+
+
+def test_a_learning_rate_that_a_refusal_left_open_is_no_difference():
+    refused = job("precision=fp16", status="refused")
+    refused.config["train"]["learning_rate"] = None
+    assert report.table([job(), refused]).keys == ["precision"]
+
+
+def test_with_experiments_the_label_has_what_they_do_not_say():
+    records = [
+        job("precision=bf16", "batch.per_device=1", overrides=["+experiment/guide=small"]),
+        job(overrides=["+experiment/guide=vanilla"]),
+        job("recipe=accelerate", overrides=["+experiment/guide=vanilla"]),
+    ]
+    assert names(records) == [
+        "experiment=small recipe=trainer",
+        "experiment=vanilla recipe=accelerate",
+        "experiment=vanilla recipe=trainer",
+    ]
+
+
+def test_versions_tell_apart_only_what_is_otherwise_the_same():
+    new = {"versions": {"torch": "2.12.0"}, "git_revision": "def"}
+    assert report.table([job(), job("precision=bf16", **new)]).keys == ["precision"]
+    assert report.table([job(), job(**new)]).keys == ["git_revision", "torch"]
+
+
+def test_another_device_is_another_row():
+    assert names([job(device="cpu"), job(device="cuda")]) == ["device=cpu", "device=cuda"]
+    assert names([job(device_name="A"), job(device_name="B")]) == ["device_name=A", "device_name=B"]
+
+
+def test_with_many_keys_a_job_is_named_by_what_sets_it_apart():
+    words = [
+        "precision=bf16",
+        "optim=sgd",
+        "checkpointing=full",
+        "accumulation=x2",
+        "batch.per_device=2",
+        "compile=true",
+        "train.epochs=2",
+    ]
+    made = report.table([job()] + [job(word) for word in words] + [job(*words[:2])])
+    assert list(made.labels) == ["job"] and len(made.keys) == 7
+    assert sorted(row.name for row in made.rows) == sorted(["the most common", *words, "precision=bf16 optim=sgd"])
+    assert "from the most common: precision=fp32 optim=adamw" in report.markdown(made)
+    records = [run for row in made.rows for run in row.runs]
+    for found in records:  # the job with two such words first
+        found.environment["job_number"] = (
+            -len(found.config["optim"]["name"])
+            if found.config["precision"]["name"] == "fp32"
+            else -9 + (found.config["optim"]["name"] != "sgd")
+        )
+    assert report.table(records, "precision=bf16").baseline.name == "precision=bf16", (
+        "a whole name goes before a part of one"
+    )
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def test_repeats_and_seeds_are_one_row_with_median_and_spread():
+    records = [
+        job(
+            f"measure.repeat={n}",
+            f"train.seed={n}",
+            "measure.repeats=3",
+            f"tracker={'none' if n else 'local'}",
+            speed=speed,
+        )
+        for n, speed in enumerate((12.0, 10.0, 50.0))
+    ]
+    made = report.table([*records, job("precision=bf16", speed=24.0)])
+    row = next(row for row in made.rows if row.label["precision"] == "fp32")
+    assert len(made.rows) == 2 and made.speed(row) == (12, 10, 50)
+    cells = report.columns(made)
+    at = made.rows.index(row)
+    assert cells["runs"][at] == "3" and cells["samples/s"][at] == "12.00 (10.00 to 50.00)"
+    assert len(report.csv_text(made).splitlines()) == len(report.jsonl(made).splitlines()) + 1 == 5
+
+
+def test_a_repeat_that_failed_does_not_count_and_is_told():
+    (row,) = report.table([job(speed=8.0), job("measure.repeat=1", status="oom", error=OOM)]).rows
+    assert row.status == "1 ok, 1 oom" and row.done and row.spread("speed", "samples_per_second") == (8, 8, 8)
+    assert row.notes == ["in backward: CUDA out of memory. A | B. Try precision=bf16."]
+    (row,) = report.table([job(status="refused", error=Error("load", "Refusal", "No. Type this.\nAnd that."))]).rows
+    assert row.notes == ["No. Type this."]
+
+
+def test_the_order_is_that_of_the_jobs():
+    first, second = (
+        job("precision=fp32", job_number=0, started_at="2026-01-01T12:00:00+00:00"),
+        job("precision=bf16", job_number=1, started_at="2026-01-01T11:00:00+00:00"),
+    )
+    assert names([second, first]) == ["precision=fp32", "precision=bf16"], (
+        "one sweep: by number, though the first was run again"
+    )
+    third = job("precision=tf32", job_number=0, started_at="2026-01-01T11:30:00+00:00")
+    assert names([first, second, third]) == [f"precision={p}" for p in ("bf16", "tf32", "fp32")], (
+        "two sweeps: by their start"
+    )
+
+
+def test_without_numbers_the_order_is_that_of_the_labels():
+    records = [job(f"accumulation={name}") for name in ("x16", "none", "x2", "x8")]
+    assert names(records) == [f"accumulation={name}" for name in ("none", "x2", "x8", "x16")]
+
+
+def test_memory_is_of_the_kind_that_all_jobs_have():
+    gpu, other = job(device="cuda"), job("precision=bf16", device="cuda")
+    assert report.table([gpu, other]).memory_kind == "device_used_bytes"
+    other.memory.device_used_bytes = None
+    made = report.table([gpu, other])
+    assert made.memory_kind == "peak_reserved_bytes" and made.memory(made.rows[0]).median == 110 * MIB
+    made = report.table([gpu, other, job()])
+    assert (
+        made.memory_kind == "peak_tensor_bytes"
+        and "Tensor memory is the largest sum of live tensors." in report.markdown(made)
+    )
+
+
+def test_the_unit_of_memory_suits_its_size():
+    assert "tensor memory MiB" in report.columns(report.table([job(memory=1000 * MIB)]))
+    assert report.columns(report.table([job(memory=5000 * MIB)]))["tensor memory GiB"] == ["4.883"]
+
+
+def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
+    estimate = job("recipe=accelerate")
+    estimate.recipe, estimate.config["recipe"]["name"], estimate.status = "estimate", "estimate", "oom"
+    made = report.table([job(), estimate])
+    cells = report.columns(made)
+    assert cells["status"] == ["oom (estimate)", "ok"] and cells["tensor memory MiB"] == ["100.0", "100.0"]
+    assert made.baseline is made.rows[1]
+
+
+def test_no_table_says_that_nvml_told_an_estimate():
+    run, estimate = job(device="cuda"), job("recipe=accelerate", device="cuda")
+    estimate.recipe = "estimate"
+    meanings = [report.table(records).memory_meaning for records in ([run], [estimate], [run, estimate])]
+    assert meanings == [
+        "what the whole device had in use, by NVML",
+        "what the whole device would have in use",
+        "what the whole device had in use, by NVML; estimates are predicted",
+    ]
+
+
+def test_jobs_side_by_side_are_marked():
+    made = report.table([job(jobs_at_once=4), job("precision=bf16", jobs_at_once=1)])
+    assert report.columns(made)["note"] == [
+        "",
+        "4 jobs side by side: they disturb each other's times and device memory.",
+    ]
+
+
+# --- baseline ------------------------------------------------------------------------------------
+
+
+def test_differences_are_from_the_first_job_that_ended_ok():
+    made = report.table(
+        [
+            job("optim=adafactor", status="oom", error=OOM),
+            job("optim=adamw", memory=200 * MIB, speed=10.0),
+            job("optim=sgd", memory=150 * MIB, speed=12.5),
+        ]
+    )
+    cells = report.columns(made)
+    assert cells["memory diff."] == ["", "baseline", "-25.0 %"] and cells["samples/s diff."] == [
+        "",
+        "baseline",
+        "+25.0 %",
+    ]
+
+
+def test_the_baseline_can_be_named():
+    records = [job(f"precision={p}", f"optim={o}") for p in ("bf16", "fp32") for o in ("adamw", "sgd")]
+    made = report.table(records, "precision=fp32")
+    assert made.baseline.name == "precision=fp32 optim=adamw"
+    assert report.table(records, "optim=sgd precision=fp32").baseline.name == "precision=fp32 optim=sgd"
+    assert report.table(records, "optim=sgd model=bert_tiny").baseline.name == "precision=bf16 optim=sgd"
+    assert report.table(records, records[3].config_key[:6]).baseline.name == "precision=fp32 optim=sgd"
+
+
+def test_a_baseline_that_no_job_fits_is_refused_with_the_labels():
+    with pytest.raises(Refusal, match=r"'precision=fp8'.*precision=bf16; precision=fp32\."):
+        report.table([job(), job("precision=bf16")], "precision=fp8")
+    with pytest.raises(Refusal, match="precision=bf16.*no figures.*oom"):
+        report.table([job(), job("precision=bf16", status="oom", error=OOM)], "precision=bf16")
+
+
+# --- published figures ---------------------------------------------------------------------------
+
+
+def test_published_figures_stand_beside_by_the_most_particular_words(tmp_path):
+    records = [
+        job(f"recipe={recipe}", device="cuda", overrides=["+experiment=vanilla"], job_number=n)
+        for n, recipe in enumerate(("trainer", "accelerate"))
+    ]
+    published = {
+        "vanilla": {"device_used_bytes": 300 * MIB, "samples_per_second": 9.5, "source": "a paper"},
+        "experiment=vanilla recipe=accelerate": {"device_used_bytes": 200 * MIB},
+        "other": {"device_used_bytes": 1},
+    }
+    made = report.table(records, published=published)
+    cells = report.columns(made)
+    assert cells["published device memory MiB"] == ["300.0", "200.0"] and cells["published samples/s"] == ["9.500", ""]
+    assert "- Published: a paper" in report.markdown(made)
+
+
+def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kind(drawn):
+    published = {"recipe=trainer": {"device_used_bytes": 900 * MIB, "samples_per_second": 9.5}}
+
+    def marked(device):
+        figure = drawn([job(device=device), job("precision=bf16", device=device)], published=published)["bars.png"][0]
+        return [[line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] for axes in figure.axes[1:]]
+
+    assert marked("cuda") == [[900, 900], [9.5, 9.5]]
+    assert marked("cpu") == [[], [9.5, 9.5]], "the device's memory says nothing beside the tensors'"
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def broken(place, damage):
+    place.mkdir(parents=True)
+    record.write(job(), place)
+    path = place / record.FILE_NAME
+    path.write_text(damage(path.read_text()))
+    return path
+
+
+def changed(**values):
+    return lambda text: json.dumps(json.loads(text) | values)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        changed(schema_version=99),
+        changed(unknown=1),
+        changed(status="splendid"),
+        changed(config=None),
+        changed(memory=None),
+        changed(overrides="x"),
+        changed(speed={"samples_per_second": "fast"}),
+        changed(speed={"samples_per_fortnight": 1}),
+        changed(error={"phase": "step"}),
+        changed(training={"losses": 3}),
+        changed(environment=[]),
+    ],
+    ids=range(15),
+)
+def test_what_is_no_whole_record_is_left_out_with_a_line(tmp_path, damage):
+    put(tmp_path, [job("precision=bf16")])
+    path = broken(tmp_path / "broken", damage)
+    records, warnings = report.read_all([tmp_path])
+    assert [found.config["precision"]["name"] for found in records] == ["bf16"]
+    assert len(warnings) == 1 and str(path) in warnings[0] and "\n" not in warnings[0]
+
+
+def test_an_unreadable_record_is_left_out(tmp_path):
+    put(tmp_path, [job()])
+    (tmp_path / "folder" / record.FILE_NAME).mkdir(parents=True)
+    records, warnings = report.read_all([tmp_path])
+    assert len(records) == 1 and len(warnings) == 1
+
+
+def test_records_are_found_at_any_depth_and_once(tmp_path):
+    put(tmp_path / "a" / "b", [job()])
+    put(tmp_path / "c", [job("precision=bf16")])
+    assert len(report.read_all([tmp_path, tmp_path / "a", tmp_path / "c"])[0]) == 2
+    assert len(report.read_all([tmp_path / "a"])[0]) == 1
+
+
+def test_no_records_and_no_folder_are_refused(tmp_path):
+    with pytest.raises(Refusal, match="no records in .*" + tmp_path.name):
+        report.make([tmp_path], tmp_path / "out")
+    with pytest.raises(Refusal, match="nowhere is no folder"):
+        report.make([tmp_path / "nowhere"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_real_record_of_today_can_be_read(tmp_path):
+    """Every field that the classes have, filled, survives the check."""
+    full = job(device="cuda")
+    full.evaluation, full.error = Evaluation(4, 0.5, 0.75, None, 0.1), OOM
+    full.memory.largest_bytes, full.memory.per_rank = {"parameters": 1}, [{"rank": 0}]
+    put(tmp_path, [full])
+    assert report.read_all([tmp_path]) == ([full], [])
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_every_file_is_written_and_nothing_else(tmp_path):
+    put(tmp_path / "sweep", [job(), job("precision=bf16")])
+    paths = report.make([tmp_path / "sweep"], tmp_path / "new" / "out")
+    assert {path.name for path in paths} == {
+        "results.jsonl",
+        "results.csv",
+        "table.md",
+        "bars.png",
+        "tradeoff.png",
+        "parts.png",
+    }
+    assert sorted(paths) == sorted((tmp_path / "new" / "out").iterdir())
+
+
+def test_the_csv_has_a_row_a_job_with_the_records_own_numbers(tmp_path):
+    ok = job("precision=bf16", memory=123 * MIB + 5, speed=10 / 3, job_number=0)
+    ok.evaluation = Evaluation(4, 0.25, None, 1.5, 0.1)
+    put(tmp_path, [ok, job("precision=fp32", status="oom", error=OOM, job_number=1)])
+    report.make([tmp_path], tmp_path)
+    one, other = csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text()))
+    assert (
+        one["status"] == "ok"
+        and one["precision"] == "bf16"
+        and one["config_key"] == ok.config_key
+        and "optim" not in one
+    )
+    assert (
+        float(one["samples_per_second"]) == 10 / 3
+        and float(one["evaluation_loss"]) == 0.25
+        and float(one["first_loss"]) == 0.7
+    )
+    assert sum(int(one[part]) for part in PARTS) == int(one["peak_tensor_bytes"]) == ok.memory.peak_tensor_bytes
+    assert (
+        other["status"] == "oom"
+        and other["samples_per_second"] == other["peak_tensor_bytes"] == other["evaluation_loss"] == ""
+    )
+    assert other["error_message"] == "CUDA out of memory. A | B more lines" and other["error_hint"] == OOM.hint
+
+
+def test_the_jsonl_has_every_record_whole(tmp_path):
+    records = [job(), job("precision=bf16", status="oom", error=OOM)]
+    put(tmp_path, records)
+    report.make([tmp_path], tmp_path)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert sorted(lines) == sorted(json.dumps(json.loads(record.to_json(each))) for each in records)
+
+
+def test_the_table_keeps_the_jobs_that_did_not_end_ok():
+    text = report.markdown(
+        report.table(
+            [
+                job(),
+                job("precision=bf16", status="oom", error=OOM),
+                job("precision=tf32", status="killed", error=Error("forward", "Killed", "SIGKILL")),
+            ]
+        )
+    )
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1, "as many cells in every line"
+    (oom,) = (line for line in rows if "bf16" in line)
+    assert "| oom " in oom and "CUDA out of memory. A \\| B. Try precision=bf16." in oom and "more lines" not in oom
+    assert any("killed" in line and "SIGKILL" in line for line in rows)
+    assert "3 jobs: 1 ok, 1 oom, 1 killed." in text
+
+
+def test_made_again_the_files_are_the_same(tmp_path):
+    records = [
+        job(f"precision={p}", f"optim={o}", speed=n + 1.0)
+        for n, (p, o) in enumerate(itertools.product(("fp32", "bf16"), ("adamw", "sgd", "adam8bit")))
+    ]
+    put(tmp_path / "a", records)
+    put(tmp_path / "b", records[::-1])
+    made = [
+        {path.name: path.read_bytes() for path in report.make([tmp_path / folder], tmp_path / out)}
+        for folder, out in (("a", "1"), ("a", "1"), ("b", "2"))
+    ]
+    assert made[0] == made[1] == made[2]
+
+
+def test_a_failure_leaves_the_old_files_whole(tmp_path, monkeypatch):
+    put(tmp_path / "runs", [job()])
+    out = tmp_path / "out"
+    before = {path: path.read_bytes() for path in report.make([tmp_path / "runs"], out)}
+    put(tmp_path / "runs2", [job("precision=bf16")])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record.os, "replace", full)
+    with pytest.raises(OSError, match="No space left.*results.jsonl"):
+        report.make([tmp_path / "runs", tmp_path / "runs2"], out)
+    monkeypatch.undo()
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    report.make([tmp_path / "runs", tmp_path / "runs2"], out)
+    assert all(path.read_bytes() != old for path, old in before.items())
+
+
+def test_a_failing_picture_changes_no_file(tmp_path, monkeypatch):
+    put(tmp_path / "runs", [job()])
+    monkeypatch.setattr(plots, "_parts", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        report.make([tmp_path / "runs"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_matplotlib_there_is_a_table_and_a_line(tmp_path, monkeypatch):
+    put(tmp_path / "runs", [job()])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    lines = []
+    paths = report.make([tmp_path / "runs"], tmp_path, warn=lines.append)
+    assert {path.name for path in paths} == {"results.jsonl", "results.csv", "table.md"}
+    assert len(lines) == 1 and "pip install matplotlib" in lines[0] and "png" not in (tmp_path / "table.md").read_text()
+
+
+def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp_path):
+    put(tmp_path, [job()])
+    code = (
+        "import sys; from recipes.report import report; at_first = set(sys.modules)\n"
+        f"report.make([{str(tmp_path)!r}], {str(tmp_path)!r}); report.for_screen([{str(tmp_path)!r}])\n"
+        "heavy = {'matplotlib', 'numpy', 'pandas', 'rich', 'torch', 'recipes.report.plots'}\n"
+        "print(sorted(heavy & at_first), sorted({'torch', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[] []", done.stderr
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """drawn(records) -> name -> (matplotlib figure, pixels)."""
+
+    def draw(records, **options):
+        import matplotlib.image
+
+        figures = []
+        monkeypatch.setattr(canvas, "_png", lambda figure, png=canvas._png: figures.append(figure) or png(figure))
+        pictures = plots.draw(report.table(records, **options))
+        monkeypatch.undo()
+        return {
+            name: (figure, matplotlib.image.imread(io.BytesIO(png)))
+            for figure, (name, png) in zip(figures, pictures.items())
+        }
+
+    return draw
+
+
+def words_of(figure):
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")) if text.get_text()]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [lambda: [job()], lambda: sixty()[:3], lambda: sixty()[:12], sixty, lambda: [job(status="oom", error=OOM)]],
+    ids=["1", "3", "12", "60", "none ok"],
+)
+def test_pictures_are_not_blank_and_nothing_is_cut_off(drawn, records):
+    for name, (figure, pixels) in drawn(records()).items():
+        assert pixels[..., :3].std() > 0.03, name
+        edge = [pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]
+        assert all((side[..., :3] == 1).all() for side in edge), f"{name} runs over its edge"
+
+
+def test_bars_grow_with_the_jobs_and_letters_do_not_overlap(drawn):
+    few, many = drawn(sixty()[:3]), drawn(sixty())
+    assert many["bars.png"][1].shape[0] > 5 * few["bars.png"][1].shape[0]
+    for name in ("bars.png", "parts.png"):
+        labels = [text for text in many[name][0].axes[0].texts if text.get_text()]
+        boxes = [text.get_window_extent() for text in labels]
+        assert len(labels) >= 60 * 4
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), name
+
+
+def test_numbers_in_the_tradeoff_overlap_neither_each_other_nor_a_job(drawn):
+    from matplotlib.text import Text
+
+    rng = random.Random(0)
+    records = [
+        job(
+            f"batch.per_device={n + 1}",
+            memory=(1000 + rng.randrange(30)) * MIB,
+            speed=10 + rng.random() / 3,
+            job_number=n,
+        )
+        for n in range(12)
+    ] + [job("batch.per_device=64", memory=2000 * MIB, speed=20.0, job_number=99)]
+    figure = drawn(records)["tradeoff.png"][0]
+    axes = figure.axes[0]
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the thin line to its job
+    assert sorted(int(text.get_text()) for text in axes.texts) == list(range(1, 14))
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    jobs = axes.transData.transform([(r.memory.peak_tensor_bytes / 2**30, r.speed.samples_per_second) for r in records])
+    assert not any(box.contains(x, y) for box in boxes for x, y in jobs)
+
+
+def test_of_many_jobs_the_tradeoff_names_the_best_only(drawn):
+    records = sixty()
+    points = [(r.memory.peak_tensor_bytes, r.speed.samples_per_second) if r.status == "ok" else None for r in records]
+    axes = drawn(records)["tradeoff.png"][0].axes[0]
+    assert len(axes.texts) == len(pareto_plot.best_tradeoffs(points)) < 15
+
+
+def test_best_tradeoffs_are_those_that_no_other_beats():
+    rng = random.Random(1)
+    for size in (0, 1, 2, 5, 40):
+        points = [(rng.randrange(12), rng.randrange(12)) if rng.random() > 0.2 else None for _ in range(size)]
+        there = [(i, point) for i, point in enumerate(points) if point]
+        best = {i for i, p in there if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for _, q in there)}
+        assert set(pareto_plot.best_tradeoffs(points)) == best
+
+
+def test_jobs_without_figures_are_in_every_picture_with_the_word(drawn):
+    records = [job(), job("precision=bf16", status="oom", error=OOM), job("precision=tf32", status="killed", error=OOM)]
+    for name, (figure, _) in drawn(records).items():
+        words = words_of(figure)
+        slots = 2 if name == "bars.png" else 1
+        assert words.count("oom") == words.count("killed") == slots, name
+        assert "bf16" in words and "tf32" in words
+
+
+def test_a_job_whose_parts_were_not_counted_says_so(drawn):
+    bare = job("precision=bf16", device="cuda")
+    for part in PARTS:
+        setattr(bare.memory, part, None)
+    figures = drawn([job(device="cuda"), bare])
+    assert "not counted" in words_of(figures["parts.png"][0]) and "not counted" not in words_of(figures["bars.png"][0])
+
+
+def test_the_parts_are_stacked_to_their_sum(drawn):
+    figure = drawn([job(memory=500 * MIB)])["parts.png"][0]
+    bars = figure.axes[1].patches
+    assert [bar.get_width() for bar in bars] == pytest.approx([100] * 5)
+    assert [bar.get_x() for bar in bars] == pytest.approx([0, 100, 200, 300, 400])
+
+
+def test_the_spread_of_repeats_is_drawn(drawn):
+    records = [job(f"measure.repeat={n}", speed=speed) for n, speed in enumerate((10.0, 11.0, 15.0))]
+    throughput = drawn(records)["bars.png"][0].axes[2]
+    assert throughput.patches[0].get_width() == statistics.median((10, 11, 15))
+    assert [tuple(x for x, _ in segment) for segment in throughput.collections[0].get_segments()] == [(10, 15)]
+
+
+def test_values_far_apart_have_a_logarithmic_scale(drawn):
+    records = [job(f"batch.per_device={n + 1}", memory=10**n * MIB, speed=10.0 + n) for n in range(4)]
+    axes = drawn(records)["tradeoff.png"][0].axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+
+
+def test_a_users_own_style_changes_nothing(tmp_path):
+    import matplotlib
+
+    made = report.table([job(), job("precision=bf16", "data.path=x")])
+    plain = plots.draw(made)
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "savefig.facecolor": "red"}):
+        assert plots.draw(made) == plain
+
+
+def test_dollars_in_a_name_are_no_mathematics(drawn):
+    for figure, _ in drawn([job("data.path=$x$"), job("data.path=y")]).values():
+        assert [text.get_parse_math() for text in figure.findobj(lambda a: getattr(a, "get_text", str)() == "$x$")] == [
+            False
+        ]
+
+
+# --- the terminal and the command ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 250])
+def test_the_table_fits_the_terminal(width):
+    made = report.table(sixty())
+    lines = report.screen_text(made, width).splitlines()
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert all(f"{made.speed(row).median:.2f}" in text for row in made.rows if row.done), "throughput is never left out"
+    assert width < 40 or width >= 80 or all(word in text.split("60 jobs")[0] for word in made.rows[0].name.split()), (
+        "no word of a label is split"
+    )
+    assert ("Not shown" in text) == (width < 130)
+
+
+def test_brackets_in_a_name_are_no_markup():
+    assert "data.path=[bold]x" in report.screen_text(
+        report.table([job("data.path='[bold]x'"), job("data.path=y")]), 20
+    ).replace("\n", "")
+
+
+def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
+    done = subprocess.run(
+        [sys.executable, "-c", "from recipes.report import report; report.prepare()"],
+        cwd=ROOT,
+        env=os.environ | {"MPLBACKEND": "none such"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def run(*words, cwd):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "report.py"), *map(str, words)], cwd=cwd, capture_output=True, text=True
+    )
+
+
+def test_the_script_prints_the_table_and_where_the_files_are(tmp_path):
+    put(tmp_path / "one", [job()])
+    put(tmp_path / "two", [job("precision=bf16")])
+    broken(tmp_path / "two" / "broken", lambda text: text[:50])
+    done = run("one", cwd=tmp_path)
+    assert done.returncode == 0 and "Written to one: " in done.stdout and (tmp_path / "one" / "bars.png").exists()
+    done = run("one", "two", "--baseline", "precision=fp32", cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "outputs" / "report" / "table.md").exists()
+    assert "bf16" in done.stdout and "Differences are from the baseline, precision=fp32." in done.stdout
+    assert len(done.stderr.splitlines()) == 1 and "broken" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["nowhere"], "nowhere is no folder"),
+        (["empty"], "no records in empty"),
+        (["runs", "--into", "file"], "file cannot be written"),
+        (["runs", "--baseline", "optim=sdg"], "No job fits the baseline 'optim=sdg'"),
+    ],
+)
+def test_the_script_refuses_in_one_line(tmp_path, words, said):
+    put(tmp_path / "runs", [job()])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and said in done.stderr

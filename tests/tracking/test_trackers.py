@@ -1,0 +1,567 @@
+"""W&B, in its own process: what it logs, read back with W&B's own tools, and that its failures cost nothing.
+
+Online runs are sent to a small server in this process that speaks as much of W&B's API as a run needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import yaml
+from conftest import CONF, ROOT
+
+from recipes.tracking import trackers
+from recipes.options import tracker as tracker_options
+from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+LOSSES = [1 / step for step in range(1, 41)]
+
+
+# --- the world -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch, tmp_path):
+    """No W&B account of the person who runs the tests; and no process of a test outlives it."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("HEADROOM_TEST_MARK", mark)
+    yield mark
+    trackers.close()
+    deadline = time.monotonic() + 5  # for tests that end a process or a tracker without its consent
+    while marked(mark):
+        assert time.monotonic() < deadline, marked(mark)
+        time.sleep(0.1)
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that were started with the mark in their environment, and run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HEADROOM_TEST_MARK") == mark:
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+class Server(ThreadingHTTPServer):
+    """W&B, as far as a run sees it.
+
+    answers: ok, denied (the key is wrong), stall (uploads are never answered), refuse (they are, with a no).
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answers: str):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers, self.over = answers, threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.variables: dict = {}  # of all requests that make or change the run
+        self.history: list[dict] = []
+        self.texts: list[str] = []  # everything that was sent, but for headers
+
+    def handle_error(self, *_):
+        """A client that is ended in the middle of a request is no error here."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        server, text = self.server, self.rfile.read(int(self.headers["Content-Length"])).decode(errors="replace")
+        server.texts.append(text)
+        answer = {}
+        if server.answers == "denied":
+            return self.reply(401, {"errors": [{"message": "user is not logged in"}]})
+        if self.path == "/graphql":
+            asked = json.loads(text)
+            given = asked["variables"]
+            if "mutation UpsertBucket" in asked["query"]:
+                server.variables |= {key: value for key, value in given.items() if value is not None}
+                project = {"name": given["project"], "entity": {"name": "someone"}}
+                answer = {
+                    "upsertBucket": {
+                        "inserted": True,
+                        "bucket": {
+                            "id": "1",
+                            "name": given["name"],
+                            "displayName": given["displayName"],
+                            "config": "{}",
+                            "historyLineCount": 0,
+                            "project": project,
+                        },
+                    }
+                }
+            elif "mutation CreateRunFiles" in asked["query"]:
+                answer = {
+                    "createRunFiles": {
+                        "runID": "1",
+                        "uploadHeaders": [],
+                        "files": [{"name": name, "uploadUrl": f"{server.url}/file"} for name in given["files"]],
+                    }
+                }
+        elif self.path.endswith("file_stream"):
+            if server.answers == "stall":
+                server.over.wait(60)
+            elif server.answers == "refuse":
+                return self.reply(403, {"error": "not here"})
+            rows = json.loads(text).get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+            server.history += map(json.loads, rows)
+        self.reply(200, {"data": answer})
+
+    do_PUT = do_POST
+
+    def reply(self, code: int, values: dict) -> None:
+        body = json.dumps(values).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """server(answers) -> Server, which the environment names as W&B, with a key."""
+    started = []
+
+    def server(answers: str) -> Server:
+        started.append(Server(answers))
+        threading.Thread(target=started[-1].serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", started[-1].url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        return started[-1]
+
+    yield server
+    for one in started:
+        one.over.set()
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch, tmp_path):
+    """fake_wandb(code): what `import wandb` runs instead of the package."""
+
+    def fake_wandb(code: str) -> None:
+        folder = tmp_path / "packages" / "wandb"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+
+    return fake_wandb
+
+
+# --- a job -----------------------------------------------------------------------------------------
+
+
+def cfg(**keys):
+    """The option of the menu, with keys of its own."""
+    values = yaml.safe_load((CONF / "tracker" / "wandb.yaml").read_text())
+    return SimpleNamespace(tracker=SimpleNamespace(**values | keys))
+
+
+def record(status: str = "ok") -> Record:
+    return Record(
+        "trainer",
+        ["precision=bf16", "tracker=wandb"],
+        {"recipe": {"name": "trainer"}, "train": {"seed": 7, "epochs": None}},
+        "0123abcd",
+        {"device_name": "a CPU"},
+        status=status,
+        training=Training(len(LOSSES), 160, 1280, LOSSES, LOSSES[-1]),
+        evaluation=Evaluation(8, 0.5),
+        speed=Speed(samples_per_second=12.5),
+        memory=Memory(peak_tensor_bytes=1000, largest_bytes={"optimizer": 300}),
+    )
+
+
+def write_steps(folder: Path, losses=LOSSES) -> None:
+    with open(folder / "steps.jsonl", "w") as file:
+        for step, loss in enumerate(losses, 1):
+            file.write(json.dumps({"step": step, "loss": loss, "seconds": 0.5, "samples": 4, "tokens": 32}) + "\n")
+
+
+class Job:
+    """A run without a training: opened, its steps written and heard of."""
+
+    def __init__(self, folder: Path, group: str | None = None, **keys):
+        folder.mkdir(exist_ok=True)
+        self.folder, self.group = folder, group
+        self.tracker = trackers.open_tracker(cfg(**keys), record(), folder, group)
+        write_steps(folder)
+        self.tracker.hear("progress", {"step": len(LOSSES)})
+
+    def finish(self, status: str = "ok") -> list[str]:
+        """The warnings. What the job came to is as it was."""
+        outcome = record(status)
+        start = time.monotonic()
+        warnings = self.tracker.finish(outcome)
+        self.seconds = time.monotonic() - start
+        assert outcome == record(status)
+        assert self.group or marked(os.environ["HEADROOM_TEST_MARK"]) == []
+        assert KEY not in "".join(warnings) + self.tracker.line
+        return warnings
+
+    def wait_until_open(self) -> None:
+        """Until W&B has made its files."""
+        deadline = time.monotonic() + 20
+        while not list(self.folder.glob("wandb/*run-*/*.wandb")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def wandb_says(*words: str) -> str:
+    """W&B's own command line, without a network."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "wandb", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"WANDB_BASE_URL": "http://127.0.0.1:1"},
+    )
+    assert ended.returncode == 0, ended
+    return ended.stdout + ended.stderr
+
+
+class Logged:
+    """A run as `wandb leet inspect` reads it from the folder: all of its one .wandb file."""
+
+    def __init__(self, folder: Path):
+        (file,) = folder.glob("wandb/*run-*/*.wandb")
+        rows = [
+            json.loads(line)
+            for line in wandb_says("leet", "inspect", "--json", str(file)).splitlines()
+            if line.startswith("{")
+        ]
+        self.history = [row["history"]["item"] for row in rows if row["type"] == "history"]
+        self.losses = [(row["_step"], row["training/loss"]) for row in self.history if "training/loss" in row]
+        (self.run,) = [row["run"] for row in rows if row["type"] == "run"]
+        self.config = self.run["config"]["update"]
+        self.summary = {}
+        for row in rows:
+            if row["type"] == "summary":
+                self.summary |= row["summary"].get("update", {})
+        self.exit_codes = [row["exit"]["exit_code"] for row in rows if row["type"] == "exit"]
+
+
+COMPLETE = list(enumerate(LOSSES, 1))
+SYNC = re.compile(r"wandb (sync .*)$")
+
+
+# --- offline ---------------------------------------------------------------------------------------
+
+
+def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    job = Job(tmp_path / "a folder", group="a sweep")
+    assert job.finish() == []
+    assert capfd.readouterr() == ("", "")
+    run = Logged(job.folder)
+    assert run.losses == COMPLETE
+    assert run.history[4]["training/step_seconds"] == 0.5
+    assert run.history[4]["training/samples_per_second"] == 8
+    assert run.history[4]["training/tokens_per_second"] == 64
+    assert run.run["run_group"] == "a sweep" and run.run["project"] == "headroom"
+    assert run.run["display_name"] == "precision=bf16"
+    assert run.config["train"] == {"seed": 7, "epochs": None} and run.config["recipe"] == {"name": "trainer"}
+    assert run.config["config_key"] == "0123abcd" and run.config["environment"] == {"device_name": "a CPU"}
+    assert run.summary.items() >= trackers.summary(record()).items()
+    assert run.exit_codes == [0]
+    command = SYNC.search(job.tracker.line)[1]
+    assert "Would sync 1 run" in wandb_says(*shlex.split(command), "--dry-run")
+
+
+def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
+    write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
+    tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
+    tracker.hear("progress", {})
+    time.sleep(0.2)
+    write_steps(tmp_path, [3.0, None])
+    with open(tmp_path / "steps.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    tracker.hear("progress", {})
+    outcome = record("oom")
+    outcome.error = Error("forward", "OutOfMemoryError", "too much")
+    assert tracker.finish(outcome) == []
+    run = Logged(tmp_path)
+    assert [(step, str(loss)) for step, loss in run.losses] == [(1, "3"), (2, "NaN")]
+    assert run.summary["status"] == "oom" and run.summary["error/type"] == "OutOfMemoryError"
+    assert run.exit_codes == [1]
+
+
+def test_a_run_that_ended_before_its_first_step_has_a_summary(tmp_path):
+    write_steps(tmp_path, [9.0, 9.0])
+    tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
+    assert tracker.finish(record("failed")) == []
+    run = Logged(tmp_path)
+    assert run.losses == [] and run.summary["status"] == "failed"
+
+
+def test_the_summary_is_flat_and_without_empty_values():
+    assert trackers.summary(record()) == {
+        "status": "ok",
+        "training/steps": 40,
+        "training/samples": 160,
+        "training/tokens": 1280,
+        "training/final_loss": 0.025,
+        "evaluation/samples": 8,
+        "evaluation/loss": 0.5,
+        "speed/samples_per_second": 12.5,
+        "memory/peak_tensor_bytes": 1000,
+        "memory/largest_bytes/optimizer": 300,
+    }
+
+
+# --- online ----------------------------------------------------------------------------------------
+
+
+def test_an_online_run_arrives_and_says_where(tmp_path, server, capfd):
+    wandb = server("ok")
+    job = Job(tmp_path / "job", group="a sweep", project="mine")
+    assert job.finish() == []
+    assert capfd.readouterr() == ("", "")
+    assert [(row["_step"], row["training/loss"]) for row in wandb.history] == COMPLETE
+    assert wandb.variables["project"] == "mine" and wandb.variables["groupName"] == "a sweep"
+    assert json.loads(wandb.variables["config"])["config_key"]["value"] == "0123abcd"
+    assert job.tracker.line == f"W&B: {wandb.url}/someone/mine/runs/{wandb.variables['name']}"
+    sent = "".join(wandb.texts)
+    assert KEY not in sent and str(ROOT) not in sent and sys.executable not in sent and "pytest" not in sent
+
+
+@pytest.mark.parametrize("answers, said", [("stall", "Timed out finishing run"), ("refuse", "Fatal error while")])
+def test_an_upload_that_fails_is_given_up_and_can_be_sent_later(answers, said, tmp_path, server):
+    wandb = server(answers)
+    job = Job(tmp_path / "job", finish_seconds=6)
+    while not wandb.variables:  # the run is made
+        time.sleep(0.05)
+    (warning,) = job.finish()
+    assert job.seconds < 7 and said in warning and job.tracker.line.startswith("W&B: http")
+    assert Logged(job.folder).losses == COMPLETE
+    assert "Would sync 1 run" in wandb_says(*shlex.split(SYNC.search(warning)[1]), "--dry-run")
+
+
+# --- failures --------------------------------------------------------------------------------------
+
+
+def no_key(server, monkeypatch):
+    return "No API key"
+
+
+def wrong_key(server, monkeypatch):
+    server("denied")
+    return "user is not logged in"
+
+
+@pytest.mark.parametrize("prepare", [no_key, wrong_key])
+def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_path, server, monkeypatch, capfd):
+    said = prepare(server, monkeypatch)
+    job = Job(tmp_path / "job", finish_seconds=8)
+    (warning,) = job.finish()
+    assert job.seconds < 8
+    assert said in warning and "logged offline" in warning and "\n" not in warning
+    assert capfd.readouterr() == ("", "") and job.tracker.line == ""
+    assert Logged(job.folder).losses == COMPLETE  # and no other .wandb file lies there
+    assert shlex.split(SYNC.search(warning)[1]) == ["sync", *map(str, job.folder.glob("wandb/offline-run-*"))]
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or KEY[:20].encode() not in file.read_bytes(), file
+
+
+def test_without_the_package_there_is_a_warning(tmp_path, fake_wandb):
+    fake_wandb("raise ModuleNotFoundError(\"No module named 'wandb'\")")
+    job = Job(tmp_path / "job")
+    assert job.finish() == [
+        "W&B: the package wandb cannot be imported (No module named 'wandb'): pip install wandb. "
+        "The run's own files hold everything."
+    ]
+    assert job.tracker.line == "" and sorted(path.name for path in job.folder.iterdir()) == ["steps.jsonl"]
+
+
+def test_no_secret_in_what_wandb_complains_of(tmp_path, fake_wandb, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    fake_wandb(
+        """
+class Settings:
+    model_fields = {}
+    def __init__(self, **_): pass
+def init(**_): raise RuntimeError("key short, or %s, at https://me:word@proxy:80/x")
+"""
+        % KEY
+    )
+    assert Job(tmp_path / "job").finish() == [
+        "W&B: key ***, or ***, at https://***@proxy:80/x. The run's own files hold everything."
+    ]
+
+
+@pytest.mark.parametrize("status, keys, limit", [("ok", {"finish_seconds": 1}, 3), ("interrupted", {}, 1.5)])
+def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, mark):
+    fake_wandb("import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); time.sleep(1000)")
+    job = Job(tmp_path / "job", **keys)
+    deadline = time.monotonic() + 20
+    while "sleep 1000" not in marked(mark):
+        assert time.monotonic() < deadline
+    (warning,) = job.finish(status)
+    assert job.seconds < limit and "not done" in warning
+    assert marked(mark) == []
+
+
+def test_hear_never_waits(tmp_path, fake_wandb):
+    fake_wandb("")
+    job = Job(tmp_path / "job", finish_seconds=1)
+    process = job.tracker.helper.process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        for step in range(5000):  # far more than a socket holds
+            job.tracker.hear("progress", {"step": step})
+        assert time.monotonic() - start < 2
+        (warning,) = job.finish()
+        assert job.seconds < 6 and "has failed" in warning
+    finally:
+        process.kill()
+
+
+def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
+    job = Job(tmp_path / "job", mode="offline")
+    job.wait_until_open()
+    time.sleep(2.5)
+    job.tracker.helper.process.kill()
+    (warning,) = job.tracker.finish(record())
+    assert "its process has failed" in warning and SYNC.search(warning)
+    assert Logged(job.folder).losses == COMPLETE[:-1]  # W&B holds a step back until the next
+
+
+def test_ctrl_c_while_it_waits_leaves_nothing(tmp_path, fake_wandb, mark):
+    fake_wandb("import time; time.sleep(1000)")
+    job = Job(tmp_path / "job")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        job.finish()
+    assert marked(mark) == []
+
+
+PARENT = """
+import signal, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from pathlib import Path
+from test_trackers import Job
+job = Job(Path({folder!r}), mode="offline")
+job.wait_until_open()
+print("open", flush=True)
+signal.pause()
+"""
+
+
+def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark):
+    code = PARENT.format(root=str(ROOT), tests=str(ROOT / "tests"), folder=str(tmp_path / "job"))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "open\n"
+    assert any("wandb-core" in command for command in marked(mark))  # or the rest of the test means nothing
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 5
+    while marked(mark):
+        assert time.monotonic() < deadline, marked(mark)
+        time.sleep(0.05)
+
+
+# --- a sweep ---------------------------------------------------------------------------------------
+
+
+def test_a_sweep_imports_wandb_once_and_waits_for_the_network_once(tmp_path, monkeypatch, mark):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
+    first = Job(tmp_path / "first", group="a sweep", finish_seconds=6)
+    process = first.tracker.helper.process
+    (warning,) = first.finish()
+    assert first.seconds < 6 and "connection refused" in warning and "logged offline" in warning
+    assert Logged(first.folder).losses == COMPLETE
+    assert not any("wandb-core" in command for command in marked(mark))
+    second = Job(tmp_path / "second", group="a sweep", finish_seconds=6)
+    assert second.tracker.helper.process is process
+    assert len(second.finish()) == 1
+    assert second.seconds < 2.5  # and not the 3 seconds in which an online run may start
+    assert Logged(second.folder).losses == COMPLETE
+    process.kill()  # between two jobs
+    process.wait()
+    third = Job(tmp_path / "third", group="a sweep", mode="offline")
+    assert third.finish() == []
+    trackers.close()
+    assert marked(mark) == []
+
+
+def test_a_sweeps_table_is_a_run_of_its_group(tmp_path):
+    (tmp_path / "results.csv").write_text('name,status,peak\n"a,b",ok,12\nc,oom,\n')
+    assert trackers.log_table(cfg(mode="offline"), "a sweep", tmp_path, tmp_path / "results.csv") == []
+    run = Logged(tmp_path)
+    assert run.run["display_name"] == "sweep a sweep" and run.run["run_group"] == "a sweep"
+    assert run.run["job_type"] == "sweep"
+    (row,) = run.history
+    (folder,) = tmp_path.glob("wandb/*run-*/files")
+    assert json.loads((folder / row["results.path"]).read_text()) == {
+        "columns": ["name", "status", "peak"],
+        "data": [["a,b", "ok", 12.0], ["c", "oom", None]],
+    }
+
+
+# --- the option ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{"name": "none"}, {"name": "local"}, {"mode": "disabled"}])
+def test_nothing_is_started_for_what_tracks_nothing(keys, tmp_path, mark):
+    job = Job(tmp_path / "job", **keys)
+    assert marked(mark) == [] and job.finish() == [] and job.tracker.line == ""
+    assert trackers.log_table(cfg(**keys), "a sweep", tmp_path, tmp_path / "none.csv") == []
+
+
+def test_WANDB_MODE_disabled_tracks_nothing_unless_the_key_says_more(tmp_path, monkeypatch, mark):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert Job(tmp_path / "job").finish() == [] and marked(mark) == []
+    assert isinstance(trackers.open_tracker(cfg(mode="offline"), record(), tmp_path), trackers.Wandb)
+
+
+def test_problems_are_what_wandb_would_refuse(monkeypatch):
+    assert tracker_options.problems(cfg()) == []
+    assert tracker_options.problems(cfg(name="local", mode="never", project="")) == []
+    for keys, word in [
+        ({"mode": "never"}, "tracker.mode=never"),
+        ({"project": "a/b"}, "tracker.project=a/b"),
+        ({"project": ""}, "tracker.project="),
+        ({"project": "x" * 129}, "1 to 128"),
+    ]:
+        (line,) = tracker_options.problems(cfg(**keys))
+        assert word in line
+    monkeypatch.setenv("WANDB_MODE", "never")
+    (line,) = tracker_options.problems(cfg())
+    assert "WANDB_MODE=never" in line
+    assert tracker_options.problems(cfg(mode="offline")) == []
+
+
+def test_every_key_of_the_option_has_a_comment():
+    lines = (CONF / "tracker" / "wandb.yaml").read_text().splitlines()
+    assert lines[0].startswith("# ") and lines[1] == "name: wandb"
+    assert all("  # " in line for line in lines[2:])
