@@ -26,13 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from recipes.cli import sweep
-from recipes.jobs import fork_client
-from recipes.jobs import launch
-from recipes.jobs import supervise
+from recipes.foresight.validation.error_stats import rank_correlation, signed, summary
+from recipes.jobs import fork_client, launch, supervise
+from recipes.machine import host
 from recipes.options import compose
 from recipes.records import record
-from recipes.machine import host  # noqa: E402
-from recipes.foresight.validation.error_stats import rank_correlation, signed, summary  # noqa: E402
 
 MIB, GIB = 2**20, 2**30
 LIST = ROOT / "docs/results/accuracy_configurations.txt"

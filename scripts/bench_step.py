@@ -78,11 +78,9 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
     """(cfg, args, rows, model) of a job, built by the product's own code."""
     import transformers
 
-    from recipes.models import builder
     from recipes.data import dataset
-    from recipes.options import compose
-    from recipes.options import task
-    from recipes.options import training_arguments
+    from recipes.models import builder
+    from recipes.options import compose, task, training_arguments
 
     words = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
     cfg, _, problems = compose.compose(
@@ -98,9 +96,9 @@ def pieces(recipe: str, steps: int, sizes: dict, folder: str):
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """A training with the recipe as the worker runs it: journal, steps.jsonl and all."""
-    from recipes.measure.step_log import StepLog
-    from recipes.checkpoint.stop_request import StopRequest
     from recipes.checkpoint.saver import Saver
+    from recipes.checkpoint.stop_request import StopRequest
+    from recipes.measure.step_log import StepLog
 
     cfg, args, rows, network = pieces(recipe, steps, sizes, folder)
     if recipe == "trainer":

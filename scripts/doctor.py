@@ -19,9 +19,9 @@ if sys.version_info < (3, 11):  # recipes.doctor reads pyproject.toml with a mod
     sys.exit(1)
 
 from recipes.doctor import checks
-from recipes.machine import host  # noqa: E402
-from recipes.doctor.checks import GIB, Findings  # noqa: E402
-from recipes.machine.nvml import Card  # noqa: E402
+from recipes.doctor.checks import GIB, Findings
+from recipes.machine import host
+from recipes.machine.nvml import Card
 
 WIDTH, COLUMN = 80, 22  # a row: two spaces, the name up to COLUMN, the text wrapped behind it
 NONE = "not available"

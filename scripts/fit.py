@@ -29,18 +29,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes.cli import console
-from recipes.cli import single_run
-from recipes.jobs import fork_client
-from recipes.jobs import launch
-from recipes.jobs import supervise
+from recipes.cli import console, single_run
 from recipes.foresight.search import space
-from recipes.training import preload
+from recipes.jobs import fork_client, launch, supervise
+from recipes.machine import host, worker_environment
 from recipes.options import compose
+from recipes.ranks import rank_info
 from recipes.records import record
-from recipes.machine import host
-from recipes.machine import worker_environment
-from recipes.ranks import rank_info  # noqa: E402
+from recipes.training import preload
 
 MIB = 2**20
 MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]

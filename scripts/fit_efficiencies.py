@@ -20,11 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from recipes import config
-from recipes.report import report
+from recipes.foresight.validation.error_stats import rank_correlation, summary
+from recipes.machine import (
+    gpu_specs,
+    host,
+)
 from recipes.records import record
-from recipes.machine import gpu_specs
-from recipes.machine import host  # noqa: E402
-from recipes.foresight.validation.error_stats import rank_correlation, summary  # noqa: E402
+from recipes.report import report
 
 FIGURES = ("matmul", "attention", "bandwidth", "kernel_seconds", "host_seconds")
 

@@ -20,14 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from recipes.jobs import fork_client
-from recipes.jobs import launch
-from recipes.jobs import supervise
-from recipes.options import compose
-from recipes.options import menus
-from recipes.records import record
-from recipes.records import run_folder
-from recipes.machine import host  # noqa: E402
+from recipes.jobs import fork_client, launch, supervise
+from recipes.machine import host
+from recipes.options import compose, menus
+from recipes.records import record, run_folder
 
 MIB = 2**20
 JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guide's model, batch 4, 512 tokens

@@ -21,12 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from recipes import config
-from recipes.report import reference
+from recipes.foresight.validation.error_stats import rank_correlation, signed, summary
+from recipes.machine import (
+    gpu_specs,
+    host,
+)
 from recipes.options import compose
 from recipes.records import record
-from recipes.machine import gpu_specs
-from recipes.machine import host  # noqa: E402
-from recipes.foresight.validation.error_stats import rank_correlation, signed, summary  # noqa: E402
+from recipes.report import reference
 
 MIB = 2**20
 REFERENCE = ROOT / "docs/reference"
@@ -68,8 +70,7 @@ def together(name: str, errors) -> str:
 
 def guide_row(name: str) -> tuple[record.Record, int]:
     """(the estimate on today's libraries, the bytes that the allocator would have reserved with those of then)."""
-    from recipes.foresight import prediction
-    from recipes.foresight import simulation
+    from recipes.foresight import prediction, simulation
     from recipes.foresight.validation import published_runs
 
     cfg, outcome, problems = compose.compose(ROOT / "conf", *GUIDE_WORDS, f"+experiment/guide={name}")

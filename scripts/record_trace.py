@@ -41,9 +41,9 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "tests/foresight/traces")
     parser.add_argument("--only", choices=CONFIGURATIONS, help="one configuration, in this process")
     options = parser.parse_args()
-    from recipes.machine import host
     from recipes.foresight.memory import allocator
     from recipes.foresight.validation import allocator_traces
+    from recipes.machine import host
 
     if not host.gpus():
         print("There is no GPU that torch could use here; nothing was recorded.", file=sys.stderr)

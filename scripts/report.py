@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.cli import console
-from recipes.report import report  # noqa: E402
-from recipes.errors import Refusal  # noqa: E402
+from recipes.errors import Refusal
+from recipes.report import report
 
 
 def main(words: list[str] | None = None) -> int:

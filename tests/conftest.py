@@ -16,16 +16,12 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes.cli import entry_point
-from recipes.options import compose
 from recipes import config
-from recipes.cli import sweep
-from recipes.jobs import fork_client
-from recipes.jobs import launch
-from recipes.jobs import supervise
-from recipes.records import record
-from recipes.records import run_folder
+from recipes.cli import entry_point, sweep
+from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
+from recipes.options import compose
+from recipes.records import record, run_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

@@ -10,8 +10,8 @@ from conftest import CONF, compose
 
 from recipes import config
 from recipes.cli import help_text
-from recipes.options import menus
 from recipes.config import GROUPS, node_types
+from recipes.options import menus
 
 OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name in GROUPS)
 SECTIONS = [name for name, kind in node_types().items() if dataclasses.is_dataclass(kind) and name not in GROUPS]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
-from recipes.records import checkpoint_files
-from recipes.ranks import collectives
-from recipes.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 from recipes.errors import Refusal
 from recipes.options import resume
+from recipes.ranks import collectives
+from recipes.records import checkpoint_files
+from recipes.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 
 # --- in the worker -------------------------------------------------------------------------------
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from recipes.records import checkpoint_files
-from recipes.ranks import collectives
-from recipes.records.checkpoint_files import Checkpoint
-from recipes.errors import Refusal
-from recipes.records import run_folder
 from recipes.checkpoint import stop_request
+from recipes.errors import Refusal
+from recipes.ranks import collectives
+from recipes.records import checkpoint_files, run_folder
+from recipes.records.checkpoint_files import Checkpoint
 
 
 class Saver:

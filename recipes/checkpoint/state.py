@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 
+from recipes.errors import Refusal
 from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
-from recipes.errors import Refusal
 
 
 def inner(wrapped):

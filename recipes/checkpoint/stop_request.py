@@ -6,7 +6,6 @@ import contextlib
 import signal
 import threading
 
-
 # What a cluster sends before it takes a machine: SLURM's --signal=USR1, and SIGTERM, which comes before SIGKILL.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 

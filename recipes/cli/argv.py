@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-
 from recipes.options import resume
 from recipes.ranks import rank_info
 

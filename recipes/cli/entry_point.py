@@ -15,14 +15,9 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
-from recipes.cli import console
-from recipes.cli import submitit_jobs
-from recipes.cli import sweep
+from recipes.cli import argv, console, single_run, submitit_jobs, sweep, sweep_run
 from recipes.options import hydra_errors
 from recipes.ranks import rank_info
-from recipes.cli import argv
-from recipes.cli import single_run
-from recipes.cli import sweep_run
 
 BEHIND_SECONDS = 10.0  # how long a rank that refuses lets rank 0 go first
 

@@ -7,21 +7,13 @@ from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.cli import console
-from recipes.cli import summary
-from recipes.jobs import fork_client
-from recipes.jobs import launch
-from recipes.jobs import run_lock
-from recipes.jobs import supervise
-from recipes.tracking import trackers
-from recipes.options import hydra_errors
-from recipes.options import resume
-from recipes.options import validate
-from recipes.records import checkpoint_files
-from recipes.records import record
-from recipes.ranks import rank_info
+from recipes.cli import console, summary
 from recipes.errors import Refusal
-from recipes.options import compose
+from recipes.jobs import fork_client, launch, run_lock, supervise
+from recipes.options import compose, hydra_errors, resume, validate
+from recipes.ranks import rank_info
+from recipes.records import checkpoint_files, record
+from recipes.tracking import trackers
 
 # One run's exit code by its status; 1 for any other.
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}

@@ -19,15 +19,11 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
 from recipes import config
-from recipes.cli import console
-from recipes.cli import summary
-from recipes.cli import sweep
-from recipes.jobs import launch
-from recipes.jobs import post_mortem
+from recipes.cli import console, summary, sweep
+from recipes.jobs import launch, post_mortem
+from recipes.machine import host, interpreter
 from recipes.options import memory_hints
 from recipes.records import record
-from recipes.machine import host
-from recipes.machine import interpreter
 
 POLL_SECONDS = 0.2  # how often the jobs' notes are read, on this machine
 SHARED_POLL_SECONDS = 2.0  # and on a file system that many share

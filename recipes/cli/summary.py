@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recipes.records.run_folder import log_name
-from recipes.records.record import Record
 from recipes.records import units
+from recipes.records.record import Record
+from recipes.records.run_folder import log_name
 
 
 def job_line(outcome: Record, number: int, words: list[str], before: bool) -> str:

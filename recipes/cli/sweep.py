@@ -14,16 +14,15 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
 
 from recipes.jobs import fork_client
-from recipes.records import checkpoint_files
-from recipes.records import record
 from recipes.ranks import rank_info
+from recipes.records import checkpoint_files, record
 
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
@@ -136,7 +135,7 @@ def stage(told, jobs: int | None) -> dict:
     return {
         "job_number": int(told.job.num),
         "jobs_at_once": at_once,
-        "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     }
 
 

@@ -8,21 +8,14 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
-from recipes.cli import console
-from recipes.cli import submitit_jobs
-from recipes.cli import summary
-from recipes.cli import sweep
+from recipes.cli import console, single_run, submitit_jobs, summary, sweep
+from recipes.errors import Refusal
 from recipes.jobs import run_lock
+from recipes.options import compose, hydra_errors, resume
+from recipes.ranks import rank_info
+from recipes.records import checkpoint_files, record
 from recipes.report import report
 from recipes.tracking import trackers
-from recipes.options import hydra_errors
-from recipes.options import resume
-from recipes.records import checkpoint_files
-from recipes.records import record
-from recipes.ranks import rank_info
-from recipes.errors import Refusal
-from recipes.options import compose
-from recipes.cli import single_run
 
 
 def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 IGNORE_INDEX = -100  # the label that PyTorch's cross entropy leaves out
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 
-from recipes.data import collate
-from recipes.data import dataset
-
-from typing import Iterator
+from recipes.data import collate, dataset
 
 
 def batch_loader(data: dataset.Data, part, args, batch: int, shuffle: bool):

@@ -9,17 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from recipes.data import text_data
-from recipes.options import data_sources
-from recipes.options import parallelism
-from recipes.options.data_sources import BYTE_VOCAB
+from recipes.data import collate, text_data
 from recipes.errors import Refusal
 from recipes.options import data as data_options
-from recipes.data import collate
+from recipes.options import data_sources, parallelism
+from recipes.options.data_sources import BYTE_VOCAB
 
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # the guide's range of random ids
 

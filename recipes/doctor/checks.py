@@ -18,8 +18,8 @@ from pathlib import Path
 
 from recipes.doctor import probe
 from recipes.machine import host
-from recipes.paths import CONF, ROOT
 from recipes.machine.nvml import Card, Driver, Nvml
+from recipes.paths import CONF, ROOT
 
 GIB = 2**30
 LEAST_FREE_BYTES = GIB  # below it, saved models and compiled kernels soon find a full disk
@@ -164,10 +164,7 @@ def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
     import yaml
 
     from recipes import config
-    from recipes.options import compile
-    from recipes.options import menus
-    from recipes.options import optim
-    from recipes.options import precision
+    from recipes.options import compile, menus, optim, precision
 
     def cfg(**values):
         return config.from_dict({"device": "auto", **values})

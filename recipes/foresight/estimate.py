@@ -6,9 +6,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from recipes.foresight import prediction
 from recipes.machine import host
 from recipes.records.record import Record
-from recipes.foresight import prediction
 
 TIMELINE = "timeline.png"
 
@@ -20,7 +20,7 @@ def run(cfg, outcome: Record, folder: Path, progress) -> None:
     """Predict, and fill the record in. Status oom: it would not fit, and the figures are of what it demands."""
     import torch  # noqa: F401
     import transformers
-    import transformers.trainer  # noqa: F401
+    import transformers.trainer
 
     from recipes.foresight import simulation
 

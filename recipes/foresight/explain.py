@@ -14,12 +14,12 @@ from pathlib import Path
 import yaml
 
 from recipes import config, paths
-from recipes.options import validate
+from recipes.errors import Refusal
+from recipes.foresight.fake_gpu import attribution
 from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
-from recipes.errors import Refusal
-from recipes.foresight.fake_gpu import attribution
+from recipes.options import validate
 
 MIB = 2**20
 LARGEST = 10  # tensors that are listed
@@ -103,8 +103,7 @@ def _changes(cfg):
 
 
 def _device_used(cfg, folder: str) -> tuple[int, float | None]:
-    from recipes.foresight import prediction
-    from recipes.foresight import simulation
+    from recipes.foresight import prediction, simulation
     from recipes.records.record import Record
 
     outcome = Record(cfg.recipe.name, [], {}, "", {})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from recipes.options import memory_hints
 from recipes.machine import host
+from recipes.options import memory_hints
 from recipes.records.record import Error, Estimate, Record
 
 MIB = 2**20
@@ -70,8 +70,8 @@ def _fill_device(cfg, outcome: Record, seen) -> None:
 
 
 def _fill_speed(cfg, outcome: Record, seen) -> None:
-    from recipes.machine import gpu_specs
     from recipes.foresight.speed import roofline
+    from recipes.machine import gpu_specs
 
     speed, count = outcome.speed, cfg.parallelism.num_processes
     told = roofline.predict(seen.tally, cfg.gpu, cfg.precision.name, count)

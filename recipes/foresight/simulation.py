@@ -10,16 +10,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from recipes.parallelism import fsdp
-from recipes.models import builder
-from recipes.data import collate
-from recipes.data import data_loader
-from recipes.data import dataset
-from recipes.options import parallelism
-from recipes.options import task
-from recipes.machine import host
-from recipes.ranks import collectives
+from recipes.data import collate, data_loader, dataset
 from recipes.foresight.memory import allocator
+from recipes.machine import host
+from recipes.models import builder
+from recipes.options import parallelism, task
+from recipes.parallelism import fsdp
+from recipes.ranks import collectives
 
 MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
@@ -67,11 +64,11 @@ def simulate_step(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, t
     """
     import transformers
 
-    from recipes.training.accelerate_loop import Loop
     from recipes.foresight.fake_gpu import library_patches
-    from recipes.foresight.fake_gpu.device import FakeDevice
     from recipes.foresight.fake_gpu.attribution import AttributedTrace
+    from recipes.foresight.fake_gpu.device import FakeDevice
     from recipes.foresight.fake_gpu.op_trace import OpTrace
+    from recipes.training.accelerate_loop import Loop
 
     # Compiled code allocates where nobody sees it: the step as it is written. And torch has flash attention of its own.
     kernel = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention

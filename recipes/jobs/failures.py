@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 
-from recipes.records.record import Error
-from recipes.errors import Refusal
 from recipes import errors
+from recipes.errors import Refusal
 from recipes.options import memory_hints
+from recipes.records.record import Error
 
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
 FRAMES = (

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import threading
 
-from recipes.machine import host
-from recipes.machine import interpreter
+from recipes.machine import host, interpreter
 
 FORK_SERVER_CODE = "import sys; from recipes.jobs.fork_server import serve; serve(int(sys.argv[1]), {eight_bit})"
 
@@ -32,10 +31,9 @@ class ForkServer:
     def fork(self, pipe: socket.socket, log) -> ForkedWorker:
         """A child that holds the pipe and prints to the log."""
         status, theirs = socket.socketpair()
-        with theirs:
-            with self._asking:
-                socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), theirs.fileno()])
-                return ForkedWorker(int(self._replies.readline()), status)
+        with theirs, self._asking:
+            socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), theirs.fileno()])
+            return ForkedWorker(int(self._replies.readline()), status)
 
     def alive(self) -> bool:
         """Whether it still runs."""

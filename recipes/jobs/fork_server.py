@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 
-
 # --- the nursery's own side ------------------------------------------------------------------------
 
 

@@ -15,11 +15,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from recipes.records import record
-from recipes.ranks import rank_info
-from recipes.machine import interpreter
-from recipes.records import run_folder
 from recipes.jobs import fork_client
+from recipes.machine import interpreter
+from recipes.ranks import rank_info
+from recipes.records import record, run_folder
 
 WORKER_CODE = "import sys; from recipes.jobs.worker import entry; entry(int(sys.argv[1]))"
 

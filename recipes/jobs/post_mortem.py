@@ -7,11 +7,10 @@ import json
 import signal
 from pathlib import Path
 
+from recipes.config import from_dict
 from recipes.jobs import launch
 from recipes.options import memory_hints
-from recipes.records import record
-from recipes.records import run_folder
-from recipes.config import from_dict
+from recipes.records import record, run_folder
 from recipes.records.record import Error, Record
 
 

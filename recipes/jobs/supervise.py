@@ -7,16 +7,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import wait
-from typing import Callable
 
-from recipes.jobs import fork_client
-from recipes.jobs import launch
 from recipes.checkpoint import stop_request
+from recipes.jobs import fork_client, launch, post_mortem
 from recipes.ranks import failure_store
 from recipes.records.record import Error, Record
-from recipes.jobs import post_mortem
 
 GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
 POLL_SECONDS = 0.2

@@ -15,26 +15,25 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Callable
 
 from recipes import config, parallelism
-from recipes.jobs import failures
-from recipes.jobs import launch
 from recipes.checkpoint import saver as checkpoint_saver
 from recipes.checkpoint import stop_request
-from recipes.parallelism import accelerate_plugins
+from recipes.jobs import failures, launch
+from recipes.machine import host, worker_environment
 from recipes.options import parallelism
-from recipes.records import record
-from recipes.records import run_folder
-from recipes.machine import host
-from recipes.machine import worker_environment
-from recipes.ranks import collectives
-from recipes.ranks import failure_store
-from recipes.ranks import rank_info  # what a failure needs
+from recipes.parallelism import accelerate_plugins
+from recipes.ranks import (
+    collectives,
+    failure_store,
+    rank_info,  # what a failure needs
+)
+from recipes.records import record, run_folder
 
 
 def entry(descriptor: int) -> None:
@@ -145,16 +144,12 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import transformers
 
     from recipes.checkpoint import loading
-    from recipes.parallelism import fsdp
-    from recipes.parallelism import zero
-    from recipes.models import builder
     from recipes.data import dataset
-    from recipes.options import precision
-    from recipes.options import task
-    from recipes.options import training_arguments
-    from recipes.measure import memory_breakdown
-    from recipes.measure import device_memory
+    from recipes.measure import device_memory, memory_breakdown
     from recipes.measure.step_log import StepLog
+    from recipes.models import builder
+    from recipes.options import precision, task, training_arguments
+    from recipes.parallelism import fsdp, zero
 
     on_gpu = host.device(cfg) == "cuda"
     if place.ranks > 1 or place.launched or place.port:
@@ -291,8 +286,8 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     """The guide's first checks: is the device empty, and what does the context alone take?"""
     import torch
 
-    from recipes.measure import device_memory
     from recipes.errors import Refusal
+    from recipes.measure import device_memory
 
     if not torch.cuda.is_available():
         raise Refusal(

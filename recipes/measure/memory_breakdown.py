@@ -7,9 +7,8 @@ import time
 import traceback
 from dataclasses import asdict
 
+from recipes.ranks import collectives, rank_info
 from recipes.records import record
-from recipes.ranks import collectives
-from recipes.ranks import rank_info
 
 
 def count(cfg, outcome: record.Record, loop, journal, progress) -> None:

@@ -11,13 +11,13 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import torch
 
-from recipes.records.run_folder import STEPS_FILE
 from recipes.records.record import Speed, Training
+from recipes.records.run_folder import STEPS_FILE
 
 
 class StepLog:

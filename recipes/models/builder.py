@@ -28,9 +28,7 @@ def configuration(cfg):
                 )
         return config
     values = {theirs: getattr(model, ours) for ours, theirs in model_families.NAMES[model.family].items()}
-    values |= {name: model.dropout for name in model_families.DROPOUTS[model.family]} | model_families.FIXED[
-        model.family
-    ]
+    values |= dict.fromkeys(model_families.DROPOUTS[model.family], model.dropout) | model_families.FIXED[model.family]
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
 
 

@@ -10,10 +10,9 @@ import subprocess
 import sys
 
 from recipes import config
+from recipes.machine import host, interpreter
 from recipes.options import gpu as gpu_options
 from recipes.options import parallelism
-from recipes.machine import host
-from recipes.machine import interpreter
 
 MIB = 2**20
 CHOOSE = "from recipes.foresight.auto_batch import entry; entry()"

@@ -9,10 +9,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf, open_dict
 
 from recipes import config
-from recipes.options import accumulation
-from recipes.options import hydra_errors
-from recipes.options import menus
-from recipes.options import validate
+from recipes.options import accumulation, hydra_errors, menus, validate
 from recipes.records import record
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-
-from recipes.options import data_sources
-from recipes.machine import host
-from recipes.options.data_sources import BYTE_VOCAB
 from recipes.errors import Refusal
+from recipes.machine import host
+from recipes.options import data_sources
+from recipes.options.data_sources import BYTE_VOCAB
 
 # --- checks and arguments -----------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 # Modes of parallelism that it does not know, and what to type instead.
 UNSUPPORTED_MODES = {
     "dp": "its copies come and go in threads. Type parallelism=ddp, or parallelism=single for what it is on one GPU.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from recipes.ranks import rank_info
 
 # strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-
 from recipes import config
-from recipes.machine import host
-from recipes.machine import gpu_specs
+from recipes.machine import gpu_specs, host
 
 # --- hooks of validate.py ---------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 
 from recipes import config
-from recipes.options import menus
-from recipes.options import suggestions
+from recipes.options import menus, suggestions
 
 
 def raised_by_hydra(error: Exception) -> bool:

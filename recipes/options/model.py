@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from recipes.machine import host
-from recipes.options import model_families
-from recipes.options import task
+from recipes.options import model_families, task
 
 SET_BY_WEIGHTS = {
     "layers",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 # Our key -> the name in transformers' configuration of that family.
 NAMES = {
     "bert": {

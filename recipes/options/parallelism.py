@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from recipes.machine import host
 from recipes.options import fsdp as fsdp_options
 from recipes.options import precision
 from recipes.options import zero as zero_options
-from recipes.machine import host
 from recipes.ranks import rank_info
 
 # What a launcher says by variables, the option that means the same, and the word for it.

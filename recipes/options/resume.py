@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from recipes.records import checkpoint_files
-from recipes.records import record
-from recipes.records import run_folder
-from recipes.records.checkpoint_files import BrokenCheckpoint
 from recipes.config import to_dict
+from recipes.records import checkpoint_files, record, run_folder
+from recipes.records.checkpoint_files import BrokenCheckpoint
 
 LATEST = "latest"
 NO_FOLDER = "hydra.run.dir=."  # what a launcher's ranks are told, other than rank 0: make no folder

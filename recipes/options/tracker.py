@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-
 MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # W&B's words; the first three are enough
 
 

@@ -6,9 +6,8 @@ import dataclasses
 import importlib
 import importlib.util
 
-
-from recipes.machine import host
 from recipes.config import Config
+from recipes.machine import host
 from recipes.options import suggestions
 
 # --- one key at a time ------------------------------------------------------------------------

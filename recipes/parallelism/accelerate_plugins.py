@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from recipes.parallelism import accelerate_plugins
-
-from recipes.parallelism import zero
 from recipes.options import parallelism
+from recipes.parallelism import accelerate_plugins, zero
 
 
 def accelerator_arguments(cfg, args) -> dict:

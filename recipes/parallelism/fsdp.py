@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import fnmatch
 
-from recipes.ranks import collectives
-from recipes.ranks import rank_info
 from recipes.errors import Refusal
 from recipes.options import fsdp as fsdp_options
+from recipes.ranks import collectives, rank_info
 
 # --- in the worker ---------------------------------------------------------------------------------
 

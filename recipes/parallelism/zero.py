@@ -6,8 +6,8 @@ step itself, inside the last `accelerator.backward` of an accumulation.
 
 from __future__ import annotations
 
-from recipes.parallelism import fsdp
 from recipes.machine import host
+from recipes.parallelism import fsdp
 
 
 def configuration(cfg) -> dict:

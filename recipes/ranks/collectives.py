@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+
 from recipes.ranks import rank_info
 
 RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=30)  # how long a rank waits for another, as gloo's own default

@@ -6,8 +6,8 @@ import contextlib
 import datetime
 import json
 import os
-from recipes.ranks import collectives
-from recipes.ranks import rank_info
+
+from recipes.ranks import collectives, rank_info
 
 GRACE_SECONDS = 3.0  # what the other ranks have left once one has failed
 

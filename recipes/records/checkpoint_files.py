@@ -17,9 +17,9 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes import paths
-from recipes.machine import host
 from recipes.config import ESTIMATE_ONLY
+from recipes.machine import host
 
 SCHEMA_VERSION = 1
 FILE_NAME = "result.json"

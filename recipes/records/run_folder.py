@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 LOG_FILE = "log.txt"  # what the libraries print
 STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 MIB = 2**20
 PARTS = (
     ("weights", "parameters"),

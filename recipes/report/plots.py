@@ -6,11 +6,10 @@ picture grows with its jobs and the letters stay as large as they are.
 
 from __future__ import annotations
 
-
-from recipes.report.rows import Spread, Table
 from recipes.records.units import PARTS
-from recipes.report.tables import number, percent
 from recipes.report import canvas
+from recipes.report.rows import Spread, Table
+from recipes.report.tables import number, percent
 
 
 def draw(made: Table) -> dict[str, bytes]:

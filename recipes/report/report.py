@@ -12,13 +12,13 @@ import dataclasses
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
-from recipes.report import reference
+from recipes.errors import Refusal
 from recipes.records import record
 from recipes.records.record import Error, Evaluation, Record
-from recipes.errors import Refusal
+from recipes.report import reference
 from recipes.report.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
 from recipes.report.tables import columns, markdown, remarks, screen_text  # noqa: F401
 

@@ -10,15 +10,16 @@ import datetime
 import math
 import re
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
-from recipes.records import record
-from recipes.report.labels import facts, label_keys, label_of
-from recipes.records.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
 from recipes.errors import Refusal
+from recipes.records import record
+from recipes.records.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
 from recipes.records.units import MIB
+from recipes.report.labels import facts, label_keys, label_of
 
 GIB = 2**30
 DONE = ("ok", "preempted")  # their figures stand

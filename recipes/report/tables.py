@@ -6,8 +6,8 @@ import io
 import math
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 from recipes.records import record
 from recipes.report.labels import PACKAGES

@@ -16,12 +16,12 @@ import shlex
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Iterator
 
-from recipes.records import run_folder
 from recipes.machine import interpreter
+from recipes.records import run_folder
 from recipes.records.record import Record
 from recipes.tracking.wandb_process import end_children, reason, stamp
 

@@ -16,8 +16,8 @@ import shutil
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 SPARE_BYTES = 2**20  # with less than this on the disk, W&B's files may have lost their end in silence
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 
-from recipes.training import optimizer
-from recipes.parallelism import accelerate_plugins
 from recipes.data import data_loader
 from recipes.options import checkpointing
-from recipes.ranks import collectives
+from recipes.parallelism import accelerate_plugins
 from recipes.parallelism.accelerate_plugins import accelerator_arguments
+from recipes.ranks import collectives
+from recipes.training import optimizer
 from recipes.training.step import forward_backward, step_shares
 
 

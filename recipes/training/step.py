@@ -9,8 +9,8 @@ give. (The Trainer left alone adds the micro-batches' means up for models that d
 
 from __future__ import annotations
 
-from recipes.ranks import collectives
 from recipes.data.collate import IGNORE_INDEX
+from recipes.ranks import collectives
 
 
 def labels_in(labels):

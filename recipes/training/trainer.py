@@ -7,10 +7,10 @@ import math
 
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from recipes.training import optimizer
-from recipes.parallelism import accelerate_plugins
 from recipes.data import data_loader
+from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives
+from recipes.training import optimizer
 from recipes.training.step import forward_backward, step_shares
 
 

@@ -17,9 +17,7 @@ import pytest
 from conftest import small, start_headroom
 
 from recipes.jobs import launch
-from recipes.records import checkpoint_files
-from recipes.records import record
-from recipes.records import run_folder
+from recipes.records import checkpoint_files, record, run_folder
 
 RECIPES = ["trainer", "accelerate"]
 # Dropout, clipping, a schedule with a warm-up, accumulation, and epochs of 3 steps with a short last one.

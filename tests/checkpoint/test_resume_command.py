@@ -6,8 +6,7 @@ from conftest import compose, small
 
 from recipes.cli import sweep
 from recipes.options import resume
-from recipes.records import checkpoint_files
-from recipes.records import record
+from recipes.records import checkpoint_files, record
 
 
 def steps(folder) -> list[int]:

@@ -11,9 +11,7 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes.records import checkpoint_files
-from recipes.records import record
-from recipes.records import run_folder
+from recipes.records import checkpoint_files, record, run_folder
 
 TOLD = [
     "model.dropout=0.1",

@@ -10,8 +10,8 @@ import yaml
 from conftest import CONF, compose, small
 
 from recipes.cli import console
-from recipes.records import record
 from recipes.config import GROUPS
+from recipes.records import record
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from recipes.cli import console
-from recipes.cli import summary
+from recipes.cli import console, summary
 from recipes.records import record
 from recipes.records.record import Error, Evaluation, Memory, Speed, Training
 

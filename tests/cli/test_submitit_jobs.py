@@ -16,13 +16,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-
 from conftest import CONF, ROOT, compose, small, start_headroom
-from recipes.cli import submitit_jobs
-from recipes.cli import sweep
-from recipes.records import record
+
+from recipes.cli import argv, submitit_jobs, sweep
 from recipes.ranks import rank_info
-from recipes.cli import argv
+from recipes.records import record
 
 JOB = small("train.max_steps=3", "measure.ledger=false", "recipe=accelerate")
 LONG = [*JOB, "train.max_steps=100000", "train.log_seconds=0.1"]
@@ -242,7 +240,9 @@ def slurm(tmp_path):
     place.mkdir()
     state.mkdir()
     for name in ("sbatch", "srun", "sacct", "scontrol"):
-        (place / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/support/fake_slurm.py" {name} "$@"\n')
+        (place / name).write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/support/fake_slurm.py" {name} "$@"\n'
+        )
         (place / name).chmod(0o755)
     yield {"PATH": f"{place}{os.pathsep}{os.environ['PATH']}", "FAKE_SLURM": str(state)}
     for path in state.glob("*.pid"):

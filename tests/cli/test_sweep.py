@@ -7,10 +7,9 @@ import time
 
 import psutil
 import pytest
-
 from conftest import small, start_headroom
-from recipes.cli import argv
-from recipes.cli import sweep
+
+from recipes.cli import argv, sweep
 from recipes.records import record
 
 SWEEP = small("train.max_steps=3", "measure.ledger=false")

@@ -12,8 +12,7 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes.data import collate
-from recipes.data import dataset
+from recipes.data import collate, dataset
 from recipes.errors import Refusal
 
 LM, CLASSES = "language_modelling", "classification"

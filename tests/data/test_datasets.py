@@ -15,13 +15,10 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes.models import moe
-from recipes.data import collate
-from recipes.data import dataset
-from recipes.data import text_data
-from recipes.options import data_sources
-from recipes.options import task
+from recipes.data import collate, dataset, text_data
 from recipes.errors import Refusal
+from recipes.models import moe
+from recipes.options import data_sources, task
 
 RECIPES = ["trainer", "accelerate"]
 PAIRS = [
@@ -188,7 +185,7 @@ def test_a_tokenizer_joins_a_pair_and_tells_encoders_which_text_is_which(train, 
         assert other["input_ids"].tolist() == row["input_ids"].tolist() and "token_type_ids" not in other
     assert encoder.collate([encoder.train[0], encoder.train[1]])["token_type_ids"].shape == (2, 16)
     assert [names[i] for i in built(*told, "data.seq_len=8").train[0]["input_ids"]] == (
-        "[CLS] The 0 [SEP] 0 dogs ran [SEP]".split()
+        ["[CLS]", "The", "0", "[SEP]", "0", "dogs", "ran", "[SEP]"]
     )
     losses = [train(f"recipe={recipe}", *told, "accumulation=x2").record.training.losses for recipe in RECIPES]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -12,10 +12,8 @@ import pytest
 from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
-from recipes.doctor import checks
-from recipes.doctor import probe
+from recipes.doctor import checks, probe
 from recipes.machine import host
-
 
 # --- the driver and torch ----------------------------------------------------------------------------
 
@@ -234,7 +232,7 @@ def stub(folder, **modules: str):
 
 
 # Enough of each package for the doctor, so that the whole command takes a second and not ten.
-LIGHT = {name: "" for name in ("datasets", "accelerate", "wandb", "hydra")} | {
+LIGHT = dict.fromkeys(("datasets", "accelerate", "wandb", "hydra"), "") | {
     "torch": "class version: cuda = None",
     "transformers": "import sys; __path__ = []; sys.modules['transformers.trainer'] = sys",
 }

@@ -6,13 +6,11 @@ import pytest
 from conftest import compose, small
 
 from recipes.cli import single_run
-from recipes.foresight import estimate
-from recipes.foresight import prediction
-from recipes.records import record
-from recipes.machine import host
+from recipes.foresight import estimate, prediction, simulation
 from recipes.foresight.fake_gpu import op_trace
-from recipes.foresight import simulation
 from recipes.foresight.memory.allocator import MIB
+from recipes.machine import host
+from recipes.records import record
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]

@@ -13,13 +13,12 @@ import transformers
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
 
-from recipes.training import accelerate_loop
-from recipes.models import builder
 from recipes.data import dataset
-from recipes.options import task
-from recipes.options import training_arguments
 from recipes.foresight import simulation
 from recipes.measure.memory_ledger import MemoryLedger
+from recipes.models import builder
+from recipes.options import task, training_arguments
+from recipes.training import accelerate_loop
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 PARTS = 4  # a test each, for the sake of the time limit
@@ -62,7 +61,7 @@ def differing(counted: dict, foreseen: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def jobs(refused):  # noqa: F811
+def jobs(refused):
     """Menu -> option, so that together they hold every pair that can run on a CPU."""
     allowed = [
         pair
@@ -76,7 +75,7 @@ def jobs(refused):  # noqa: F811
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):  # noqa: F811
+def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
     wrong = {}
     for job in jobs[part::PARTS]:
         chosen = [word for word in told(job.items()) if not word.startswith("recipe=")]

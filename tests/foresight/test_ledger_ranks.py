@@ -12,10 +12,9 @@ import pytest
 from conftest import compose, small
 from test_ledger_pairs import differing
 
-from recipes.jobs import supervise
-from recipes.foresight import prediction
-from recipes.foresight import simulation
+from recipes.foresight import prediction, simulation
 from recipes.foresight.speed.roofline import efficiencies, predict
+from recipes.jobs import supervise
 
 SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
 # Wide enough that what is gathered and sent decides on the peak.
@@ -154,7 +153,7 @@ def test_what_ranks_send_each_other_is_what_the_algorithm_says(tmp_path, mode, t
                     groups.setdefault(operation.name, set()).add(operation.shape)
     weights = 4 * seen.parameter_count
     assert sent == pytest.approx(
-        {name: share * weights for name, share in told.items()} | {name: 0 for name in sent.keys() - told.keys()},
+        {name: share * weights for name, share in told.items()} | dict.fromkeys(sent.keys() - told.keys(), 0),
         rel=0.01,
         abs=1000,
     )

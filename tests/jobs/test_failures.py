@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import compose
 
+from recipes.errors import Refusal
 from recipes.jobs import failures
 from recipes.options import memory_hints
-from recipes.errors import Refusal
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,8 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes.jobs import post_mortem
-from recipes.jobs import supervise
-from recipes.records import record
-from recipes.records import run_folder
+from recipes.jobs import post_mortem, supervise
+from recipes.records import record, run_folder
 
 LONG = ["train.max_steps=1000000"]
 RECIPES = ["trainer", "accelerate"]

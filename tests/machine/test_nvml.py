@@ -11,7 +11,6 @@ from fake_nvml import GIB, FakeNvml, gpu, healthy, nvlinked, process, rows, visi
 from recipes.machine import host
 from recipes.machine.nvml import Nvml
 
-
 # --- GPUs ------------------------------------------------------------------------------------------
 
 

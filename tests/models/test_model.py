@@ -10,10 +10,9 @@ import transformers
 from conftest import compose, small
 from safetensors.torch import save_file
 
-from recipes.models import builder
 from recipes.data import dataset
-from recipes.options import model_families
-from recipes.options import task
+from recipes.models import builder
+from recipes.options import model_families, task
 
 RECIPES = ["trainer", "accelerate"]
 

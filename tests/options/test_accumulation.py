@@ -7,8 +7,8 @@ from conftest import compose
 from test_fit import GPU, tiny
 
 from recipes import config
-from recipes.options import accumulation
 from recipes.machine import host
+from recipes.options import accumulation
 
 AUTO = (
     "recipe=estimate",

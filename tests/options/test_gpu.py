@@ -6,11 +6,10 @@ import pytest
 from conftest import CONF, compose
 
 from recipes import config
+from recipes.machine import gpu_specs, host
 from recipes.options import gpu as gpu_options
 from recipes.options import menus
 from recipes.records import record
-from recipes.machine import gpu_specs
-from recipes.machine import host
 
 TERA = 1e12
 GIB = 2**30

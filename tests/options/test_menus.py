@@ -15,10 +15,9 @@ import pytest
 from conftest import CONF, compose, small
 
 from recipes import config
-from recipes.options import menus
-from recipes.options import validate
-from recipes.machine import host
 from recipes.config import ESTIMATE_ONLY
+from recipes.machine import host
+from recipes.options import menus, validate
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
 OPTIONS = [(group, option) for group in GROUPS for option in menus.options(group, [CONF]) if option != "estimate"]

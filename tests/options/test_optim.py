@@ -7,9 +7,9 @@ import torch
 import transformers
 from conftest import compose
 
-from recipes.training import optimizer
-from recipes.options import training_arguments
 from recipes.machine import host
+from recipes.options import training_arguments
+from recipes.training import optimizer
 
 DECAY = ["train.weight_decay=0.1", "device=cpu"]
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes.parallelism import fsdp
-from recipes.data import data_loader
-from recipes.machine import host
-from recipes.machine import worker_environment
-from recipes.ranks import rank_info
 from recipes.cli import entry_point
+from recipes.data import data_loader
+from recipes.machine import host, worker_environment
+from recipes.parallelism import fsdp
+from recipes.ranks import rank_info
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = [
@@ -209,8 +208,8 @@ def test_an_epoch_can_begin_in_its_middle():
     ],
 )
 def test_units(words, wrap, minimum, told):
-    from recipes.models import builder
     from recipes.data import dataset
+    from recipes.models import builder
     from recipes.options import task
 
     chosen = compose(*small(*words)).cfg

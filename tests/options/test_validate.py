@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes.options import suggestions
-from recipes.options import validate
 from recipes.machine import host
+from recipes.options import suggestions, validate
 
 # What a person typed, and the words that one line of the answer must hold.
 WRONG_VALUES = [

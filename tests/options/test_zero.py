@@ -9,8 +9,8 @@ import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
-from recipes.parallelism import zero
 from recipes.machine import host
+from recipes.parallelism import zero
 
 RECIPES = ["trainer", "accelerate"]
 TWO = ["parallelism=zero", "parallelism.num_processes=2"]

@@ -6,8 +6,7 @@ import pytest
 from conftest import CONF
 from test_report import MIB, OOM, drawn, job, put, run, words_of  # noqa: F401 - drawn is a fixture
 
-from recipes.report import reference
-from recipes.report import report
+from recipes.report import reference, report
 
 GUIDE = "+experiment/guide={}"
 X4 = ("accumulation=x4", "batch.per_device=1")
@@ -123,7 +122,7 @@ def test_a_note_that_many_jobs_have_is_read_once():
     assert report.screen_text(made, 30).count("out") >= 1, "where the status has no room, the jobs are named"
 
 
-def test_published_figures_far_from_the_jobs_are_in_the_table_alone(drawn):  # noqa: F811
+def test_published_figures_far_from_the_jobs_are_in_the_table_alone(drawn):
     def feet(**options):
         made = {"experiment=vanilla": {"samples_per_second": 9.0, "source": "a paper"}}
         records = [guided("vanilla", **options), guided("adafactor", "optim=adafactor", **options)]

@@ -19,15 +19,11 @@ import yaml
 from conftest import CONF, ROOT
 
 from recipes import config
-from recipes.report import canvas
-from recipes.report import pareto_plot
-from recipes.report import plots
-from recipes.report import report
-from recipes.options import accumulation
-from recipes.options import train
+from recipes.errors import Refusal
+from recipes.options import accumulation, train
 from recipes.records import record
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
-from recipes.errors import Refusal
+from recipes.report import canvas, pareto_plot, plots, report
 
 sys.path.insert(0, str(ROOT))
 MIB = 2**20

@@ -10,8 +10,7 @@ import pynvml
 import pytest
 from conftest import ROOT
 
-from recipes.doctor import checks
-from recipes.doctor import probe
+from recipes.doctor import checks, probe
 from recipes.machine import host
 
 GIB = 2**30

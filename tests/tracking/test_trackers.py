@@ -25,9 +25,9 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes.tracking import trackers
 from recipes.options import tracker as tracker_options
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
+from recipes.tracking import trackers
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 LOSSES = [1 / step for step in range(1, 41)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 
 from recipes.foresight.fake_gpu.op_trace import OpTrace

@@ -21,8 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from recipes.foresight.fake_gpu import attention
-from recipes.foresight.fake_gpu import error_guard
+from recipes.foresight.fake_gpu import attention, error_guard
 from recipes.foresight.fake_gpu.autocast import Autocast
 from recipes.foresight.fake_gpu.op_cache import (
     GIVEN,

@@ -13,10 +13,9 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from recipes.options import parallelism
 from recipes.machine import host
-from recipes.ranks import collectives
-from recipes.ranks import rank_info
+from recipes.options import parallelism
+from recipes.ranks import collectives, rank_info
 
 
 class Scaler(torch.amp.GradScaler):

@@ -8,8 +8,8 @@ known beforehand: where CUDA puts a segment (here: each above the last), and wha
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Iterable
 
 from recipes.foresight.memory.settings import MIN_LARGE, ROUND, ROUND_LARGE, SMALL, SMALL_SEGMENT, UNLIMITED, Settings
 

@@ -11,11 +11,10 @@ import itertools
 import tempfile
 from dataclasses import dataclass
 
-from recipes.foresight.search import space
-from recipes.foresight.search import extrapolation
-from recipes.foresight.fake_gpu.device import UnknownOperation
-from recipes.foresight.search.extrapolation import Extrapolation
 from recipes.errors import Refusal
+from recipes.foresight.fake_gpu.device import UnknownOperation
+from recipes.foresight.search import extrapolation, space
+from recipes.foresight.search.extrapolation import Extrapolation
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one of which it is the same step at another speed
 CHEAP = ("sgd", "full", "sdpa")  # what a sketch has where it tells nothing of that lever

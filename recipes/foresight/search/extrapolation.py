@@ -13,11 +13,11 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from recipes.parallelism import fsdp
-from recipes.options import parallelism
 from recipes.foresight import simulation
 from recipes.foresight.speed import roofline
 from recipes.foresight.speed.operations import COLLECTIVE, Operation, Tally
+from recipes.options import parallelism
+from recipes.parallelism import fsdp
 
 DEPTHS = (1, 2)  # layers of the two models that are looked at
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are made

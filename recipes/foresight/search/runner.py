@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
-from recipes.foresight import prediction
-from recipes.foresight.search import space
-from recipes.records import record
-from recipes.machine import host
-from recipes.foresight import simulation
-from recipes.foresight.search.candidates import Candidate, candidates_of
-from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.errors import Refusal
+from recipes.foresight import prediction, simulation
+from recipes.foresight.fake_gpu.device import UnknownOperation
+from recipes.foresight.search import space
+from recipes.foresight.search.candidates import Candidate, candidates_of
+from recipes.machine import host
+from recipes.records import record
 
 
 @dataclass

@@ -10,16 +10,10 @@ from dataclasses import dataclass, field
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.paths import CONF
 from recipes import config
-from recipes.options import compose
-from recipes.options import hydra_errors
-from recipes.options import menus
-from recipes.options import parallelism
-from recipes.options import suggestions
-from recipes.options import validate
-from recipes.machine import gpu_specs
-from recipes.machine import host
+from recipes.machine import gpu_specs, host
+from recipes.options import compose, hydra_errors, menus, parallelism, suggestions, validate
+from recipes.paths import CONF
 
 BATCH = "batch.per_device"
 ALL = None  # every option of the menu

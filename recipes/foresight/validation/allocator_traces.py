@@ -49,12 +49,9 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     import torch
     import transformers
 
+    from recipes.data import data_loader, dataset
     from recipes.models import builder
-    from recipes.data import data_loader
-    from recipes.data import dataset
-    from recipes.options import compose
-    from recipes.options import task
-    from recipes.options import training_arguments
+    from recipes.options import compose, task, training_arguments
     from recipes.training.accelerate_loop import Loop, chunks
 
     cfg, _, problems = compose.compose(conf, "recipe=accelerate", *words)

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 
 from recipes.foresight.speed import roofline
-from recipes.foresight.validation.error_stats import signed
 from recipes.foresight.speed.operations import ATTENTION, COLLECTIVE, MATMUL, Tally
+from recipes.foresight.validation.error_stats import signed
 
 PULL = 0.01  # weight of a factor e away from the belief, against a step predicted wrong by a factor e
 FIRST_STRIDE, LAST_STRIDE = 0.3, 0.003  # of a figure's logarithm

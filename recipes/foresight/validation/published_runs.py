@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from recipes.foresight.memory import allocator
-from recipes.foresight.speed import roofline
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
+from recipes.foresight.memory import allocator
+from recipes.foresight.speed import roofline
 
 ITERATIONS = 4  # as xMem ran; the others' steady state comes earlier
 SDPA_THEN = "sdpa_4_51"

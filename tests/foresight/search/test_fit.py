@@ -12,9 +12,9 @@ import pytest
 from conftest import CONF, ROOT, small
 
 from recipes.foresight.search import space
+from recipes.machine import host
 from recipes.options import menus
 from recipes.records import record
-from recipes.machine import host
 
 sys.path.insert(0, str(ROOT / "scripts"))
 GPU = "gpu=rtx4090_24gb"
@@ -153,8 +153,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
     ],
 )
 def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
-    from recipes.foresight.search import runner
-    from recipes.foresight.search import extrapolation
+    from recipes.foresight.search import extrapolation, runner
 
     words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
     cfg, _, problems = space.compose(*words)
@@ -167,8 +166,7 @@ def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
 
 
 def test_the_optimizer_of_one_sketch_goes_with_the_passes_of_another(tmp_path):
-    from recipes.foresight.search import runner
-    from recipes.foresight.search import extrapolation
+    from recipes.foresight.search import extrapolation, runner
 
     words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
     passes, step = (
@@ -290,8 +288,7 @@ def test_the_script_from_the_shell():
 def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
     import transformers
 
-    from recipes.foresight.search import runner
-    from recipes.foresight.search import extrapolation
+    from recipes.foresight.search import extrapolation, runner
 
     shape = transformers.GPT2Config(n_layer=5, n_embd=64, n_head=2, vocab_size=512, n_positions=64)
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")

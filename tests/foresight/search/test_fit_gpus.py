@@ -11,8 +11,8 @@ from conftest import small
 from test_fit import GPU, Here, planned, searched, tiny
 
 from recipes.foresight.search import space
-from recipes.records import record
 from recipes.machine import host
+from recipes.records import record
 
 ALL_ELSE = ("precision", "checkpointing", "model.attention", "optim")  # to keep, where another lever is looked at
 FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
@@ -145,8 +145,7 @@ def test_sketches_know_the_link_and_never_too_much_memory(tried):
 
 
 def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
-    from recipes.foresight.search import runner
-    from recipes.foresight.search import extrapolation
+    from recipes.foresight.search import extrapolation, runner
 
     words = [
         "model=bert_large",

@@ -8,11 +8,10 @@ import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes import config
-from recipes.machine import gpu_specs
-from recipes.foresight.speed import operations
-from recipes.foresight.speed import roofline
-from recipes.foresight.speed.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
 from recipes.foresight.fake_gpu.op_cache import sign
+from recipes.foresight.speed import operations, roofline
+from recipes.foresight.speed.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.machine import gpu_specs
 from recipes.measure.memory_ledger import MemoryLedger
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from conftest import ROOT, compose
 from recipes.records.record import Memory, Record, Speed
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import accuracy  # noqa: E402
+import accuracy
 
 GIB = 2**30
 

@@ -10,10 +10,10 @@ import pytest
 from conftest import ROOT
 
 from recipes import config
-from recipes.machine import gpu_specs
 from recipes.foresight.speed import roofline
-from recipes.foresight.validation import calibration
 from recipes.foresight.speed.operations import ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.foresight.validation import calibration
+from recipes.machine import gpu_specs
 
 A100 = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
 TRUE = dataclasses.replace(

@@ -12,7 +12,7 @@ from conftest import ROOT
 from recipes.foresight.validation import published_runs
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import published  # noqa: E402
+import published
 
 GIB = 2**30
 # The same job on xMem's two cards differs by up to 14 %: a test may not ask for more than that.
