@@ -83,7 +83,7 @@ def page(found: Findings) -> Page:
         out.row("none", f"{found.driver.error or 'the driver shows no NVIDIA GPU'}; everything runs on the CPU")
     elif len(found.cards) > 1:
         links(out, found)
-    host(out, found)
+    host_section(out, found)
     works(out, found)
     wanted = installs(found)
     if wanted:
@@ -262,7 +262,7 @@ def links(out: Page, found: Findings) -> None:
         )
 
 
-def host(out: Page, found: Findings) -> None:
+def host_section(out: Page, found: Findings) -> None:
     """Processor, memory, compiler, disks."""
     out.head("Machine")
     out.row("processor", f"{host.cpu_name()}, {host.usable_cores()} cores for us")

@@ -20,7 +20,7 @@ from recipes import config
 from recipes.cli import entry_point, sweep
 from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
-from recipes.options import compose
+from recipes.options.compose import compose as compose_config
 from recipes.records import record, run_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,7 +149,7 @@ class Composed(NamedTuple):
 
 def compose(*overrides: str) -> Composed:
     """What the command would run with these words. Hydra's own errors are raised."""
-    return Composed(*compose.compose(CONF, *overrides))
+    return Composed(*compose_config(CONF, *overrides))
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def examine() -> Findings:
         answers = pool.map(probe.ask, [f"from recipes.doctor import probe; probe.{call}" for call in calls])
         probes = {part: told for answer in answers for part, told in answer.items()}
     wanted = [replace(p, error=probes.get(p.name, {}).get("error") if p.version else None) for p in wanted]
-    return Findings(bound, wanted, nvml.driver, cards, nvml.links(len(cards)), gpus, error, probes, host())
+    return Findings(bound, wanted, nvml.driver, cards, nvml.links(len(cards)), gpus, error, probes, examine_host())
 
 
 def packages(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, list[Package]]:
@@ -133,7 +133,7 @@ def is_below(version: str, bound: str | None) -> bool:
     return bound is not None and release(version) < release(bound)
 
 
-def host() -> Host:
+def examine_host() -> Host:
     """Memory, instructions, headers and disks."""
     memory = None
     try:

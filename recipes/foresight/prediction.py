@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from recipes.foresight.memory.settings import UNLIMITED
 from recipes.machine import host
 from recipes.options import memory_hints
 from recipes.records.record import Error, Estimate, Record
@@ -13,11 +14,9 @@ MIB = 2**20
 
 def allocator_bytes(cfg) -> int:
     """What is left of the device for torch's allocator, after the context."""
-    from recipes.foresight.memory import allocator
-
     gpu = host.gpu(cfg)
     if gpu is None:
-        return allocator.UNLIMITED
+        return UNLIMITED
     free = gpu.memory_bytes - cfg.gpu.context_bytes
     return free if cfg.launch.memory_limit_gib is None else min(free, int(cfg.launch.memory_limit_gib * 2**30))
 

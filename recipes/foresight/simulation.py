@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from recipes.data import collate, data_loader, dataset
 from recipes.foresight.memory import allocator
+from recipes.foresight.memory.settings import UNLIMITED, settings_from
 from recipes.machine import host
 from recipes.models import builder
 from recipes.options import parallelism, task
@@ -56,7 +57,7 @@ def _batches(loader, count: int) -> list:
     return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
 
 
-def simulate_step(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, telling: bool = False) -> SimulatedStep:
+def simulate_step(cfg, folder: str, capacity_bytes: int = UNLIMITED, telling: bool = False) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors that do not exist.
 
     capacity_bytes: what the GPU has for torch's allocator. telling: the tape knows who made each tensor, too.
@@ -109,7 +110,7 @@ def simulate_step(cfg, folder: str, capacity_bytes: int = allocator.UNLIMITED, t
             "figures are of a step on those. Give it more data (data.samples), or a smaller batch."
         ]
     if capability is not None:
-        settings, unknown = allocator.settings_from(
+        settings, unknown = settings_from(
             os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
         )
         if settings.memory_fraction < 1:  # setMemoryFraction: of the total, not of what the context leaves

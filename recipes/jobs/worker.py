@@ -21,7 +21,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from recipes import config, parallelism
+from recipes import config
 from recipes.checkpoint import saver as checkpoint_saver
 from recipes.checkpoint import stop_request
 from recipes.jobs import failures, launch

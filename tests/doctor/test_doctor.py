@@ -189,7 +189,7 @@ def test_a_full_disk_is_broken(visit, monkeypatch):
 def test_the_disk_is_asked_where_the_folders_will_be(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "not" / "yet"))
     monkeypatch.chdir(tmp_path)
-    folders = [folder for folder, _ in checks.host().disks.values()]
+    folders = [folder for folder, _ in checks.examine_host().disks.values()]
     assert folders == [tmp_path / "outputs", tmp_path / "not" / "yet"]
 
 

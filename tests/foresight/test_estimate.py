@@ -8,7 +8,7 @@ from conftest import compose, small
 from recipes.cli import single_run
 from recipes.foresight import estimate, prediction, simulation
 from recipes.foresight.fake_gpu import op_trace
-from recipes.foresight.memory.allocator import MIB
+from recipes.foresight.memory.settings import MIB
 from recipes.machine import host
 from recipes.records import record
 

@@ -87,7 +87,7 @@ def _estimates(search: space.SearchSpace, order: list[Candidate], workers):
 
 def predict(words: list[str]) -> tuple[record.Record | None, str]:
     """(record, '') of the estimate of a command line, as recipe=estimate gives it; or (None, why it was refused)."""
-    cfg, outcome, problems = space.compose(*words)
+    cfg, outcome, problems = space.compose_estimate(*words)
     if problems:
         return None, " ".join(problems)
     try:

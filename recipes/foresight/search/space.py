@@ -144,7 +144,7 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
 # --- the plan --------------------------------------------------------------------------------------------
 
 
-def compose(*words: str):
+def compose_estimate(*words: str):
     """`command.compose` of an estimate, with Hydra's own complaints as problems."""
     try:
         return compose.compose(CONF, *words, "recipe=estimate")
@@ -174,7 +174,9 @@ def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[s
     if typed and options.gpus and "parallelism.num_processes" not in given:
         words = [*words, f"parallelism.num_processes={options.gpus}"]
     mode = mode_words(MODES[0], options.gpus) if searched else []
-    cfg, _, problems = compose(*words, *mode, *smallest)  # a batch of 1 divides the effective one, whatever it is
+    cfg, _, problems = compose_estimate(
+        *words, *mode, *smallest
+    )  # a batch of 1 divides the effective one, whatever it is
     if cfg is not None and smallest and cfg.batch.effective and cfg.batch.effective % parallelism.replicas(cfg):
         problems = [problem for problem in problems if not problem.startswith("batch.effective=")]
         problems.append(_uneven(cfg.batch.effective, parallelism.replicas(cfg)))
@@ -311,7 +313,7 @@ def _allowed(search: SearchSpace, lever: str, words: list[str]) -> list:
         if value in NOT_TRIED:
             refused[value] = f"{NOT_TRIED[value]}."
             continue
-        cfg, _, problems = compose(*words, *search.lever_words(lever, value))
+        cfg, _, problems = compose_estimate(*words, *search.lever_words(lever, value))
         if problems:
             refused[value] = " ".join(problems)
             continue

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from recipes.foresight.memory.allocator import MIB, Allocator, OutOfMemory, Settings, replay, settings_from
+from recipes.foresight.memory.allocator import Allocator, OutOfMemory, replay
+from recipes.foresight.memory.settings import MIB, Settings, settings_from
 
 EXPANDABLE = Settings(expandable_segments=True)
 

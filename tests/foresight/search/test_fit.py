@@ -136,7 +136,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
         {"precision": "bf16", "checkpointing": "full", "model.attention": "eager", "batch.per_device": 2},
         {"precision": "tf32", "batch.per_device": 8},
     ):
-        composed, _, problems = space.compose(*search.command_words(chosen))
+        composed, _, problems = space.compose_estimate(*search.command_words(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
 
 
@@ -156,7 +156,7 @@ def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
     from recipes.foresight.search import extrapolation, runner
 
     words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
-    cfg, _, problems = space.compose(*words)
+    cfg, _, problems = space.compose_estimate(*words)
     assert not problems
     (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.name], str(tmp_path))
     outcome, why = runner.predict(words)
@@ -170,7 +170,7 @@ def test_the_optimizer_of_one_sketch_goes_with_the_passes_of_another(tmp_path):
 
     words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
     passes, step = (
-        extrapolation.extrapolate(space.compose(*words, *more)[0], ["bf16"], str(tmp_path))[0]
+        extrapolation.extrapolate(space.compose_estimate(*words, *more)[0], ["bf16"], str(tmp_path))[0]
         for more in (("optim=sgd", "batch.per_device=4"), ("optim=adamw", "batch.per_device=1"))
     )
     outcome, _ = runner.predict([*words, "optim=adamw", "batch.per_device=4"])
@@ -293,7 +293,7 @@ def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
     shape = transformers.GPT2Config(n_layer=5, n_embd=64, n_head=2, vocab_size=512, n_positions=64)
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")
     words = ["model=gpt2_tiny", f"model.pretrained={tmp_path / 'model'}", "data.seq_len=32", "data.samples=8", GPU]
-    cfg, _, problems = space.compose(*words)
+    cfg, _, problems = space.compose_estimate(*words)
     assert not problems
     (seen,) = extrapolation.extrapolate(cfg, ["fp32"], str(tmp_path))
     outcome, why = runner.predict(words)

@@ -35,7 +35,7 @@ def test_several_gpus_are_searched_for_how_they_train_together():
         {"parallelism": "ddp", "batch.per_device": 2},
         {"parallelism": "fsdp shard_grad_op", "batch.per_device": 1},
     ):
-        composed, _, problems = space.compose(*search.command_words(chosen))
+        composed, _, problems = space.compose_estimate(*search.command_words(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
         assert composed.batch.per_device * composed.accumulation.steps * 4 == 24
     assert "parallelism=fsdp parallelism.num_processes=4" in search.command({"parallelism": "fsdp"})
@@ -159,7 +159,7 @@ def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
         "parallelism.num_processes=4",
         GPU,
     ]  # 24 MiB a layer, 25 a bucket
-    (seen,) = extrapolation.extrapolate(space.compose(*words)[0], ["bf16_pure"], str(tmp_path))
+    (seen,) = extrapolation.extrapolate(space.compose_estimate(*words)[0], ["bf16_pure"], str(tmp_path))
     outcome, why = runner.predict(words)
     assert not why and extrapolation.step_seconds(seen, seen) == pytest.approx(
         outcome.speed.step_seconds_median, rel=0.01
