@@ -31,8 +31,8 @@ from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options import compose
 from recipes.records import record
+from recipes.units import GIB, MIB
 
-MIB, GIB = 2**20, 2**30
 LIST = ROOT / "docs/results/accuracy_configurations.txt"
 JOB = ["recipe=accelerate", "data.samples=256", "train.max_steps=13", "eval.enabled=false", "tracker=none"]
 CAPPED = ["train.max_steps=4"]  # enough for every allocation to come again

@@ -19,16 +19,17 @@ if sys.version_info < (3, 11):  # recipes.doctor reads pyproject.toml with a mod
     sys.exit(1)
 
 from recipes.doctor import checks
-from recipes.doctor.checks import GIB, Findings
+from recipes.doctor.checks import Findings
 from recipes.machine import host
 from recipes.machine.nvml import Card
+from recipes.units import GIB, MIB
 
 WIDTH, COLUMN = 80, 22  # a row: two spaces, the name up to COLUMN, the text wrapped behind it
 NONE = "not available"
 # Lowest compute capability: NVIDIA's CUDA programming guide, and flash-attn's own README for the last
 SUPPORT = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "flash attention 2": (8, 0)}
 HOT_CELSIUS = 80  # the guide's 'Custom hardware for training': below it is good, throttling from 84 to 90
-DRIVER_KEEPS_BYTES = 600 * 2**20  # an idle GPU shows up to about 500 MiB
+DRIVER_KEEPS_BYTES = 600 * MIB  # an idle GPU shows up to about 500 MiB
 # The guide's DDP of GPT-2 on 2 TITAN RTX, seconds for 200 steps
 NVLINK_SECONDS, PCIE_SECONDS = 101.9, 131.4
 LEGEND = {

@@ -37,8 +37,8 @@ from recipes.options import compose
 from recipes.ranks import rank_info
 from recipes.records import record
 from recipes.training import preload
+from recipes.units import MIB
 
-MIB = 2**20
 MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]
 
 

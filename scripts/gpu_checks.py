@@ -24,8 +24,8 @@ from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options import compose, menus
 from recipes.records import record, run_folder
+from recipes.units import MIB
 
-MIB = 2**20
 JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guide's model, batch 4, 512 tokens
 
 

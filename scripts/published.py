@@ -29,8 +29,8 @@ from recipes.machine import (
 from recipes.options import compose
 from recipes.records import record
 from recipes.report import reference
+from recipes.units import MIB
 
-MIB = 2**20
 REFERENCE = ROOT / "docs/reference"
 GUIDE_CONTEXT_BYTES = 1343 * MIB  # the guide measured it; CUDA 11.2 loaded every kernel at once
 GUIDE_WORDS = ["recipe=estimate", "gpu=v100_16gb", "model.attention=eager"]  # there was no other attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recipes.records import units
+from recipes import units
 from recipes.records.record import Record
 from recipes.records.run_folder import log_name
 

@@ -20,8 +20,8 @@ from recipes.doctor import probe
 from recipes.machine import host
 from recipes.machine.nvml import Card, Driver, Nvml
 from recipes.paths import CONF, ROOT
+from recipes.units import GIB
 
-GIB = 2**30
 LEAST_FREE_BYTES = GIB  # below it, saved models and compiled kernels soon find a full disk
 ALSO = ("wandb", "flash-attn")  # packages of some use that pyproject.toml need not name
 

@@ -20,8 +20,8 @@ from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from recipes.options import validate
+from recipes.units import MIB
 
-MIB = 2**20
 LARGEST = 10  # tensors that are listed
 ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # from the ground up
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito

@@ -8,8 +8,7 @@ from recipes.foresight.memory.settings import UNLIMITED
 from recipes.machine import host
 from recipes.options import memory_hints
 from recipes.records.record import Error, Estimate, Record
-
-MIB = 2**20
+from recipes.units import GIB, MIB
 
 
 def allocator_bytes(cfg) -> int:
@@ -18,7 +17,7 @@ def allocator_bytes(cfg) -> int:
     if gpu is None:
         return UNLIMITED
     free = gpu.memory_bytes - cfg.gpu.context_bytes
-    return free if cfg.launch.memory_limit_gib is None else min(free, int(cfg.launch.memory_limit_gib * 2**30))
+    return free if cfg.launch.memory_limit_gib is None else min(free, int(cfg.launch.memory_limit_gib * GIB))
 
 
 def fill(cfg, outcome: Record, seen) -> None:

@@ -34,6 +34,7 @@ from recipes.ranks import (
     rank_info,  # what a failure needs
 )
 from recipes.records import record, run_folder
+from recipes.units import MIB
 
 
 def entry(descriptor: int) -> None:
@@ -298,7 +299,7 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
     others = device_memory.others_on_device()
     if others or memory.device_used_at_start_bytes > device_memory.BUSY_BYTES:
         progress.warn(
-            f"the GPU is not empty: {memory.device_used_at_start_bytes / 2**20:.0f} MiB are in use"
+            f"the GPU is not empty: {memory.device_used_at_start_bytes / MIB:.0f} MiB are in use"
             + (f" by process {', '.join(map(str, others))}" if others else "")
             + "; times and memory will suffer."
         )

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from recipes.machine import host
 from recipes.ranks import rank_info
+from recipes.units import GIB
 
 HUB_TIMEOUT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
 
@@ -67,7 +68,7 @@ def limit_memory(cfg) -> None:
     """Pretend that the device is smaller: CUDA's share for this process, or the process's data on a CPU."""
     if cfg.launch.memory_limit_gib is None:
         return
-    size = int(cfg.launch.memory_limit_gib * 2**30)
+    size = int(cfg.launch.memory_limit_gib * GIB)
     if host.device(cfg) == "cuda":
         import torch
 

@@ -7,8 +7,8 @@ import resource
 import sys
 
 from recipes.machine import host
+from recipes.units import MIB
 
-MIB = 2**20
 BUSY_BYTES = 600 * MIB  # an idle GPU shows up to about 500 MiB that the driver keeps
 
 

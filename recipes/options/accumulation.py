@@ -13,8 +13,8 @@ from recipes import config
 from recipes.machine import host, interpreter
 from recipes.options import gpu as gpu_options
 from recipes.options import parallelism
+from recipes.units import MIB
 
-MIB = 2**20
 CHOOSE = "from recipes.foresight.auto_batch import entry; entry()"
 
 

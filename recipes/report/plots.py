@@ -6,10 +6,10 @@ picture grows with its jobs and the letters stay as large as they are.
 
 from __future__ import annotations
 
-from recipes.records.units import PARTS
 from recipes.report import canvas
 from recipes.report.rows import Spread, Table
 from recipes.report.tables import number, percent
+from recipes.units import GIB, MIB, PARTS
 
 
 def draw(made: Table) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def _parts(made: Table) -> bytes:
     """What each part of memory takes at the peak, stacked."""
     tops = [row.spread("memory", "peak_tensor_bytes") for row in made.rows]
     most = max((top.high for top in tops if top), default=0)
-    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+    unit, size = ("GiB", GIB) if most >= GIB else ("MiB", MIB)
     sheet = canvas.Sheet(made, 1, panel=2 * canvas.PANEL)
     axes = sheet.add_panel("", most / size, 1.12)
     for y, (row, top) in enumerate(zip(made.rows, tops)):

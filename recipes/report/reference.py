@@ -7,8 +7,8 @@ import re
 
 from recipes import paths
 from recipes.records.record import Record
+from recipes.units import MIB
 
-MIB = 2**20
 GUIDE_FILE = paths.REFERENCE / "guide_v100.csv"
 GUIDE_SOURCE = "the guide, V100 16 GB, bert-large-uncased, January 2022"
 GUIDE_BASELINE = "vanilla"  # what the guide compares its other rows with

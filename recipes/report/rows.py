@@ -18,10 +18,9 @@ from typing import NamedTuple
 from recipes.errors import Refusal
 from recipes.records import record
 from recipes.records.record import Error, Estimate, Evaluation, Memory, Record, Speed, Training
-from recipes.records.units import MIB
 from recipes.report.labels import facts, label_keys, label_of
+from recipes.units import GIB, MIB
 
-GIB = 2**30
 DONE = ("ok", "preempted")  # their figures stand
 # What the table calls memory: the first of these that all jobs have, so that the jobs can be compared.
 MEMORY_KINDS = {

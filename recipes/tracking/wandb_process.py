@@ -19,7 +19,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-SPARE_BYTES = 2**20  # with less than this on the disk, W&B's files may have lost their end in silence
+from recipes.units import MIB
+
+SPARE_BYTES = MIB  # with less than this on the disk, W&B's files may have lost their end in silence
 
 
 def serve(descriptor: int) -> None:

@@ -8,9 +8,9 @@ from conftest import compose, small
 from recipes.cli import single_run
 from recipes.foresight import estimate, prediction, simulation
 from recipes.foresight.fake_gpu import op_trace
-from recipes.foresight.memory.settings import MIB
 from recipes.machine import host
 from recipes.records import record
+from recipes.units import MIB
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]

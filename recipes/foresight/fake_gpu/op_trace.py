@@ -17,8 +17,7 @@ from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_cache import signed
 from recipes.foresight.speed.operations import PRODUCTS, Tally
 from recipes.measure.memory_ledger import OTHER, MemoryLedger, Storage, is_fake
-
-MIB = 2**20
+from recipes.units import MIB
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import re
 import sys
 from dataclasses import dataclass
 
-MIB = 2**20
+from recipes.units import MIB
+
 ROUND = 512  # kMinBlockSize: every request is rounded up to a multiple
 SMALL = MIB  # kSmallSize: the largest request that the small pool serves
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer

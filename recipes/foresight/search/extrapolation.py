@@ -18,6 +18,7 @@ from recipes.foresight.speed import roofline
 from recipes.foresight.speed.operations import COLLECTIVE, Operation, Tally
 from recipes.options import parallelism
 from recipes.parallelism import fsdp
+from recipes.units import MIB
 
 DEPTHS = (1, 2)  # layers of the two models that are looked at
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are made
@@ -141,7 +142,7 @@ def _buckets(cfg, weights: list[tuple]) -> list[list[int]]:
     import torch
     import torch.distributed as dist
 
-    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, cfg.parallelism.bucket_cap_mb * 2**20]
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, cfg.parallelism.bucket_cap_mb * MIB]
     tensors = [torch.empty(elements, dtype=dtype, device="meta") for elements, dtype in weights]
     return dist._compute_bucket_assignment_by_size(tensors, limits)[0]
 

@@ -1,8 +1,10 @@
-"""Units for printing, and the parts of memory in the order in which they are shown."""
+"""Byte units for printing and parsing, and the parts of memory in the order in which they are shown."""
 
 from __future__ import annotations
 
 MIB = 2**20
+GIB = 2**30
+# (name in tables and pictures, the record's field `memory.<field>_bytes`)
 PARTS = (
     ("weights", "parameters"),
     ("gradients", "gradients"),
