@@ -1,6 +1,6 @@
 """What the tests share: small jobs in a fraction of a second, and the command as a person runs it.
 
-A job in these tests is forked from one nursery, which has imported the libraries; a few tests, marked
+A job in these tests is forked from one fork server, which has imported the libraries; a few tests, marked
 by their use of `headroom`, start the whole command in an interpreter of its own.
 """
 
@@ -91,16 +91,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def nursery():
+def fork_server():
     """Forks the workers of all small jobs."""
-    nursery = fork_client.ForkServer()
-    yield nursery
-    nursery.close()
+    fork_server = fork_client.ForkServer()
+    yield fork_server
+    fork_server.close()
 
 
 SITECUSTOMIZE = """
 import os, sys
-if "recipes." in "".join(sys.orig_argv):  # a worker or a nursery, not the command
+if "recipes." in "".join(sys.orig_argv):  # a worker or a fork server, not the command
     import recipes.jobs.worker as worker
     main = worker.main
     def faulty(job, pipe):
@@ -112,25 +112,25 @@ if "recipes." in "".join(sys.orig_argv):  # a worker or a nursery, not the comma
 
 @pytest.fixture(scope="session")
 def _faulty(tmp_path_factory):
-    """A nursery whose workers first run the code in a file; (nursery, file)."""
+    """A fork server whose workers first run the code in a file; (fork server, file)."""
     folder = tmp_path_factory.mktemp("fault")
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         patch.setenv("HEADROOM_TEST_FAULT", str(folder / "fault.py"))
-        nursery = fork_client.ForkServer()
-    yield nursery, folder / "fault.py"
-    nursery.close()
+        fork_server = fork_client.ForkServer()
+    yield fork_server, folder / "fault.py"
+    fork_server.close()
 
 
 @pytest.fixture
 def fault(_faulty):
-    """fault(code) -> a nursery whose next workers run the code (it sees `job`) before they begin."""
-    nursery, file = _faulty
+    """fault(code) -> a fork server whose next workers run the code (it sees `job`) before they begin."""
+    fork_server, file = _faulty
 
     def fault(code: str) -> fork_client.ForkServer:
         file.write_text(code)
-        return nursery
+        return fork_server
 
     yield fault
     file.write_text("")
@@ -187,16 +187,16 @@ def make_job(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def train(make_job, nursery):
+def train(make_job, fork_server):
     """train(*overrides, status="ok") -> Run: a small job, asserted to end so (status=None: however it ends).
 
     In the raw loop, which starts faster, unless a recipe is named: a test of what both do names both.
     """
 
-    def train(*overrides: str, status: str | None = "ok", nursery=nursery) -> Run:
+    def train(*overrides: str, status: str | None = "ok", fork_server=fork_server) -> Run:
         named = any(word.startswith("recipe=") for word in overrides)
         job, heard = make_job(*small(*overrides), *([] if named else ["recipe=accelerate"])), []
-        outcome = supervise.run(job, lambda kind, values: heard.append((kind, values)), nursery)
+        outcome = supervise.run(job, lambda kind, values: heard.append((kind, values)), fork_server)
         assert status in (None, outcome.status), (
             outcome.status,
             outcome.error,
@@ -208,7 +208,7 @@ def train(make_job, nursery):
 
 
 @pytest.fixture
-def again(make_job, nursery):
+def again(make_job, fork_server):
     """again(folder, *words, status="ok", hear=) -> (record, warnings): a job in a folder that has been used."""
 
     def again(folder, *words: str, status: str | None = "ok", hear=lambda *_: None):
@@ -221,7 +221,7 @@ def again(make_job, nursery):
             if kind == "warning":
                 warned.append(values["text"])
 
-        outcome = supervise.run(job, listen, nursery)
+        outcome = supervise.run(job, listen, fork_server)
         assert status in (None, outcome.status), (outcome.error, (folder / run_folder.LOG_FILE).read_text()[-2000:])
         return outcome, warned
 
@@ -244,22 +244,22 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capfd, nursery):
-    """command(*arguments) -> Ended: `python train.py ...` in this process, its jobs forked from the nursery.
+def command(monkeypatch, tmp_path, capfd, fork_server):
+    """command(*arguments) -> Ended: `python train.py ...` in this process, its jobs forked from the fork server.
 
-    Outputs land in tmp_path/outputs. With nursery=None it is an error that a job is started at all.
+    Outputs land in tmp_path/outputs. With fork_server=None it is an error that a job is started at all.
     """
     start = launch.start
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it for good; here it is taken back
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments: str, nursery: fork_client.ForkServer | None = nursery) -> Ended:
+    def command(*arguments: str, fork_server: fork_client.ForkServer | None = fork_server) -> Ended:
         def start_here(job, _=None):
-            assert nursery is not None, "a job was started"
-            return start(job, nursery)
+            assert fork_server is not None, "a job was started"
+            return start(job, fork_server)
 
         monkeypatch.setattr(launch, "start", start_here)
-        monkeypatch.setattr(sweep, "fork_server", lambda: nursery)
+        monkeypatch.setattr(sweep, "fork_server", lambda: fork_server)
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         capfd.readouterr()
         try:

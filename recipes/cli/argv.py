@@ -18,7 +18,7 @@ def expand_argv(words: list[str], place: rank_info.RankInfo = rank_info.RankInfo
     the repeat goes in front.
     """
     sweeping = bool({"-m", "--multirun"} & set(words))
-    if not sweeping and place.main:
+    if not sweeping and place.is_main:
         return words
     first = next((i for i, word in enumerate(words) if "=" in word and not word.startswith("-")), len(words))
     repeats = [word.split("=", 1)[1] for word in words if word.startswith("measure.repeats=")]

@@ -85,7 +85,7 @@ def say_problems(problems: list[str]) -> None:
 
 
 def _print(text: str, stream) -> None:
-    if not rank_info.current_rank().main:  # a launcher's other ranks would say it all again
+    if not rank_info.current_rank().is_main:  # a launcher's other ranks would say it all again
         return
     try:
         print(text, file=stream, flush=True)

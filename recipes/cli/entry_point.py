@@ -25,7 +25,7 @@ BEHIND_SECONDS = 10.0  # how long a rank that refuses lets rank 0 go first
 def run(conf: Path) -> int:
     """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
     code = _run(conf)
-    if code == single_run.EXIT_CODES["refused"] and not rank_info.current_rank().main:
+    if code == single_run.EXIT_CODES["refused"] and not rank_info.current_rank().is_main:
         time.sleep(BEHIND_SECONDS)  # a launcher ends all ranks as soon as one has gone, and only rank 0 says why
     return code
 
@@ -37,9 +37,9 @@ def _run(conf: Path) -> int:
     if place.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
         console.say_problems(
             [
-                f"a sweep starts the ranks of each job itself, and a launcher has started {place.ranks} "
+                f"a sweep starts the ranks of each job itself, and a launcher has started {place.world_size} "
                 "already. Type python train.py -m ... parallelism.num_processes="
-                f"{place.ranks} instead, without the launcher."
+                f"{place.world_size} instead, without the launcher."
             ]
         )
         return single_run.EXIT_CODES["refused"]

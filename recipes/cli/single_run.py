@@ -30,12 +30,12 @@ def run_alone(composed, told, conf: Path) -> str:
         return "refused"
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
-    fresh = folder = Path(told.runtime.output_dir if rank_info.current_rank().main else told.sweep.dir).absolute()
+    fresh = folder = Path(told.runtime.output_dir if rank_info.current_rank().is_main else told.sweep.dir).absolute()
     if not problems:
         folder = resume.resume_folder(cfg, folder, told.overrides.hydra)
     before = resume.matching_record(cfg, folder) if not problems else None
     done = not problems and resume.is_finished(cfg, folder, before)
-    if folder != fresh and rank_info.current_rank().main:
+    if folder != fresh and rank_info.current_rank().is_main:
         with contextlib.suppress(OSError):
             fresh.rmdir()  # Hydra has made it, for a run that begins
     if done:
@@ -57,7 +57,9 @@ def run_alone(composed, told, conf: Path) -> str:
             ]
         )
         return "refused"
-    if not rank_info.current_rank().main:  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
+    if (
+        not rank_info.current_rank().is_main
+    ):  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
         return run_nonzero_rank(outcome, problems)
     try:
         with run_lock.hold(folder):
@@ -99,7 +101,7 @@ def run_in(
     outcome: record.Record,
     problems: list[str],
     display: console.Console,
-    nursery: fork_client.ForkServer | None = None,
+    fork_server: fork_client.ForkServer | None = None,
     group: str | None = None,
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
@@ -122,7 +124,7 @@ def run_in(
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), hear, nursery)
+        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), hear, fork_server)
         troubles = tracker.finish(outcome)
     if troubles:
         outcome.warnings += troubles

@@ -1,4 +1,4 @@
-"""A sweep: many jobs into one folder, a nursery for their workers, and what came of each.
+"""A sweep: many jobs into one folder, a fork server for their workers, and what came of each.
 
 A job's folder is named after its `config_key`, so a second sweep into the same folder adds to the
 first, and the same sweep runs only what is missing or did not come to a result. Which jobs belong to
@@ -51,7 +51,7 @@ class Sweep:
         A file for each job, replaced as a whole: where jobs run on several machines, a shared file system
         may lose lines that are appended at once. Of several ranks only the first has something to note.
         """
-        if not rank_info.current_rank().main:
+        if not rank_info.current_rank().is_main:
             return
         place = Path(folder, JOBS_FOLDER, self.name)
         place.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ _fork_servers: list[fork_client.ForkServer] = []
 
 
 def fork_server() -> fork_client.ForkServer:
-    """This process's nursery, started when it is first asked for, and again should it have died."""
+    """This process's fork server, started when it is first asked for, and again should it have died."""
     if _fork_servers and not _fork_servers[-1].alive():
         _fork_servers.pop().close()
     if not _fork_servers:

@@ -35,7 +35,7 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     words = sweep.distinguishing_overrides(outcome.overrides, swept)
     place = folder / outcome.config_key
     with submitit_jobs.preemptible(in_task) as requeue:
-        if not rank_info.current_rank().main:
+        if not rank_info.current_rank().is_main:
             before = sweep.final_record(place)
             return before.status if before else single_run.run_nonzero_rank(outcome, problems)
         try:
@@ -48,10 +48,10 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
                     if in_task:
                         this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)
                     display = console.Console(" ".join(words), number + 1, jobs, quiet=quiet)
-                    nursery = None if problems or in_task else sweep.fork_server()
-                    if nursery is not None and number == 0:
-                        report.prepare()  # while the nursery imports
-                    outcome = single_run.run_in(place, cfg, outcome, problems, display, nursery, folder.name)
+                    fork_server = None if problems or in_task else sweep.fork_server()
+                    if fork_server is not None and number == 0:
+                        report.prepare()  # while the fork server imports
+                    outcome = single_run.run_in(place, cfg, outcome, problems, display, fork_server, folder.name)
             else:
                 outcome = before
             said = summary.job_line(outcome, number + 1, words, before is not None)

@@ -13,9 +13,6 @@ from recipes.machine import host, interpreter
 FORK_SERVER_CODE = "import sys; from recipes.jobs.fork_server import serve; serve(int(sys.argv[1]), {eight_bit})"
 
 
-# --- the nursery: the parent's side ----------------------------------------------------------------
-
-
 class ForkServer:
     """A process that forks workers. Its children end with it, and it ends with us."""
 
@@ -58,7 +55,7 @@ class ForkedWorker:
         if self.returncode is None:
             self._status.settimeout(timeout)
             text = self._status.recv(16)
-            self.returncode = int(text) if text else -signal.SIGKILL  # the nursery is gone, and it with it
+            self.returncode = int(text) if text else -signal.SIGKILL  # the fork server is gone, and it with it
             self._status.close()
         return self.returncode
 

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 
-# --- the nursery's own side ------------------------------------------------------------------------
-
 
 def serve(descriptor: int, eight_bit: bool) -> None:
     """Import what every job needs, then fork one child for each request until the parent is gone.

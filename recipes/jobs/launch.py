@@ -1,6 +1,6 @@
 """Start a job: a process for each rank, in a session of its own, with a pipe between it and its parent.
 
-One run starts a new interpreter. Several runs share a nursery: a process that has imported the
+One run starts a new interpreter. Several runs share a fork server: a process that has imported the
 libraries once and forks a child for each job, so that a short job does not pay seconds of imports.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from recipes.jobs import fork_client
 from recipes.machine import interpreter
-from recipes.ranks import rank_info
+from recipes.ranks.rank_info import RankInfo
 from recipes.records import record, run_folder
 
 WORKER_CODE = "import sys; from recipes.jobs.worker import entry; entry(int(sys.argv[1]))"
@@ -32,7 +32,7 @@ class Job:
 
     record: record.Record
     folder: Path | None
-    place: rank_info.RankInfo = rank_info.RankInfo()
+    rank_info: RankInfo = RankInfo()
 
 
 @dataclass
@@ -41,27 +41,27 @@ class Running:
 
     process: Any
     pipe: Connection
-    place: rank_info.RankInfo
+    rank_info: RankInfo
 
 
-def start(job: Job, nursery: fork_client.ForkServer | None = None) -> list[Running]:
+def start(job: Job, fork_server: fork_client.ForkServer | None = None) -> list[Running]:
     """Start the workers: all ranks of the job, or this process's own where a launcher started the ranks.
 
     They get the job through a pipe, and end when the pipe's other end closes.
     """
-    if job.place.launched:
-        return [_start(job, nursery)]
+    if job.rank_info.launched:
+        return [_start(job, fork_server)]
     count = job.record.config["parallelism"]["num_processes"]
     alone = count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp")
     if alone or job.record.recipe == "estimate":  # which plays one rank of many in one process
-        return [_start(job, nursery)]
+        return [_start(job, fork_server)]
     started = []
-    with socket.create_server((rank_info.RankInfo.address, 0)) as listener:
+    with socket.create_server((RankInfo.address, 0)) as listener:
         port = listener.getsockname()[1]
         try:
             for rank in range(count):
-                place = rank_info.RankInfo(rank, count, rank, count, port=port)
-                started.append(_start(Job(job.record, job.folder, place), nursery, listener))
+                place = RankInfo(rank, count, rank, count, port=port)
+                started.append(_start(Job(job.record, job.folder, place), fork_server, listener))
         except BaseException:
             for running in started:
                 running.pipe.close()  # which ends it
@@ -69,22 +69,22 @@ def start(job: Job, nursery: fork_client.ForkServer | None = None) -> list[Runni
     return started
 
 
-def _start(job: Job, nursery: fork_client.ForkServer | None, listener: socket.socket | None = None) -> Running:
+def _start(job: Job, fork_server: fork_client.ForkServer | None, listener: socket.socket | None = None) -> Running:
     ours, theirs = socket.socketpair()
     with theirs, open_log(job) as log:
-        if nursery is not None:
-            process = nursery.fork(theirs, log)
+        if fork_server is not None:
+            process = fork_server.fork(theirs, log)
         else:
             process = interpreter.start_python(WORKER_CODE, theirs, stdout=log, stderr=log)
     pipe = Connection(ours.detach())
     pipe.send_bytes(pickle.dumps(job))
-    if listener is not None and job.place.main:
+    if listener is not None and job.rank_info.is_main:
         reduction.send_handle(pipe, listener.fileno(), process.pid)
-    return Running(process, pipe, job.place)
+    return Running(process, pipe, job.rank_info)
 
 
 def open_log(job: Job):
     """The open file to which a rank's libraries print."""
     if job.folder is None:  # until rank 0 has told its folder
         return tempfile.TemporaryFile()
-    return open(job.folder / run_folder.log_name(job.place.rank), "wb")
+    return open(job.folder / run_folder.log_name(job.rank_info.rank), "wb")

@@ -19,7 +19,7 @@ def leave_record(
 ) -> Record:
     """The record in the folder, with what only the parent knows."""
     outcome = _written(job.folder)
-    several = cause is not None and (cause[1].rank > 0 or job.place.launched)
+    several = cause is not None and (cause[1].rank > 0 or job.rank_info.launched)
     if outcome is None:
         outcome = _post_mortem(job, ended, code, phase, kernel_kills)
         if several and outcome.status != "oom":

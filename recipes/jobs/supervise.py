@@ -22,10 +22,10 @@ POLL_SECONDS = 0.2
 LAUNCHER = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def run(job: launch.Job, hear: Callable, nursery: fork_client.ForkServer | None = None) -> Record:
+def run(job: launch.Job, hear: Callable, fork_server: fork_client.ForkServer | None = None) -> Record:
     """Run a job, all its ranks, to its end. hear(kind, values): called for each message of rank 0.
 
-    nursery: forks the workers, where many jobs are run; without one each gets a new interpreter.
+    fork_server: forks the workers, where many jobs are run; without one each gets a new interpreter.
 
     Returns the record that lies in the folder. Ctrl-C (KeyboardInterrupt) is an end like any other.
     Raises OSError when the folder cannot be written. A rank other than 0 that a launcher started leaves no
@@ -49,14 +49,14 @@ def run(job: launch.Job, hear: Callable, nursery: fork_client.ForkServer | None 
     asked = stop_request.StopRequest()
     try:
         with asked.listening(job.record.config["save"]["on_signal"]):
-            workers = launch.start(job, nursery)
+            workers = launch.start(job, fork_server)
             ended = _watch(workers, listen, failures, time.monotonic() + limit if limit else None, asked)
     except KeyboardInterrupt:
         ended = "interrupted"
     with _undisturbed():  # a second Ctrl-C must not cost the record
         if ended == "interrupted":
             _ask_to_stop(workers, listen, failures)
-        died = {w.place.rank: w.process.returncode for w in workers if w.process.poll() is not None}
+        died = {w.rank_info.rank: w.process.returncode for w in workers if w.process.poll() is not None}
         for worker in workers:
             _end(worker)
         code = workers[0].process.returncode if workers else 0
@@ -65,7 +65,7 @@ def run(job: launch.Job, hear: Callable, nursery: fork_client.ForkServer | None 
         if LAUNCHER not in (None, os.getppid()) and not asked.listens:
             failures = [_by_the_launcher(f) if f["lost"] else f for f in failures]
         cause = _cause(failures, died) if ended == "exited" or failures else None
-        if job.place.main:
+        if job.rank_info.is_main:
             return post_mortem.leave_record(job, ended, code, told["phase"], kernel_kills, cause)
         outcome = job.record
         outcome.status = "interrupted" if ended == "interrupted" else "ok" if code == 0 else "failed"
@@ -73,7 +73,7 @@ def run(job: launch.Job, hear: Callable, nursery: fork_client.ForkServer | None 
             outcome.status, outcome.error = cause
             if not failures:  # it died without a word: rank 0 cannot know of whom
                 failure_store.publish_failure(
-                    job.place, {"status": outcome.status, "error": asdict(outcome.error), "lost": False}
+                    job.rank_info, {"status": outcome.status, "error": asdict(outcome.error), "lost": False}
                 )
         return outcome
 
@@ -153,7 +153,7 @@ def _watch(
         if last_words is None and (failures or any(codes)):
             last_words = now + failure_store.GRACE_SECONDS
         # Under a launcher one worker is ours; one that waits on a device does not see that the others are gone.
-        others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].place.rank for f in failures)
+        others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].rank_info.rank for f in failures)
         if last_words is not None and now > last_words and others:
             return "exited"
         open_pipes = {worker.pipe: worker for worker, code in zip(workers, codes) if code is None}

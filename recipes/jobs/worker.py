@@ -46,10 +46,12 @@ def entry(descriptor: int) -> None:
 def main(job: launch.Job, pipe: Connection) -> None:
     """Run a job, or its part of it, and leave its record. Does not return."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    own_ranks = job.place.ranks > 1 and not job.place.launched or job.place.port and not job.place.launched
-    listener = reduction.recv_handle(pipe) if own_ranks and job.place.main else None
+    own_ranks = (
+        job.rank_info.world_size > 1 and not job.rank_info.launched or job.rank_info.port and not job.rank_info.launched
+    )
+    listener = reduction.recv_handle(pipe) if own_ranks and job.rank_info.is_main else None
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
-    outcome, folder, place = job.record, job.folder, job.place
+    outcome, folder, place = job.record, job.folder, job.rank_info
     cfg = config.from_dict(outcome.config)
     speaking = threading.Lock()
 
@@ -57,7 +59,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
         with speaking:
             pipe.send((kind, values))
 
-    progress = Progress(tell if place.main else lambda *_, **__: None, outcome)
+    progress = Progress(tell if place.is_main else lambda *_, **__: None, outcome)
     code = 0
     try:
         run(cfg, outcome, job, progress, listener)
@@ -68,9 +70,9 @@ def main(job: launch.Job, pipe: Connection) -> None:
         if outcome.status != "ok":  # else the result is safe, and only the ledger's step is lost
             outcome.status, outcome.error = failures.describe(error, progress.phase, cfg)
             outcome.error.rank = place.rank
-        if place.ranks > 1:
+        if place.world_size > 1:
             _say_why(job, error, progress.phase, cfg, tell)
-    if place.main:
+    if place.is_main:
         try:
             record.write(outcome, folder)
         except OSError:  # the parent tries again, and says so if it cannot either
@@ -84,17 +86,19 @@ def main(job: launch.Job, pipe: Connection) -> None:
 def _say_why(job: launch.Job, error: BaseException, phase: str, cfg, tell: Callable) -> None:
     """Say to the parent, and to ranks that have another one, why this rank ends."""
     status, reason = failures.describe(error, phase, cfg)
-    reason.rank = job.place.rank
+    reason.rank = job.rank_info.rank
     words = {"status": status, "error": asdict(reason), "lost": failure_store.lost_contact(error)}
     with contextlib.suppress(OSError):
         tell("failed", **words)
-    if job.place.launched and status != "interrupted":
+    if job.rank_info.launched and status != "interrupted":
         others = (
-            failure_store.wait_for_failure(job.place, failure_store.REPORT_TIMEOUT_SECONDS) if words["lost"] else None
+            failure_store.wait_for_failure(job.rank_info, failure_store.REPORT_TIMEOUT_SECONDS)
+            if words["lost"]
+            else None
         )
         if others is None:
-            failure_store.publish_failure(job.place, words)
-        elif job.place.main:
+            failure_store.publish_failure(job.rank_info, words)
+        elif job.rank_info.is_main:
             with contextlib.suppress(OSError):
                 tell("failed", **others)
 
@@ -130,7 +134,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
 
     listener: where rank 0 of our own ranks listens for the others.
     """
-    place, folder, asked = job.place, job.folder, stop_request.StopRequest()
+    place, folder, asked = job.rank_info, job.folder, stop_request.StopRequest()
     if cfg.parallelism.name in parallelism.ONE_PROCESS:  # under a launcher of one rank, too
         place = rank_info.RankInfo()
     if cfg.save.on_signal:
@@ -153,10 +157,10 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     from recipes.parallelism import fsdp, zero
 
     on_gpu = host.device(cfg) == "cuda"
-    if place.ranks > 1 or place.launched or place.port:
+    if place.world_size > 1 or place.launched or place.port:
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, host.usable_cores() // place.local_ranks))
-        progress.enter("load", f"waiting for {place.ranks} ranks")
+            torch.set_num_threads(max(1, host.usable_cores() // place.local_world_size))
+        progress.enter("load", f"waiting for {place.world_size} ranks")
         collectives.init_process_group(place, on_gpu, listener)
         folder = _meet(cfg, job, progress)
     if cfg.recipe.name == "trainer":
@@ -198,7 +202,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         cfg.measure.warmup_steps,
         cfg.train.log_seconds,
         progress.tell,
-        folder if cfg.tracker.name != "none" and place.main else None,
+        folder if cfg.tracker.name != "none" and place.is_main else None,
         compiled=cfg.compile,
         before=start.values["journal"] if start else None,
     )
@@ -247,12 +251,12 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     outcome.status = "ok"
     if cfg.measure.ledger:
         memory.per_rank = memory_breakdown.per_rank(memory, place)
-        if place.main:
+        if place.is_main:
             record.write(outcome, folder)  # the result is safe first: the step that follows may fail without harm to it
         progress.enter("count", "counting memory")
         memory_breakdown.count(cfg, outcome, loop, journal, progress)
     memory.per_rank = memory_breakdown.per_rank(memory, place)
-    if place.ranks > 1:
+    if place.world_size > 1:
         memory_breakdown.take_largest(memory)
 
 
@@ -263,11 +267,11 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
     """
     folder, cfg.resume = collectives.all_gather((str(job.folder), cfg.resume))[0]
     folder = Path(folder)
-    if job.place.launched:
+    if job.rank_info.launched:
 
         def listen():
-            words = failure_store.wait_for_failure(job.place, seconds=10**8)
-            if words is not None and job.place.main:
+            words = failure_store.wait_for_failure(job.rank_info, seconds=10**8)
+            if words is not None and job.rank_info.is_main:
                 progress.tell("failed", **words)
             elif words is not None:  # this rank may wait for the other one on the device, for ever
                 time.sleep(failure_store.GRACE_SECONDS)
@@ -277,7 +281,7 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
     if not folder.is_dir():
         return None
     if job.folder is None:
-        with open(folder / run_folder.log_name(job.place.rank), "wb") as log:
+        with open(folder / run_folder.log_name(job.rank_info.rank), "wb") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
     return folder

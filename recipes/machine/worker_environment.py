@@ -41,7 +41,7 @@ def prepare(cfg, place: rank_info.RankInfo) -> None:
         os.environ["HF_HUB_OFFLINE"] = (
             "1"  # what is cached still loads, and what is not fails at once, not after retries
         )
-        if "huggingface_hub" in sys.modules:  # a nursery's child: the variable has been read already
+        if "huggingface_hub" in sys.modules:  # a fork server's child: the variable has been read already
             sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
 

@@ -17,7 +17,7 @@ STRATEGIES = {
 def group_size(cfg) -> int:
     """How many ranks share one copy of the model in the hybrid strategies: `shard_size`, or those of a machine."""
     place = rank_info.current_rank()
-    return cfg.parallelism.shard_size or (place.local_ranks if place.launched else cfg.parallelism.num_processes)
+    return cfg.parallelism.shard_size or (place.local_world_size if place.launched else cfg.parallelism.num_processes)
 
 
 def problems(cfg, on_gpu: bool) -> list[str]:

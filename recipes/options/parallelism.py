@@ -40,7 +40,7 @@ def processes(cfg) -> int:
         return 1
     place = rank_info.current_rank()
     on_gpu = host.device(cfg) == "cuda"
-    return place.ranks if place.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
+    return place.world_size if place.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -49,13 +49,13 @@ def processes(cfg) -> int:
 def resolve(cfg) -> list[str]:
     """Fill in the number of ranks, and how many micro-batches they come to."""
     mode, place, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
-    if place.launched and mode in ONE_PROCESS and place.ranks > 1:
+    if place.launched and mode in ONE_PROCESS and place.world_size > 1:
         return [
-            f"parallelism={mode} is one process, and the launcher started {place.ranks}. Type parallelism=ddp or "
+            f"parallelism={mode} is one process, and the launcher started {place.world_size}. Type parallelism=ddp or "
             "parallelism=fsdp, or start it as python train.py."
         ]
-    if place.launched and mode not in ONE_PROCESS and given not in (None, place.ranks):
-        return [f"parallelism.num_processes={given}, but the launcher started {place.ranks}. Leave the key out."]
+    if place.launched and mode not in ONE_PROCESS and given not in (None, place.world_size):
+        return [f"parallelism.num_processes={given}, but the launcher started {place.world_size}. Leave the key out."]
     if not place.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
         return [
             f"accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
@@ -78,7 +78,7 @@ def problems(cfg) -> list[str]:
             f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
             "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
         )
-    local = rank_info.current_rank().local_ranks if rank_info.current_rank().launched else count
+    local = rank_info.current_rank().local_world_size if rank_info.current_rank().launched else count
     if on_gpu and mode not in ONE_PROCESS and local > here and cfg.recipe.name != "estimate":
         found.append(
             f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
@@ -180,4 +180,4 @@ def warnings(cfg) -> list[str]:
 def data_share(cfg) -> tuple[int, int]:
     """(which part, of how many) of every batch this process trains on."""
     place, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1
-    return place.rank // together, place.ranks // together
+    return place.rank // together, place.world_size // together

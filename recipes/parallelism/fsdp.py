@@ -57,7 +57,7 @@ def shard(cfg, model, device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    own, count = cfg.parallelism, rank_info.current_rank().ranks
+    own, count = cfg.parallelism, rank_info.current_rank().world_size
     reshard, in_groups = fsdp_options.STRATEGIES[own.strategy]
     if own.name == "fsdp_tp":
         whole = init_device_mesh(

@@ -23,14 +23,14 @@ def init_process_group(place: rank_info.RankInfo, on_gpu: bool, listener: int | 
         store = dist.TCPStore(
             place.address,
             place.port,
-            place.ranks,
+            place.world_size,
             place.rank == 0,
             timeout=RENDEZVOUS_TIMEOUT,
             wait_for_workers=False,
             **({} if listener is None else {"master_listen_fd": listener}),
         )
         dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.ranks, timeout=RENDEZVOUS_TIMEOUT
+            backend, store=store, rank=place.rank, world_size=place.world_size, timeout=RENDEZVOUS_TIMEOUT
         )
 
 

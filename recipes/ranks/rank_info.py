@@ -15,15 +15,15 @@ class RankInfo:
     """
 
     rank: int = 0
-    ranks: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_ranks: int = 1
+    local_world_size: int = 1
     launched: bool = False
     address: str = "127.0.0.1"
     port: int = 0
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the rank that writes, prints and tracks."""
         return self.rank == 0
 
@@ -52,13 +52,13 @@ def export_environment(place: RankInfo) -> None:
     """Put the place where the libraries look for it."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
-    if place.ranks == 1 and not place.launched and not place.port:
+    if place.world_size == 1 and not place.launched and not place.port:
         return
     os.environ |= {
         "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.ranks),
+        "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_ranks),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
     }

@@ -153,7 +153,7 @@ checkpoint._flush = killed
 def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(train, fault, again, whole, number):
     """A save flushes six times: three files, the manifest, the folder, and after the renaming the folder above."""
     told = ["recipe=accelerate", *TOLD, "save.every_steps=2", "save.keep=1"]
-    killed = train(*told, nursery=fault(KILLED_AT_FLUSH.format(number=6 + number)), status="killed")
+    killed = train(*told, fork_server=fault(KILLED_AT_FLUSH.format(number=6 + number)), status="killed")
     assert killed.record.error.phase == "save"
     assert steps(killed.folder) == ([2, 4] if number == 6 else [2])
     resumed, warned = again(killed.folder, *told, "resume=latest")
@@ -177,7 +177,7 @@ checkpoint._flush = full
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_full_disk_ends_the_run_and_leaves_the_earlier_checkpoint(train, fault, recipe):
-    run = train(f"recipe={recipe}", *TOLD, "save.every_steps=2", nursery=fault(FULL_DISK), status="failed")
+    run = train(f"recipe={recipe}", *TOLD, "save.every_steps=2", fork_server=fault(FULL_DISK), status="failed")
     assert run.record.error.phase == "save" and "disk is full" in run.record.error.hint
     assert os.listdir(run.folder / "checkpoints") == ["step-00000002"]
     assert run.record.training.steps == 4
@@ -232,7 +232,7 @@ torch.optim.AdamW.step = third
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_signal_saves_after_the_step_and_ends_the_run_as_preempted(train, fault, again, whole, recipe, name):
     told = [f"recipe={recipe}", *TOLD, "eval.enabled=true", "save.final=true"]
-    stopped = train(*told, nursery=fault(SIGNAL_AT_THIRD_STEP.format(name=name)), status="preempted")
+    stopped = train(*told, fork_server=fault(SIGNAL_AT_THIRD_STEP.format(name=name)), status="preempted")
     assert steps(stopped.folder) == [3] and stopped.record.training.steps == 3 and stopped.record.error is None
     assert stopped.record.evaluation is None and not (stopped.folder / "model").exists()
     resumed, _ = again(stopped.folder, *told, "resume=latest")
@@ -242,7 +242,7 @@ def test_a_signal_saves_after_the_step_and_ends_the_run_as_preempted(train, faul
 
 def test_without_on_signal_a_signal_ends_the_worker(train, fault):
     run = train(
-        *TOLD, "save.on_signal=false", nursery=fault(SIGNAL_AT_THIRD_STEP.format(name="SIGUSR1")), status="killed"
+        *TOLD, "save.on_signal=false", fork_server=fault(SIGNAL_AT_THIRD_STEP.format(name="SIGUSR1")), status="killed"
     )
     assert not steps(run.folder)
 
@@ -312,7 +312,7 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
     done = record.read(tmp_path / "here")
     assert done.status == "ok" and done.training.resumed_from_step == left.training.steps
     assert done.training.losses == train(*AGAIN[:-2]).record.training.losses
-    assert "ok:" in command(*small(*AGAIN), nursery=None).out
+    assert "ok:" in command(*small(*AGAIN), fork_server=None).out
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
@@ -322,7 +322,7 @@ def test_a_signal_while_it_evaluates_saves_what_was_trained(train, fault, name):
 import os, signal, recipes.training.evaluate as part
 part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
 """
-    run = train("recipe=accelerate", status="preempted", nursery=fault(code))
+    run = train("recipe=accelerate", status="preempted", fork_server=fault(code))
     assert run.record.training.steps == 2 and [path.name for path in checkpoint_files.found(run.folder)] == [
         "step-00000002"
     ]

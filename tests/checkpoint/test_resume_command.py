@@ -32,7 +32,7 @@ def runs(tmp_path):
 
 
 def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_path):
-    afresh = command(*SAVED, "resume=latest", nursery=fault(BREAKS))
+    afresh = command(*SAVED, "resume=latest", fork_server=fault(BREAKS))
     assert afresh.code == 1
     [run] = runs(tmp_path)
     assert record.read(run).status == "failed" and steps(run) == [2]
@@ -42,7 +42,7 @@ def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_pa
     assert command(*SAVED, "tracker=none", "measure.warmup_steps=1", "eval.enabled=false", "resume=latest").code == 0
     assert runs(tmp_path) == [run, other]
     assert record.read(run).status == "ok" and record.read(run).training.resumed_from_step == 2
-    done = command(*SAVED, "resume=latest", nursery=None)
+    done = command(*SAVED, "resume=latest", fork_server=None)
     assert done.code == 0 and str(run.name) in done.out and runs(tmp_path) == [run, other]
     assert command(*SAVED).code == 0 and len(runs(tmp_path)) == 3, "without the word it is a new run"
 
@@ -55,25 +55,25 @@ def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
     after = record.read(tmp_path / "a")
     assert after.training.losses == before.training.losses and steps(tmp_path / "a") == [2, 4]
     assert after.speed == before.speed and after.speed.measured_steps and after.memory == before.memory
-    assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest", nursery=None).code == 0, (
+    assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest", fork_server=None).code == 0, (
         "nothing is left"
     )
     bare = [*SAVED, "save.every_steps=null", "hydra.run.dir=b"]
     assert command(*bare).code == 0
-    told = command(*bare, "save.final=true", "resume=latest", nursery=None)
+    told = command(*bare, "save.final=true", "resume=latest", fork_server=None)
     assert told.code == 0 and "no model to save" in told.out and not (tmp_path / "b/model").exists()
 
 
 def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
-    assert command(*SAVED, "hydra.run.dir=a", nursery=fault(BREAKS)).code == 1
+    assert command(*SAVED, "hydra.run.dir=a", fork_server=fault(BREAKS)).code == 1
     assert command(*SAVED, "hydra.run.dir=b", "resume=latest").code == 0
     assert record.read(tmp_path / "b").training.resumed_from_step is None
-    occupied = command(*SAVED, "hydra.run.dir=a", nursery=None)
+    occupied = command(*SAVED, "hydra.run.dir=a", fork_server=None)
     assert occupied.code == 2 and "resume=latest" in occupied.err
-    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", nursery=None)
+    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
     assert other.code == 2 and "train.seed=7 (there 0)" in other.err
     (tmp_path / "a/result.json").rename(tmp_path / "kept.json")  # as a command that was killed leaves it
-    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", nursery=None)
+    other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
     assert other.code == 2 and "train.seed=7 (there 0)" in other.err
     (tmp_path / "kept.json").rename(tmp_path / "a/result.json")
     assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
@@ -84,14 +84,14 @@ def test_a_folder_that_is_named_must_hold_this_training(command, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a").code == 0
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "nowhere"):
-        refused = command(*SAVED, f"resume={folder}", nursery=None)
+        refused = command(*SAVED, f"resume={folder}", fork_server=None)
         assert refused.code == 2 and "holds no checkpoint" in refused.err
-    refused = command(*SAVED, "train.seed=7", "model.width=64", "resume=a", nursery=None)
+    refused = command(*SAVED, "train.seed=7", "model.width=64", "resume=a", fork_server=None)
     assert refused.code == 2 and "train.seed=7 (there 0)" in refused.err and "model.width=64 (there 32)" in refused.err
     assert "optim" not in refused.err
-    refused = command(*SAVED, "batch.per_device=4", "resume=a", nursery=None)
+    refused = command(*SAVED, "batch.per_device=4", "resume=a", fork_server=None)
     assert refused.code == 2 and "batch.effective=4 (there 2)" in refused.err
-    refused = command(*SAVED, "train.max_steps=3", "resume=a", nursery=None)
+    refused = command(*SAVED, "train.max_steps=3", "resume=a", fork_server=None)
     assert refused.code == 2 and "stands at step 4" in refused.err
     assert record.read(tmp_path / "a").status == "ok", "none of this has touched the run"
     assert command(*SAVED, "train.max_steps=6", "resume=a/checkpoints/step-00000002", "hydra.run.dir=b").code == 0
@@ -161,7 +161,7 @@ if job.record.config["train"]["seed"] == 1:
 
 def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(command, fault, tmp_path):
     words = ["-m", *SAVED[:-1], "train.seed=0,1,2", f"hydra.sweep.dir={tmp_path}/s"]
-    stopped = command(*words, nursery=fault(PREEMPT_SEED_1))
+    stopped = command(*words, fork_server=fault(PREEMPT_SEED_1))
     statuses = {
         r.config["train"]["seed"]: r.status
         for r in map(record.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
@@ -181,7 +181,7 @@ def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(c
 
 def test_an_unfinished_job_keeps_its_checkpoints_when_it_is_to_be_resumed(command, fault, tmp_path):
     words = ["-m", *SAVED, "train.seed=0,1", f"hydra.sweep.dir={tmp_path}/s"]
-    assert command(*words, nursery=fault(BREAKS)).code == 1
+    assert command(*words, fork_server=fault(BREAKS)).code == 1
     places = sorted(path.parent for path in tmp_path.glob("s/*/result.json"))
     assert [steps(place) for place in places] == [[2], [2]]
     sweep.clear(places[0], resume=True)

@@ -131,7 +131,7 @@ def test_a_piece_that_is_missing_or_damaged_is_named(whole, again, tmp_path):
 
 ASK_RANK_1 = """
 import os, signal
-if job.place.rank == 1:
+if job.rank_info.rank == 1:
     import recipes.checkpoint.saver
     def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
         if step == 2:
@@ -144,7 +144,7 @@ if job.place.rank == 1:
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, whole, mode):
     options = ["recipe=accelerate", f"parallelism={mode}", *TWO]
-    stopped = train(*TOLD, *options, nursery=fault(ASK_RANK_1), status="preempted")
+    stopped = train(*TOLD, *options, fork_server=fault(ASK_RANK_1), status="preempted")
     [folder] = checkpoint_files.found(stopped.folder)
     assert checkpoint_files.verify(folder).step == stopped.record.training.steps == 3
     resumed, _ = again(stopped.folder, *TOLD, *options, "resume=latest")

@@ -115,7 +115,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headr
     ids=lambda words: " ".join(words),
 )
 def test_what_cannot_run_is_refused_in_words(command, arguments, words):
-    ended = command(*arguments, "device=cpu", nursery=None)
+    ended = command(*arguments, "device=cpu", fork_server=None)
     assert ended.code == 2, ended
     assert all(word in ended.err for word in words), ended.err
     assert "Traceback" not in ended.err
@@ -265,7 +265,7 @@ def test_a_run_that_runs_out_of_memory_exits_with_3(command, tmp_path, limit):
 
 def test_a_run_that_fails_exits_with_1_and_says_where_its_log_is(command, fault, tmp_path):
     broken = fault("import torch\ndef step(*_, **__): raise RuntimeError('injected')\ntorch.optim.AdamW.step = step")
-    ended = command(*small("hydra.run.dir=here"), nursery=broken)
+    ended = command(*small("hydra.run.dir=here"), fork_server=broken)
     assert ended.code == 1 and record.read(tmp_path / "here").status == "failed"
     assert "injected" in ended.out and "log.txt" in ended.out and "Traceback" not in ended.err + ended.out
     assert "Traceback" in (tmp_path / "here" / "log.txt").read_text()
@@ -336,7 +336,7 @@ def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_pat
 
     words = small("recipe=accelerate")
     with run_lock.hold(tmp_path / "busy"):
-        ended = command(*words, f"hydra.run.dir={tmp_path}/busy", nursery=None)
+        ended = command(*words, f"hydra.run.dir={tmp_path}/busy", fork_server=None)
         assert ended.code == 2 and "another command is training" in ended.err
         assert list((tmp_path / "busy").iterdir()) == []
     assert command(*words, f"hydra.run.dir={tmp_path}/busy").code == 0, "it is free again"
@@ -349,6 +349,6 @@ def test_a_job_of_a_sweep_that_another_command_runs_is_left_alone(command, tmp_p
     place = tmp_path / "s" / compose(*small("recipe=accelerate")).record.config_key
     with run_lock.hold(place):
         (place / "steps.jsonl").write_text("theirs")
-        ended = command(*words, nursery=None)
+        ended = command(*words, fork_server=None)
         assert ended.code == 1 and "another command is training" in ended.err
         assert (place / "steps.jsonl").read_text() == "theirs"

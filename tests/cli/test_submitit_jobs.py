@@ -159,12 +159,12 @@ def test_a_task_ends_with_the_command_that_started_it():
 
 
 def test_misspelt_keys_and_clusters_that_are_not_there_are_refused_in_a_line(command):
-    ended = command("-m", "hydra/launcher=submitit_slurm", *JOB, "train.seed=0,1", nursery=None)
+    ended = command("-m", "hydra/launcher=submitit_slurm", *JOB, "train.seed=0,1", fork_server=None)
     assert ended.code == 2
     assert re.fullmatch("refused: submitit cannot start the jobs: .*srun.*", ended.err.strip())
-    ended = command("-m", "hydra/launcher=submitit_locl", *JOB, "train.seed=0,1", nursery=None)
+    ended = command("-m", "hydra/launcher=submitit_locl", *JOB, "train.seed=0,1", fork_server=None)
     assert ended.code == 2 and "submitit_local" in ended.err
-    ended = command("-m", "hydra/launcher=submitit_local", *JOB, "+nothing=0,1", nursery=None)
+    ended = command("-m", "hydra/launcher=submitit_local", *JOB, "+nothing=0,1", fork_server=None)
     assert ended.code == 2
     assert ended.err.splitlines() == [
         "refused: nothing: there is no such menu or key. python train.py --help lists all."

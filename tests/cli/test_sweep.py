@@ -37,7 +37,7 @@ def records(folder):
 
 def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, fault, tmp_path):
     words = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,3,4", f"hydra.sweep.dir={tmp_path}/s"]
-    ended = command(*words, nursery=fault(FAULTS))
+    ended = command(*words, fork_server=fault(FAULTS))
     assert ended.code == 1
     statuses = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert statuses == {0: "ok", 1: "oom", 2: "failed", 3: "killed", 4: "ok"}
@@ -45,7 +45,7 @@ def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, faul
     assert "seed 2 fails" in (tmp_path / "s/table.md").read_text()
 
     first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/*/result.json")}
-    ended = command(*words, nursery=fault(""))
+    ended = command(*words, fork_server=fault(""))
     assert ended.code == 0  # running out of memory is a result
     after = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert after == {0: "ok", 1: "oom", 2: "ok", 3: "ok", 4: "ok"}
@@ -73,7 +73,7 @@ def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp
         "refused",
     ]
     for wrong in ("precison=fp32,bf16", "precision=fp32,bf17", "+nothing=1,2"):
-        ended = command("-m", *SWEEP, wrong, f"hydra.sweep.dir={tmp_path}/t", nursery=None)
+        ended = command("-m", *SWEEP, wrong, f"hydra.sweep.dir={tmp_path}/t", fork_server=None)
         assert ended.code == 2, wrong
         assert "Traceback" not in ended.err
         assert not list(tmp_path.glob("t/*/result.json"))
@@ -95,7 +95,7 @@ def test_repeats_run_in_turn_and_become_one_row(command, tmp_path):
 
 
 def test_repeats_without_a_sweep_are_refused(command):
-    ended = command(*SWEEP, "measure.repeats=2", nursery=None)
+    ended = command(*SWEEP, "measure.repeats=2", fork_server=None)
     assert ended.code == 2
     assert "add -m" in ended.err
 

@@ -335,7 +335,7 @@ def test_explained(train):
 
 def test_an_explanation_without_matplotlib_lacks_the_picture_alone(train, fault):
     hidden = fault("import sys\nsys.modules['matplotlib.figure'] = None\n")
-    run = train(*V100, "estimate.explain=true", "data.seq_len=8", nursery=hidden)
+    run = train(*V100, "estimate.explain=true", "data.seq_len=8", fork_server=hidden)
     assert run.record.status == "ok" and run.record.estimate.largest and run.record.estimate.levers
     assert any("no picture" in line for line in run.record.warnings) and not (run.folder / "timeline.png").exists()
 

@@ -1,6 +1,6 @@
 """Rank 0 of many that are not there against rank 0 of real ones, on a CPU: the ledger counts the same, whatever is sharded.
 
-Each real job is forked from one nursery; the fake ones run here. See also test_ledger_pairs, for one process.
+Each real job is forked from one fork server; the fake ones run here. See also test_ledger_pairs, for one process.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def rows(tmp_path):
 @pytest.fixture
 def real(make_job, fault):
     """real(*words) -> the parts that rank 0 counted in its ledger's step."""
-    nursery = fault(PATIENCE)
+    fork_server = fault(PATIENCE)
 
     def real(*words: str) -> dict:
-        outcome = supervise.run(make_job(*small("recipe=accelerate", *words)), lambda *_: None, nursery)
+        outcome = supervise.run(make_job(*small("recipe=accelerate", *words)), lambda *_: None, fork_server)
         assert outcome.status == "ok", outcome.error
         return outcome.memory.per_rank[0]
 

@@ -87,7 +87,7 @@ def wait_for(condition, seconds: float = 60):
 @pytest.mark.parametrize("phase", ["load", "forward", "backward", "step", "save", "eval"])
 def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
     run = train(
-        f"recipe={recipe}", "save.final=true", "train.max_steps=3", nursery=fault(breaks(phase)), status="failed"
+        f"recipe={recipe}", "save.final=true", "train.max_steps=3", fork_server=fault(breaks(phase)), status="failed"
     )
     error = run.record.error
     assert (error.phase, error.type, error.message) == (phase, "RuntimeError", "injected")
@@ -99,7 +99,7 @@ def test_an_error_is_a_failure_that_says_where(train, fault, recipe, phase):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("phase", ["load", "forward", "backward", "step", "eval"])
 def test_out_of_memory_is_a_result_that_says_where_and_what_to_try(train, fault, recipe, phase):
-    run = train(f"recipe={recipe}", "train.max_steps=3", nursery=fault(breaks(phase, OUT_OF_MEMORY)), status="oom")
+    run = train(f"recipe={recipe}", "train.max_steps=3", fork_server=fault(breaks(phase, OUT_OF_MEMORY)), status="oom")
     assert run.record.error.phase == phase
     for lever in ["optim=adam8bit", "optim=adamw_fused" if phase == "step" else "batch.per_device=1"]:
         assert lever in run.record.error.hint
@@ -131,7 +131,7 @@ def test_a_killed_worker_leaves_its_steps(train, fault, number):
         f"import os; os.kill(os.getpid(), {int(number)})"
     )
     run = train(
-        "train.max_steps=4", "train.log_seconds=0", nursery=fault(THIRD_STEP.format(what=dies)), status="killed"
+        "train.max_steps=4", "train.log_seconds=0", fork_server=fault(THIRD_STEP.format(what=dies)), status="killed"
     )
     undisturbed = train("train.max_steps=4").record.training
     assert run.record.training.losses == undisturbed.losses[:2]
@@ -142,7 +142,7 @@ def test_a_killed_worker_leaves_its_steps(train, fault, number):
 
 
 def test_a_worker_that_leaves_without_a_word_has_failed(train, fault):
-    run = train(nursery=fault("import os; os._exit(7)"), status="failed")
+    run = train(fork_server=fault("import os; os._exit(7)"), status="failed")
     assert "exit code 7" in run.record.error.message and run.record.error.phase == "load"
     assert "log.txt" in run.record.error.hint
 
@@ -151,12 +151,12 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
     """Seen from a counter of the system's that grew while the job ran."""
     kills = iter([0, 1])
     monkeypatch.setattr(post_mortem, "kernel_kills", lambda: next(kills))
-    run = train(nursery=fault("import os; os.kill(os.getpid(), 9)"), status="oom")
+    run = train(fork_server=fault("import os; os.kill(os.getpid(), 9)"), status="oom")
     assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
 
 
 def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
-    train()  # so that the nursery has its libraries before the clock starts
+    train()  # so that the fork server has its libraries before the clock starts
     start = time.monotonic()
     run = train(*LONG, "train.log_seconds=0", "launch.timeout_seconds=4", status="timeout")
     assert time.monotonic() - start < 6
@@ -164,10 +164,10 @@ def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
     assert "4 seconds" in run.record.error.message and "launch.timeout_seconds" in run.record.error.hint
 
 
-def test_nothing_of_a_job_stays_behind(train, nursery):
+def test_nothing_of_a_job_stays_behind(train, fork_server):
     """Loader processes neither, also where the job was ended by force."""
     train(*LONG, "data.workers=2", "launch.timeout_seconds=4", status="timeout")
-    wait_for(lambda: not psutil.Process(nursery._process.pid).children(recursive=True), 5)
+    wait_for(lambda: not psutil.Process(fork_server._process.pid).children(recursive=True), 5)
 
 
 # --- the ledger's step comes when the result is safe ------------------------------------------------
@@ -179,7 +179,7 @@ def test_nothing_of_a_job_stays_behind(train, nursery):
 def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     run = train(
         status="ok",
-        nursery=fault(
+        fork_server=fault(
             f"import recipes.measure.memory_ledger as ledger\ndef enter(self):\n    {what}\nledger.Ledger.__enter__ = enter"
         ),
     )
@@ -192,19 +192,19 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
 # --- a full disk -----------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_named_with_what_to_do(make_job, nursery):
+def test_a_full_disk_is_named_with_what_to_do(make_job, fork_server):
     """steps.jsonl is a link to the device that is always full."""
     job = make_job(*small())
     (job.folder / "steps.jsonl").symlink_to("/dev/full")
-    outcome = supervise.run(job, lambda *_: None, nursery)
+    outcome = supervise.run(job, lambda *_: None, fork_server)
     assert outcome.status == "failed" and "No space left on device" in outcome.error.message
     assert "disk is full" in outcome.error.hint and "hydra.run.dir" in outcome.error.hint
 
 
-def test_a_log_that_cannot_be_written_does_no_harm(make_job, nursery):
+def test_a_log_that_cannot_be_written_does_no_harm(make_job, fork_server):
     job = make_job(*small())
     (job.folder / run_folder.LOG_FILE).symlink_to("/dev/full")
-    outcome = supervise.run(job, lambda *_: None, nursery)
+    outcome = supervise.run(job, lambda *_: None, fork_server)
     assert outcome.status == "ok" and outcome.warnings == []
 
 
@@ -217,7 +217,7 @@ recipes.records.record.write = full
 
 
 def test_the_parent_writes_the_record_that_the_worker_could_not(train, fault):
-    run = train(nursery=fault(NO_RECORD), status="failed")
+    run = train(fork_server=fault(NO_RECORD), status="failed")
     assert record.read(run.folder).status == "failed"
     assert run.record.training.steps == 2, "from steps.jsonl"
 
@@ -227,7 +227,7 @@ def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(record, "write", full)
-    ended = command(*small(), nursery=fault(NO_RECORD))
+    ended = command(*small(), fork_server=fault(NO_RECORD))
     assert ended.code == 1 and "No space left on device" in ended.err and "hydra.run.dir" in ended.err
     assert "Traceback" not in ended.err + ended.out
 
@@ -299,7 +299,7 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
     [
         (["hydra.run.dir=here"], 2),  # a worker and its loader
         (["-m", "hydra.sweep.dir=here", "train.seed=0,1"], 3),
-    ],  # and a nursery
+    ],  # and a fork server
     ids=["run", "sweep"],
 )
 def test_a_killed_command_leaves_no_process(long_run, words, processes):

@@ -136,7 +136,7 @@ def test_a_weight_with_two_names_is_saved_once(train):
 ONLY_RANK_0 = """
 import recipes.models.builder
 def build(*what, weights=True, build=recipes.models.builder.build_model):
-    assert job.place.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
+    assert job.rank_info.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
     return build(*what, weights=weights)
 recipes.models.builder.build_model = build
 """
@@ -146,10 +146,10 @@ def test_the_whole_model_is_built_once(train, fault):
     """And its weights, and buffers that no state dict has, are those of one process: so are the losses."""
     words = ["model=llama_tiny", "data.samples=8"]
     one = train(*words, "batch.per_device=4").record
-    two = train(*words, "parallelism=fsdp", TWO, "batch.per_device=2", nursery=fault(ONLY_RANK_0)).record
+    two = train(*words, "parallelism=fsdp", TWO, "batch.per_device=2", fork_server=fault(ONLY_RANK_0)).record
     assert two.status == "ok" and two.training.losses == pytest.approx(one.training.losses, abs=1e-5)
     whole = train(
-        *words, "parallelism=ddp", TWO, "batch.per_device=2", nursery=fault(ONLY_RANK_0), status="failed"
+        *words, "parallelism=ddp", TWO, "batch.per_device=2", fork_server=fault(ONLY_RANK_0), status="failed"
     ).record
     assert "the whole model" in whole.error.message
 
@@ -390,13 +390,13 @@ def test_a_launcher_that_says_the_same_is_not(launched):
 
 def test_a_sweep_under_a_launcher_is_refused(launched, command):
     launched()
-    ended = command("-m", "precision=fp32,bf16", nursery=None)
+    ended = command("-m", "precision=fp32,bf16", fork_server=None)
     assert ended.code == 2 and "python train.py -m" in ended.err and "parallelism.num_processes=2" in ended.err
 
 
 def test_other_ranks_say_nothing_and_make_no_folder(launched, command, tmp_path, monkeypatch):
     launched(RANK="1", LOCAL_RANK="1")
     monkeypatch.setattr(entry_point, "BEHIND_SECONDS", 0)
-    ended = command("parallelism=single", nursery=None)
+    ended = command("parallelism=single", fork_server=None)
     assert (ended.code, ended.out, ended.err) == (2, "", "")
     assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from recipes.records import record
 TWO = ["parallelism.num_processes=2"]
 # Every optimizer step of rank 1 goes through this; the third one ends badly.
 THIRD_STEP = """
-if job.place.rank == 1:
+if job.rank_info.rank == 1:
     import os, time, torch
     steps, step = [], torch.optim.AdamW.step
     def bad(self, *args, **kwargs):

@@ -238,7 +238,7 @@ def test_where_nothing_fits_it_says_what_comes_closest():
     assert search.command(result.rows[0].chosen) in text
 
 
-def test_predicted_stands_beside_measured(nursery, capsys):
+def test_predicted_stands_beside_measured(fork_server, capsys):
     from fit import measure
 
     from recipes.foresight.search import runner
@@ -246,7 +246,7 @@ def test_predicted_stands_beside_measured(nursery, capsys):
     words = small("model=gpt2_tiny")
     search = space.SearchSpace(words, None, 2)
     outcome, _ = runner.predict([word for word in words if word != "device=cpu"] + [GPU])
-    (measured,) = measure(search, [runner.Found({"precision": "bf16"}, outcome)], nursery)
+    (measured,) = measure(search, [runner.Found({"precision": "bf16"}, outcome)], fork_server)
     assert (
         measured.status == "ok" and measured.config["precision"]["name"] == "bf16" and measured.recipe == "accelerate"
     )

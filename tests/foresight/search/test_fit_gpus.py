@@ -204,7 +204,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
     )
 
 
-def test_its_commands_start_the_ranks_that_are_measured(nursery):
+def test_its_commands_start_the_ranks_that_are_measured(fork_server):
     from fit import measure
 
     from recipes.foresight.search import runner
@@ -212,6 +212,6 @@ def test_its_commands_start_the_ranks_that_are_measured(nursery):
     search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
     outcome, _ = runner.predict(search.command_words({"parallelism": "ddp", "batch.per_device": 1}))
     search.words = small("model=gpt2_tiny", "batch.per_device=1")
-    (measured,) = measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], nursery)
+    (measured,) = measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], fork_server)
     assert measured.status == "ok" and len(measured.memory.per_rank) == 2
     assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)
