@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options import compose, menus
-from recipes.records import record, run_folder
+from recipes.records import record, record_file, run_folder
 from recipes.units import MIB
 
 JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guide's model, batch 4, 512 tokens
@@ -59,7 +59,7 @@ def run_all(nursery: fork_client.ForkServer, into: Path, name: str) -> list[reco
             print(f"{outcome.status:<8}{time.monotonic() - began:6.1f} s  {' '.join(words)}", flush=True)
             if outcome.status == "failed":
                 print((folder / run_folder.LOG_FILE).read_text()[-3000:])
-            lines.write(json.dumps(json.loads(record.to_json(outcome))) + "\n")
+            lines.write(json.dumps(json.loads(record_file.to_json(outcome))) + "\n")
             lines.flush()
             records.append(outcome)
     return records

@@ -21,7 +21,7 @@ from recipes.cli import entry_point, sweep
 from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options.compose import compose as compose_config
-from recipes.records import record, run_folder
+from recipes.records import record, record_file, run_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -214,7 +214,7 @@ def again(make_job, fork_server):
     def again(folder, *words: str, status: str | None = "ok", hear=lambda *_: None):
         job, warned = make_job(*small(*words)), []
         job.folder = folder
-        (folder / record.FILE_NAME).unlink(missing_ok=True)
+        (folder / record_file.FILE_NAME).unlink(missing_ok=True)
 
         def listen(kind, values):
             hear(kind, values)

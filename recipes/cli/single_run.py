@@ -12,7 +12,7 @@ from recipes.errors import Refusal
 from recipes.jobs import fork_client, launch, run_lock, supervise
 from recipes.options import compose, hydra_errors, resume, validate
 from recipes.ranks import rank_info
-from recipes.records import checkpoint_files, record
+from recipes.records import checkpoint_files, record, record_file
 from recipes.tracking import trackers
 
 # One run's exit code by its status; 1 for any other.
@@ -88,7 +88,7 @@ def run_nonzero_rank(outcome: record.Record, problems: list[str]) -> str:
 def occupied(folder: Path) -> bool:
     """Whether a folder holds a run's record; a refusal trained nothing and may be replaced."""
     try:
-        return record.read(folder).status != "refused"
+        return record_file.read(folder).status != "refused"
     except FileNotFoundError:
         return False
     except (OSError, ValueError):  # not a record that we can read: not ours to overwrite
@@ -111,9 +111,11 @@ def run_in(
     folder.mkdir(parents=True, exist_ok=True)
     if problems:
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
-        record.write(outcome, folder)
+        record_file.write(outcome, folder)
         return outcome
-    Path(folder, record.FILE_NAME).unlink(missing_ok=True)  # of the run that is resumed: it must not pass for the new
+    Path(folder, record_file.FILE_NAME).unlink(
+        missing_ok=True
+    )  # of the run that is resumed: it must not pass for the new
     outcome.warnings = validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group)
 
@@ -128,7 +130,7 @@ def run_in(
         troubles = tracker.finish(outcome)
     if troubles:
         outcome.warnings += troubles
-        record.write(outcome, folder)
+        record_file.write(outcome, folder)
     if tracker.line:
         console.say(tracker.line)
     return outcome

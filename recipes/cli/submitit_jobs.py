@@ -23,7 +23,7 @@ from recipes.cli import console, summary, sweep
 from recipes.jobs import launch, post_mortem
 from recipes.machine import host, interpreter
 from recipes.options import memory_hints
-from recipes.records import record
+from recipes.records import record_file
 
 POLL_SECONDS = 0.2  # how often the jobs' notes are read, on this machine
 SHARED_POLL_SECONDS = 2.0  # and on a file system that many share
@@ -176,7 +176,7 @@ class Followed:
         if note is None:  # a folder's name needs what only the job could find out
             this.note(folder, self.number, "", status, [f"{self.number + 1:>3}  {status:<12}{' '.join(words)}  {why}"])
             return
-        outcome = record.from_values(note["record"])
+        outcome = record_file.from_values(note["record"])
         hint = memory_hints.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, why, hint)
         this.note(

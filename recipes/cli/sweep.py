@@ -22,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from recipes.jobs import fork_client
 from recipes.ranks import rank_info
-from recipes.records import checkpoint_files, record
+from recipes.records import checkpoint_files, record, record_file
 
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
@@ -62,7 +62,7 @@ class Sweep:
             "key": key,
             "status": status,
             "said": [*before, *said],
-            "record": begun and json.loads(record.to_json(begun)),
+            "record": begun and json.loads(record_file.to_json(begun)),
         }
         part.write_text(json.dumps(note))
         part.replace(path)
@@ -101,7 +101,7 @@ def new(conf: Path) -> Sweep:
 def final_record(folder: Path) -> record.Record | None:
     """The record of a job that needs no run again, or None."""
     with contextlib.suppress(OSError, ValueError):
-        outcome = record.read(folder)
+        outcome = record_file.read(folder)
         return outcome if outcome.status in FINAL else None
     return None
 
@@ -112,7 +112,7 @@ def clear(folder: Path, resume: bool = False) -> None:
     The checkpoints of a job that was preempted stay, and with `resume` those of any: it goes on from them.
     """
     with contextlib.suppress(OSError, ValueError):
-        resume = resume or record.read(folder).status == "preempted"
+        resume = resume or record_file.read(folder).status == "preempted"
     if resume and checkpoint_files.found(folder):
         return
     for path in folder.iterdir():

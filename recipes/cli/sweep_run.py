@@ -13,7 +13,7 @@ from recipes.errors import Refusal
 from recipes.jobs import run_lock
 from recipes.options import compose, hydra_errors, resume
 from recipes.ranks import rank_info
-from recipes.records import checkpoint_files, record
+from recipes.records import checkpoint_files, record_file
 from recipes.report import report
 from recipes.tracking import trackers
 
@@ -102,7 +102,7 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
 
 def send_table(jobs: list[dict], folder: Path) -> list[str]:
     """The sweep's table to the tracker that its jobs had. Returns warnings."""
-    last = record.read(folder / jobs[-1]["key"])
+    last = record_file.read(folder / jobs[-1]["key"])
     try:
         return trackers.log_table(config.from_dict(last.config), folder.name, folder, folder / "results.csv")
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from recipes.config import from_dict
 from recipes.jobs import launch
 from recipes.options import memory_hints
-from recipes.records import record, run_folder
+from recipes.records import record, record_file, run_folder
 from recipes.records.record import Error, Record
 
 
@@ -24,20 +24,20 @@ def leave_record(
         outcome = _post_mortem(job, ended, code, phase, kernel_kills)
         if several and outcome.status != "oom":
             outcome.status, outcome.error = cause
-        record.write(outcome, job.folder)
+        record_file.write(outcome, job.folder)
     elif outcome.status == "ok" and (code != 0 or several):  # the result was safe before the ledger's step
         how = f"rank {cause[1].rank}: {cause[1].message}" if several else f"the worker ended ({exit_text(code)})"
         outcome.warnings.append(f"{how} while memory was counted; the training itself was over.")
-        record.write(outcome, job.folder)
+        record_file.write(outcome, job.folder)
     elif several:  # rank 0 only saw the others go
         outcome.status, outcome.error = cause
-        record.write(outcome, job.folder)
+        record_file.write(outcome, job.folder)
     return outcome
 
 
 def _written(folder: Path) -> Record | None:
     try:
-        return record.read(folder)
+        return record_file.read(folder)
     except (OSError, ValueError):
         return None
 
@@ -92,7 +92,7 @@ def write_post_mortem(job: launch.Job, status: str, why: str, hint: str | None) 
         outcome.training = _steps_written(job.folder)
         where = "forward" if outcome.training.steps else "load"
         outcome.status, outcome.error = status, Error(where, status.capitalize(), why, hint)
-        record.write(outcome, job.folder)
+        record_file.write(outcome, job.folder)
     return outcome
 
 

@@ -33,7 +33,7 @@ from recipes.ranks import (
     failure_store,
     rank_info,  # what a failure needs
 )
-from recipes.records import record, run_folder
+from recipes.records import record, record_file, run_folder
 from recipes.units import MIB
 
 
@@ -74,7 +74,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
             _say_why(job, error, progress.phase, cfg, tell)
     if place.is_main:
         try:
-            record.write(outcome, folder)
+            record_file.write(outcome, folder)
         except OSError:  # the parent tries again, and says so if it cannot either
             code = 1
     with contextlib.suppress(OSError):
@@ -252,7 +252,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     if cfg.measure.ledger:
         memory.per_rank = memory_breakdown.per_rank(memory, place)
         if place.is_main:
-            record.write(outcome, folder)  # the result is safe first: the step that follows may fail without harm to it
+            record_file.write(
+                outcome, folder
+            )  # the result is safe first: the step that follows may fail without harm to it
         progress.enter("count", "counting memory")
         memory_breakdown.count(cfg, outcome, loop, journal, progress)
     memory.per_rank = memory_breakdown.per_rank(memory, place)

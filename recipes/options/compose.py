@@ -11,6 +11,7 @@ from omegaconf import OmegaConf, open_dict
 from recipes import config
 from recipes.options import accumulation, hydra_errors, menus, validate
 from recipes.records import record
+from recipes.records.environment import collect_environment
 
 
 def menu_folders(told) -> list[Path]:
@@ -34,7 +35,7 @@ def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, 
     problems = menus.set_by_menu(given)  # these make an option another one, so no other check means anything
     problems = problems or menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     problems = problems or accumulation.choose(cfg)
-    resolved, environment = config.to_dict(cfg), record.environment(cfg)
+    resolved, environment = config.to_dict(cfg), collect_environment(cfg)
     key = record.config_key(resolved, environment["versions"])
     return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
 

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from recipes.config import to_dict
-from recipes.records import checkpoint_files, record, run_folder
+from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.checkpoint_files import BrokenCheckpoint
 
 LATEST = "latest"
@@ -137,7 +137,7 @@ def matching_record(cfg, folder: Path) -> record.Record | None:
     if cfg.resume is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        before = record.read(folder)
+        before = record_file.read(folder)
         if same(to_dict(cfg), before.config, LENGTH if cfg.resume != LATEST else frozenset()):
             return before
     return None
@@ -161,7 +161,7 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
         and before.training.steps == outcome.training.steps
     ):
         outcome.speed, outcome.memory = before.speed, before.memory
-        record.write(outcome, folder)
+        record_file.write(outcome, folder)
 
 
 def model_missing(cfg, folder: Path) -> bool:

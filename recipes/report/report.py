@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recipes.errors import Refusal
-from recipes.records import record
+from recipes.records import atomic_file, record_file
 from recipes.records.record import Error, Evaluation, Record
 from recipes.report import reference
 from recipes.report.rows import Row, Spread, Table, read_all, table  # noqa: F401 - this module is where others find them
@@ -82,7 +82,7 @@ def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = 
     contents = {target / name: text.encode() for name, text in texts.items()}
     contents |= {target / name: picture for name, picture in pictures.items()}
     for path, content in contents.items():
-        record.write_whole(path, content)
+        atomic_file.write(path, content)
     return list(contents)
 
 
@@ -99,7 +99,7 @@ def _to_stderr(line: str) -> None:
 
 def jsonl(made: Table) -> str:
     """Every record, whole, a line each, in the table's order."""
-    return "".join(json.dumps(json.loads(record.to_json(run))) + "\n" for row in made.rows for run in row.runs)
+    return "".join(json.dumps(json.loads(record_file.to_json(run))) + "\n" for row in made.rows for run in row.runs)
 
 
 def csv_text(made: Table) -> str:

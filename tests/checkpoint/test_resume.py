@@ -17,7 +17,7 @@ import pytest
 from conftest import small, start_headroom
 
 from recipes.jobs import launch
-from recipes.records import checkpoint_files, record, run_folder
+from recipes.records import checkpoint_files, record_file, run_folder
 
 RECIPES = ["trainer", "accelerate"]
 # Dropout, clipping, a schedule with a warm-up, accumulation, and epochs of 3 steps with a short last one.
@@ -260,7 +260,7 @@ def test_a_signal_before_the_training_is_no_failure_either(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 0 and "Traceback" not in out + err
-    left = record.read(tmp_path / "here")
+    left = record_file.read(tmp_path / "here")
     assert left.status == "preempted" and left.error is None
     assert steps(tmp_path / "here") == [left.training.steps] * (left.training.steps > 0)
 
@@ -301,7 +301,7 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
         os.kill(os.getpid(), signal.SIGUSR1)
 
     for signals in (1, 2):
-        left = record.read(tmp_path / "here")
+        left = record_file.read(tmp_path / "here")
         assert left.status == "preempted" and 0 < left.training.steps < 300
         assert steps(tmp_path / "here")[-1] == left.training.steps
         if signals == 1:
@@ -309,7 +309,7 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
             threading.Thread(target=usr1).start()
             assert command(*small(*AGAIN)).code == 0
     assert command(*small(*AGAIN)).code == 0
-    done = record.read(tmp_path / "here")
+    done = record_file.read(tmp_path / "here")
     assert done.status == "ok" and done.training.resumed_from_step == left.training.steps
     assert done.training.losses == train(*AGAIN[:-2]).record.training.losses
     assert "ok:" in command(*small(*AGAIN), fork_server=None).out

@@ -6,7 +6,7 @@ from conftest import compose, small
 
 from recipes.cli import sweep
 from recipes.options import resume
-from recipes.records import checkpoint_files, record
+from recipes.records import checkpoint_files, record_file
 
 
 def steps(folder) -> list[int]:
@@ -35,13 +35,13 @@ def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_pa
     afresh = command(*SAVED, "resume=latest", fork_server=fault(BREAKS))
     assert afresh.code == 1
     [run] = runs(tmp_path)
-    assert record.read(run).status == "failed" and steps(run) == [2]
+    assert record_file.read(run).status == "failed" and steps(run) == [2]
     assert command(*SAVED, "train.seed=7", "resume=latest").code == 0, "another training: it starts afresh"
     [_, other] = runs(tmp_path)
     # Watched, measured and started in another way it is the same training.
     assert command(*SAVED, "tracker=none", "measure.warmup_steps=1", "eval.enabled=false", "resume=latest").code == 0
     assert runs(tmp_path) == [run, other]
-    assert record.read(run).status == "ok" and record.read(run).training.resumed_from_step == 2
+    assert record_file.read(run).status == "ok" and record_file.read(run).training.resumed_from_step == 2
     done = command(*SAVED, "resume=latest", fork_server=None)
     assert done.code == 0 and str(run.name) in done.out and runs(tmp_path) == [run, other]
     assert command(*SAVED).code == 0 and len(runs(tmp_path)) == 3, "without the word it is a new run"
@@ -49,10 +49,10 @@ def test_latest_finds_the_newest_run_of_the_same_training(command, fault, tmp_pa
 
 def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a").code == 0
-    before = record.read(tmp_path / "a")
+    before = record_file.read(tmp_path / "a")
     assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest").code == 0
     assert list((tmp_path / "a/model").glob("*.safetensors"))
-    after = record.read(tmp_path / "a")
+    after = record_file.read(tmp_path / "a")
     assert after.training.losses == before.training.losses and steps(tmp_path / "a") == [2, 4]
     assert after.speed == before.speed and after.speed.measured_steps and after.memory == before.memory
     assert command(*SAVED, "hydra.run.dir=a", "save.final=true", "resume=latest", fork_server=None).code == 0, (
@@ -67,7 +67,7 @@ def test_a_finished_run_may_still_be_asked_for_its_model(command, tmp_path):
 def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a", fork_server=fault(BREAKS)).code == 1
     assert command(*SAVED, "hydra.run.dir=b", "resume=latest").code == 0
-    assert record.read(tmp_path / "b").training.resumed_from_step is None
+    assert record_file.read(tmp_path / "b").training.resumed_from_step is None
     occupied = command(*SAVED, "hydra.run.dir=a", fork_server=None)
     assert occupied.code == 2 and "resume=latest" in occupied.err
     other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
@@ -77,7 +77,7 @@ def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     assert other.code == 2 and "train.seed=7 (there 0)" in other.err
     (tmp_path / "kept.json").rename(tmp_path / "a/result.json")
     assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
-    assert record.read(tmp_path / "a").training.losses == record.read(tmp_path / "b").training.losses
+    assert record_file.read(tmp_path / "a").training.losses == record_file.read(tmp_path / "b").training.losses
 
 
 def test_a_folder_that_is_named_must_hold_this_training(command, tmp_path):
@@ -93,10 +93,10 @@ def test_a_folder_that_is_named_must_hold_this_training(command, tmp_path):
     assert refused.code == 2 and "batch.effective=4 (there 2)" in refused.err
     refused = command(*SAVED, "train.max_steps=3", "resume=a", fork_server=None)
     assert refused.code == 2 and "stands at step 4" in refused.err
-    assert record.read(tmp_path / "a").status == "ok", "none of this has touched the run"
+    assert record_file.read(tmp_path / "a").status == "ok", "none of this has touched the run"
     assert command(*SAVED, "train.max_steps=6", "resume=a/checkpoints/step-00000002", "hydra.run.dir=b").code == 0
-    assert record.read(tmp_path / "b").training.resumed_from_step == 2
-    assert len(record.read(tmp_path / "b").training.losses) == 6
+    assert record_file.read(tmp_path / "b").training.resumed_from_step == 2
+    assert len(record_file.read(tmp_path / "b").training.losses) == 6
 
 
 def test_the_signature_is_of_the_training_alone():
@@ -164,13 +164,13 @@ def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(c
     stopped = command(*words, fork_server=fault(PREEMPT_SEED_1))
     statuses = {
         r.config["train"]["seed"]: r.status
-        for r in map(record.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
+        for r in map(record_file.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
     }
     assert stopped.code == 0 and statuses == {0: "ok", 1: "preempted"} and "runs what is missing" in stopped.out
     assert command(*words).code == 0
     found = {
         r.config["train"]["seed"]: r
-        for r in map(record.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
+        for r in map(record_file.read, (path.parent for path in tmp_path.glob("s/*/result.json")))
     }
     assert {seed: (r.status, r.training.resumed_from_step) for seed, r in found.items()} == {
         0: ("ok", None),
@@ -187,4 +187,4 @@ def test_an_unfinished_job_keeps_its_checkpoints_when_it_is_to_be_resumed(comman
     sweep.clear(places[0], resume=True)
     assert steps(places[0]) == [2]
     assert command(*words, "resume=latest").code == 0
-    assert [record.read(place).training.resumed_from_step for place in places] == [2, 2]
+    assert [record_file.read(place).training.resumed_from_step for place in places] == [2, 2]

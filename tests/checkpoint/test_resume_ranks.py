@@ -11,7 +11,7 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes.records import checkpoint_files, record, run_folder
+from recipes.records import checkpoint_files, record_file, run_folder
 
 TOLD = [
     "model.dropout=0.1",
@@ -174,7 +174,7 @@ def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(
         process.kill()
     assert process.returncode == 0 and "preempted" in out, err
     assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=5)[1]
-    left = record.read(tmp_path / "here")
+    left = record_file.read(tmp_path / "here")
     assert left.status == "preempted"
     [folder] = checkpoint_files.found(tmp_path / "here")
     assert checkpoint_files.verify(folder).step == left.training.steps

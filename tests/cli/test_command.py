@@ -11,7 +11,7 @@ from conftest import CONF, compose, small
 
 from recipes.cli import console
 from recipes.config import GROUPS
-from recipes.records import record
+from recipes.records import record, record_file
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
@@ -36,9 +36,9 @@ def imported(err: str) -> set[str]:
 
 def only_record(folder) -> record.Record:
     """The record of the one run below a folder."""
-    paths = list(folder.rglob(record.FILE_NAME))
+    paths = list(folder.rglob(record_file.FILE_NAME))
     assert len(paths) == 1, paths
-    return record.read(paths[0].parent)
+    return record_file.read(paths[0].parent)
 
 
 # --- refusals --------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_each_problem_is_one_line(command):
 
 def test_a_refused_job_leaves_its_record(command, tmp_path):
     command("precision=tf32", "optim=paged_adam8bit", "device=cpu", "hydra.run.dir=here")
-    left = record.read(tmp_path / "here")
+    left = record_file.read(tmp_path / "here")
     assert left.status == "refused" and left.error.type == "Refusal"
     assert "precision=tf32" in left.error.message and "optim=paged_adam8bit" in left.error.message
     assert left.overrides == ["precision=tf32", "optim=paged_adam8bit", "device=cpu"]
@@ -149,11 +149,11 @@ def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path, flags):
 def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tmp_path):
     before = b'{"schema_version": 1, "status": "ok"}'
     (tmp_path / "here").mkdir()
-    (tmp_path / "here" / record.FILE_NAME).write_bytes(before)
+    (tmp_path / "here" / record_file.FILE_NAME).write_bytes(before)
     ended = command("hydra.run.dir=here", *small())
     assert ended.code == 2 and "here" in ended.err and "hydra.run.dir=" in ended.err
-    assert (tmp_path / "here" / record.FILE_NAME).read_bytes() == before
-    assert [path.name for path in (tmp_path / "here").iterdir()] == [record.FILE_NAME]
+    assert (tmp_path / "here" / record_file.FILE_NAME).read_bytes() == before
+    assert [path.name for path in (tmp_path / "here").iterdir()] == [record_file.FILE_NAME]
 
 
 # --- help, completion, and the configuration -------------------------------------------------------
@@ -257,7 +257,7 @@ NEEDS_A_QUARTER_GIB = small("model.width=512", "model.heads=8", "model.feed_forw
 def test_a_run_that_runs_out_of_memory_exits_with_3(command, tmp_path, limit):
     """Whatever the limit, and wherever the memory runs out: threads and small buffers need some too."""
     ended = command(*NEEDS_A_QUARTER_GIB, f"launch.memory_limit_gib={limit}", "hydra.run.dir=here")
-    left = record.read(tmp_path / "here")
+    left = record_file.read(tmp_path / "here")
     assert (ended.code, left.status) == (3, "oom"), left.error
     assert left.error.hint and "precision=bf16" in left.error.hint
     assert "oom" in ended.out and left.error.hint in ended.out and "Traceback" not in ended.err + ended.out
@@ -266,14 +266,14 @@ def test_a_run_that_runs_out_of_memory_exits_with_3(command, tmp_path, limit):
 def test_a_run_that_fails_exits_with_1_and_says_where_its_log_is(command, fault, tmp_path):
     broken = fault("import torch\ndef step(*_, **__): raise RuntimeError('injected')\ntorch.optim.AdamW.step = step")
     ended = command(*small("hydra.run.dir=here"), fork_server=broken)
-    assert ended.code == 1 and record.read(tmp_path / "here").status == "failed"
+    assert ended.code == 1 and record_file.read(tmp_path / "here").status == "failed"
     assert "injected" in ended.out and "log.txt" in ended.out and "Traceback" not in ended.err + ended.out
     assert "Traceback" in (tmp_path / "here" / "log.txt").read_text()
 
 
 def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
     ended = command(*small("launch.timeout_seconds=1", "train.max_steps=1000000", "hydra.run.dir=here"))
-    assert ended.code == 1 and record.read(tmp_path / "here").status == "timeout"
+    assert ended.code == 1 and record_file.read(tmp_path / "here").status == "timeout"
     assert "launch.timeout_seconds" in ended.out
 
 
@@ -292,7 +292,7 @@ def interrupt_at_the_first_step(monkeypatch):
 def test_an_interrupted_run_exits_with_130(command, monkeypatch, tmp_path):
     interrupt_at_the_first_step(monkeypatch)
     ended = command(*small("train.max_steps=100000", "train.log_seconds=0", "hydra.run.dir=here"))
-    left = record.read(tmp_path / "here")
+    left = record_file.read(tmp_path / "here")
     assert ended.code == 130 and left.status == "interrupted" and left.training.steps >= 1
 
 
@@ -300,14 +300,14 @@ def test_an_interrupted_run_exits_with_130(command, monkeypatch, tmp_path):
 
 
 def statuses(folder) -> list[str]:
-    return sorted(record.read(path.parent).status for path in folder.glob(f"*/{record.FILE_NAME}"))
+    return sorted(record_file.read(path.parent).status for path in folder.glob(f"*/{record_file.FILE_NAME}"))
 
 
 def test_a_sweep_runs_each_job_in_a_folder_named_after_its_key(command, tmp_path):
     ended = command("-m", "recipe=trainer,accelerate", "train.seed=0,1", "hydra.sweep.dir=sweep", *small())
     assert ended.code == 0 and statuses(tmp_path / "sweep") == ["ok"] * 4
     for folder in (path.parent for path in (tmp_path / "sweep").glob("*/result.json")):
-        assert record.read(folder).config_key == folder.name
+        assert record_file.read(folder).config_key == folder.name
 
 
 def test_a_sweep_goes_on_after_a_refused_job_and_says_so_at_the_end(command, tmp_path):

@@ -20,7 +20,7 @@ from conftest import CONF, ROOT, compose, small, start_headroom
 
 from recipes.cli import argv, submitit_jobs, sweep
 from recipes.ranks import rank_info
-from recipes.records import record
+from recipes.records import record, record_file
 
 JOB = small("train.max_steps=3", "measure.ledger=false", "recipe=accelerate")
 LONG = [*JOB, "train.max_steps=100000", "train.log_seconds=0.1"]
@@ -29,7 +29,7 @@ TIMES = ("samples/s", "step", "time", "note")  # columns that differ from run to
 
 def records(folder: Path) -> list[record.Record]:
     """A sweep's, in the order of its jobs."""
-    found = [record.read(path.parent) for path in folder.glob("*/result.json")]
+    found = [record_file.read(path.parent) for path in folder.glob("*/result.json")]
     return sorted(found, key=lambda outcome: outcome.environment["job_number"])
 
 
@@ -208,7 +208,7 @@ def test_a_job_that_the_cluster_ended_has_a_record(follower, capfd, state, statu
     (follower.folder / outcome.config_key / "steps.jsonl").write_text('{"loss": 0.5, "samples": 2, "tokens": 8}\n')
     follower.this.note(follower.folder, 1, outcome.config_key, sweep.BEGUN, begun=outcome)
     follower.follow(GoneJob(state), ["train.seed=1"], 1).results()
-    left = record.read(follower.folder / outcome.config_key)
+    left = record_file.read(follower.folder / outcome.config_key)
     assert (left.status, left.training.losses, left.config) == (status, [0.5], outcome.config)
     assert state.split()[0] in left.error.message and "the end" in left.error.message
     assert bool(left.error.hint) == (status == "oom")
@@ -353,7 +353,7 @@ def test_two_machines_make_one_run_in_one_folder(tmp_path):
     ended = [process.communicate(timeout=100) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     assert "Record: here/result.json" in ended[0][0] and ended[1][0] == ""
-    outcome = record.read(tmp_path / "node0/here")
+    outcome = record_file.read(tmp_path / "node0/here")
     assert outcome.status == "ok" and len(outcome.memory.per_rank) == 2
     assert not list((tmp_path / "node1").iterdir())
 

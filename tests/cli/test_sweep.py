@@ -10,7 +10,7 @@ import pytest
 from conftest import small, start_headroom
 
 from recipes.cli import argv, sweep
-from recipes.records import record
+from recipes.records import record_file
 
 SWEEP = small("train.max_steps=3", "measure.ledger=false")
 # What a job does is told by its seed: 1 runs out of memory, 2 raises, 3 is killed.
@@ -31,7 +31,7 @@ if seed in (1, 2, 3):
 
 def records(folder):
     """Seed -> record of a sweep's jobs."""
-    found = [record.read(path.parent) for path in folder.glob("*/result.json")]
+    found = [record_file.read(path.parent) for path in folder.glob("*/result.json")]
     return {outcome.config["train"]["seed"]: outcome for outcome in found}
 
 
@@ -50,7 +50,7 @@ def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, faul
     after = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert after == {0: "ok", 1: "oom", 2: "ok", 3: "ok", 4: "ok"}
     changed = {
-        record.read(path.parent).config["train"]["seed"]
+        record_file.read(path.parent).config["train"]["seed"]
         for path, stamp in first.items()
         if path.stat().st_mtime_ns != stamp
     }
@@ -68,7 +68,7 @@ def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
 def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp_path):
     ended = command("-m", *SWEEP, "precision=fp16,fp32", "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
     assert ended.code == 1
-    assert sorted(r.status for r in map(record.read, (p.parent for p in tmp_path.glob("s/*/result.json")))) == [
+    assert sorted(r.status for r in map(record_file.read, (p.parent for p in tmp_path.glob("s/*/result.json")))) == [
         "ok",
         "refused",
     ]
@@ -82,7 +82,7 @@ def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp
 def test_repeats_run_in_turn_and_become_one_row(command, tmp_path):
     ended = command("-m", *SWEEP, "optim=adamw,sgd", "measure.repeats=2", f"hydra.sweep.dir={tmp_path}/s")
     assert ended.code == 0
-    found = [record.read(path.parent) for path in tmp_path.glob("s/*/result.json")]
+    found = [record_file.read(path.parent) for path in tmp_path.glob("s/*/result.json")]
     found.sort(key=lambda outcome: outcome.environment["job_number"])
     assert [(r.config["optim"]["name"], r.config["measure"]["repeat"]) for r in found] == [
         ("adamw", 0),

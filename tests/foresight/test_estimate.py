@@ -9,7 +9,7 @@ from recipes.cli import single_run
 from recipes.foresight import estimate, prediction, simulation
 from recipes.foresight.fake_gpu import op_trace
 from recipes.machine import host
-from recipes.records import record
+from recipes.records import record, record_file
 from recipes.units import MIB
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -44,7 +44,7 @@ def test_the_record(train):
     assert told.capacity_bytes == run.record.environment["device_memory_bytes"]
     assert run.record.speed.samples_per_second > 0 and run.record.training.steps == 0
     assert any("context" in line and "assumed" in line for line in run.record.warnings)
-    assert record.read(run.folder) == run.record
+    assert record_file.read(run.folder) == run.record
 
 
 def test_a_model_that_does_not_fit_says_by_how_much(predicted):

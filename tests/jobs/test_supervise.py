@@ -16,7 +16,7 @@ import pytest
 from conftest import small, start_headroom
 
 from recipes.jobs import post_mortem, supervise
-from recipes.records import record, run_folder
+from recipes.records import record_file, run_folder
 
 LONG = ["train.max_steps=1000000"]
 RECIPES = ["trainer", "accelerate"]
@@ -114,7 +114,7 @@ def test_a_loss_that_is_no_number_is_null_and_a_warning(train):
         "train.max_steps=4",
         "eval.enabled=false",
     )
-    left = json.loads((run.folder / record.FILE_NAME).read_text())
+    left = json.loads((run.folder / record_file.FILE_NAME).read_text())
     assert left["training"]["losses"][0] > 0 and left["training"]["losses"][-1] is None
     assert left["training"]["final_loss"] is None
     assert any("train.learning_rate" in line for line in left["warnings"])
@@ -138,7 +138,7 @@ def test_a_killed_worker_leaves_its_steps(train, fault, number):
     assert (run.record.training.steps, run.record.training.samples) == (2, 4)
     assert run.record.training.final_loss == undisturbed.losses[1]
     assert number.name in run.record.error.message
-    assert record.read(run.folder) == run.record
+    assert record_file.read(run.folder) == run.record
 
 
 def test_a_worker_that_leaves_without_a_word_has_failed(train, fault):
@@ -186,7 +186,7 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     assert run.record.training.steps == 2 and run.record.evaluation is not None
     assert run.record.memory.peak_tensor_bytes is None
     assert any(word in line and "memory" in line for line in run.record.warnings)
-    assert record.read(run.folder) == run.record
+    assert record_file.read(run.folder) == run.record
 
 
 # --- a full disk -----------------------------------------------------------------------------------
@@ -209,16 +209,16 @@ def test_a_log_that_cannot_be_written_does_no_harm(make_job, fork_server):
 
 
 NO_RECORD = """
-import errno, recipes.records.record
+import errno, recipes.records.record_file
 def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
-recipes.records.record.write = full
+recipes.records.record_file.write = full
 """
 
 
 def test_the_parent_writes_the_record_that_the_worker_could_not(train, fault):
     run = train(fork_server=fault(NO_RECORD), status="failed")
-    assert record.read(run.folder).status == "failed"
+    assert record_file.read(run.folder).status == "failed"
     assert run.record.training.steps == 2, "from steps.jsonl"
 
 
@@ -226,7 +226,7 @@ def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkey
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(record, "write", full)
+    monkeypatch.setattr(record_file, "write", full)
     ended = command(*small(), fork_server=fault(NO_RECORD))
     assert ended.code == 1 and "No space left on device" in ended.err and "hydra.run.dir" in ended.err
     assert "Traceback" not in ended.err + ended.out
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
     out, err = process.communicate(timeout=20)
     assert time.monotonic() - start < 1.5  # a second, and what a busy machine adds
     assert process.returncode == 130 and "Traceback" not in out + err
-    left = record.read(tmp_path / "here")
+    left = record_file.read(tmp_path / "here")
     assert left.status == "interrupted" and left.training.steps > 0
     assert gone(workers)
 
@@ -288,7 +288,7 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
         out, err = process.communicate(timeout=20)
         assert time.monotonic() - start < 1.5
         assert process.returncode == 130 and "Traceback" not in out + err
-        assert record.read(tmp_path / "here").status == "interrupted"
+        assert record_file.read(tmp_path / "here").status == "interrupted"
         wait_for(lambda: gone(workers), 5)  # one that was being born ends when it finds nobody at the pipe
     finally:
         process.kill()

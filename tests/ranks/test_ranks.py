@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
 
 from recipes.jobs import supervise
-from recipes.records import record
+from recipes.records import record_file
 
 TWO = ["parallelism.num_processes=2"]
 # Every optimizer step of rank 1 goes through this; the third one ends badly.
@@ -71,7 +71,7 @@ def test_an_error_in_rank_1_ends_the_job_and_the_record_names_it(ends, mode):
     assert outcome.status == "failed" and seconds < 10
     error = outcome.error
     assert (error.rank, error.phase, error.type, error.message) == (1, "step", "ValueError", "injected")
-    assert len(outcome.training.losses) == 2 and record.read(folder) == outcome
+    assert len(outcome.training.losses) == 2 and record_file.read(folder) == outcome
     assert "injected" in (folder / "log-rank1.txt").read_text()
 
 
@@ -112,7 +112,7 @@ def test_no_rank_outlives_the_command(tmp_path, number, code, status):
             time.sleep(0.05)
         assert left_over(tmp_path) == []
         if status is not None:
-            assert record.read(tmp_path / "run").status == status
+            assert record_file.read(tmp_path / "run").status == status
     finally:
         process.kill()
 
@@ -157,7 +157,7 @@ def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launc
     assert code == 0, err
     folders = [path.parent for path in tmp_path.rglob("result.json")]
     assert len(folders) == 1 and [path for path in folders[0].parent.iterdir()] == folders, "one record, one folder"
-    outcome = record.read(folders[0])
+    outcome = record_file.read(folders[0])
     assert outcome.status == "ok" and [rank["rank"] for rank in outcome.memory.per_rank] == [0, 1]
     assert outcome.config["parallelism"]["num_processes"] == 2
     assert out.count("Record:") == 1, "rank 0 alone prints"
@@ -185,7 +185,7 @@ def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, 
     words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
     code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
     assert code == 1, err
-    outcome = record.read(tmp_path / "run")
+    outcome = record_file.read(tmp_path / "run")
     assert (outcome.status, outcome.error.rank, outcome.error.message) == (status, 1, message), outcome.error
     assert left_over(tmp_path) == []
 
@@ -199,7 +199,7 @@ def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(t
     words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
     code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
     assert code == 1, err
-    outcome = record.read(tmp_path / "run")
+    outcome = record_file.read(tmp_path / "run")
     assert (outcome.status, outcome.error.rank, outcome.error.message) == ("failed", 1, "injected")
     assert left_over(tmp_path) == []
 
@@ -227,7 +227,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status)
         gone_by = time.monotonic() + 10
         while left_over(tmp_path) and time.monotonic() < gone_by:
             time.sleep(0.05)
-        outcome = record.read(tmp_path / "run")
+        outcome = record_file.read(tmp_path / "run")
         assert left_over(tmp_path) == [] and outcome.status == status, outcome.error
     finally:
         for one in left_over(tmp_path):

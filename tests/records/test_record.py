@@ -12,7 +12,8 @@ import re
 import pytest
 from conftest import compose
 
-from recipes.records import record
+from recipes.records import atomic_file, record, record_file
+from recipes.records.environment import VARIABLES
 from recipes.records.record import Evaluation, Memory, Speed, Training
 
 
@@ -35,32 +36,32 @@ def filled():
 
 
 def test_a_record_comes_back_as_it_was(filled, tmp_path):
-    record.write(filled, tmp_path)
-    assert record.read(tmp_path) == filled
+    record_file.write(filled, tmp_path)
+    assert record_file.read(tmp_path) == filled
 
 
 def test_an_empty_record_comes_back_as_it_was(tmp_path):
     made = compose("device=cpu").record
-    record.write(made, tmp_path)
-    assert record.read(tmp_path) == made
+    record_file.write(made, tmp_path)
+    assert record_file.read(tmp_path) == made
 
 
 def test_numbers_that_are_not_finite_become_null(filled, tmp_path):
     filled.training = Training(3, 3, 3, [1.0, math.nan, math.inf], -math.inf)
     filled.evaluation.perplexity = math.inf
-    record.write(filled, tmp_path)
-    text = (tmp_path / record.FILE_NAME).read_text()
+    record_file.write(filled, tmp_path)
+    text = (tmp_path / record_file.FILE_NAME).read_text()
     values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert values["training"]["losses"] == [1.0, None, None] and values["training"]["final_loss"] is None
     assert values["evaluation"]["perplexity"] is None
 
 
 def test_the_version_and_the_status_stand_first(filled):
-    assert list(json.loads(record.to_json(filled)))[:2] == ["schema_version", "status"]
+    assert list(json.loads(record_file.to_json(filled)))[:2] == ["schema_version", "status"]
 
 
 def test_the_fields_are_those_of_the_design(filled):
-    values = json.loads(record.to_json(filled))
+    values = json.loads(record_file.to_json(filled))
     assert set(values) >= {
         "schema_version",
         "status",
@@ -106,10 +107,10 @@ def test_the_fields_are_those_of_the_design(filled):
 def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path):
     old = os.umask(0o027)
     try:
-        record.write(filled, tmp_path)
+        record_file.write(filled, tmp_path)
     finally:
         os.umask(old)
-    assert (tmp_path / record.FILE_NAME).stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / record_file.FILE_NAME).stat().st_mode & 0o777 == 0o640
 
 
 # --- whole or not at all ---------------------------------------------------------------------------
@@ -117,47 +118,47 @@ def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path):
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_record_and_no_trace(filled, tmp_path, monkeypatch, function):
-    record.write(filled, tmp_path)
-    before = (tmp_path / record.FILE_NAME).read_bytes()
+    record_file.write(filled, tmp_path)
+    before = (tmp_path / record_file.FILE_NAME).read_bytes()
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(record.os, function, full)
+    monkeypatch.setattr(atomic_file.os, function, full)
     filled.status = "failed"
     with pytest.raises(OSError, match="No space left"):
-        record.write(filled, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [record.FILE_NAME]
-    assert (tmp_path / record.FILE_NAME).read_bytes() == before
+        record_file.write(filled, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [record_file.FILE_NAME]
+    assert (tmp_path / record_file.FILE_NAME).read_bytes() == before
 
 
 def test_ctrl_c_in_the_middle_leaves_the_old_record_and_no_trace(filled, tmp_path, monkeypatch):
-    record.write(filled, tmp_path)
+    record_file.write(filled, tmp_path)
 
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(record.os, "fsync", interrupted)
+    monkeypatch.setattr(atomic_file.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        record.write(filled, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [record.FILE_NAME]
+        record_file.write(filled, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [record_file.FILE_NAME]
 
 
 def test_a_folder_that_is_gone_is_an_os_error(filled, tmp_path):
     with pytest.raises(OSError):
-        record.write(filled, tmp_path / "gone")
+        record_file.write(filled, tmp_path / "gone")
 
 
 @pytest.mark.parametrize("content", ["", '{"schema_version": 1, "stat', "[]", "{}", '{"schema_version": 999}', "null"])
 def test_what_is_no_record_is_a_value_error(tmp_path, content):
-    (tmp_path / record.FILE_NAME).write_text(content)
+    (tmp_path / record_file.FILE_NAME).write_text(content)
     with pytest.raises(ValueError):
-        record.read(tmp_path)
+        record_file.read(tmp_path)
 
 
 def test_no_record_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
-        record.read(tmp_path)
+        record_file.read(tmp_path)
 
 
 # --- the key of a job ------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def test_the_settings_that_matter_are_recorded(monkeypatch):
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     environment = compose("device=cpu").record.environment
     assert environment["variables"]["NCCL_P2P_DISABLE"] == "1"
-    assert set(environment["variables"]) <= set(record.VARIABLES)
+    assert set(environment["variables"]) <= set(VARIABLES)
     assert environment["versions"]["torch"] and environment["versions"]["python"]
     assert environment["device"] == "cpu" and environment["cpu_cores"] >= 1
     assert environment["device_memory_bytes"] > 2**28

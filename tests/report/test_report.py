@@ -21,7 +21,7 @@ from conftest import CONF, ROOT
 from recipes import config
 from recipes.errors import Refusal
 from recipes.options import accumulation, train
-from recipes.records import record
+from recipes.records import atomic_file, record, record_file
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 from recipes.report import canvas, pareto_plot, plots, report
 
@@ -87,7 +87,7 @@ def put(folder, records):
     for i, each in enumerate(records):
         place = folder / f"{each.config_key}-{i}"
         place.mkdir(parents=True)
-        record.write(each, place)
+        record_file.write(each, place)
     return folder
 
 
@@ -392,8 +392,8 @@ def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kin
 
 def broken(place, damage):
     place.mkdir(parents=True)
-    record.write(job(), place)
-    path = place / record.FILE_NAME
+    record_file.write(job(), place)
+    path = place / record_file.FILE_NAME
     path.write_text(damage(path.read_text()))
     return path
 
@@ -433,7 +433,7 @@ def test_what_is_no_whole_record_is_left_out_with_a_line(tmp_path, damage):
 
 def test_an_unreadable_record_is_left_out(tmp_path):
     put(tmp_path, [job()])
-    (tmp_path / "folder" / record.FILE_NAME).mkdir(parents=True)
+    (tmp_path / "folder" / record_file.FILE_NAME).mkdir(parents=True)
     records, warnings = report.read_all([tmp_path])
     assert len(records) == 1 and len(warnings) == 1
 
@@ -509,7 +509,7 @@ def test_the_jsonl_has_every_record_whole(tmp_path):
     put(tmp_path, records)
     report.make([tmp_path], tmp_path)
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert sorted(lines) == sorted(json.dumps(json.loads(record.to_json(each))) for each in records)
+    assert sorted(lines) == sorted(json.dumps(json.loads(record_file.to_json(each))) for each in records)
 
 
 def test_the_table_keeps_the_jobs_that_did_not_end_ok():
@@ -553,7 +553,7 @@ def test_a_failure_leaves_the_old_files_whole(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record.os, "replace", full)
+    monkeypatch.setattr(atomic_file.os, "replace", full)
     with pytest.raises(OSError, match="No space left.*results.jsonl"):
         report.make([tmp_path / "runs", tmp_path / "runs2"], out)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from conftest import CONF, ROOT, small
 from recipes.foresight.search import space
 from recipes.machine import host
 from recipes.options import menus
-from recipes.records import record
+from recipes.records import record_file
 
 sys.path.insert(0, str(ROOT / "scripts"))
 GPU = "gpu=rtx4090_24gb"
@@ -217,7 +217,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
         python, script, *words = shlex.split(search.command(found.chosen))
         ended = command(*words, "recipe=estimate", f"hydra.run.dir={tmp_path / str(number)}")
         assert (python, script, ended.code) == ("python", "train.py", 0), ended.err
-        pasted = record.read(tmp_path / str(number))
+        pasted = record_file.read(tmp_path / str(number))
         host = {"host_peak_rss_bytes": None}
         assert asdict(pasted.memory) | host == asdict(found.outcome.memory) | host
         assert pasted.speed == found.outcome.speed and pasted.config == found.outcome.config

@@ -12,7 +12,7 @@ from test_fit import GPU, Here, planned, searched, tiny
 
 from recipes.foresight.search import space
 from recipes.machine import host
-from recipes.records import record
+from recipes.records import record_file
 
 ALL_ELSE = ("precision", "checkpointing", "model.attention", "optim")  # to keep, where another lever is looked at
 FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
@@ -193,7 +193,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
         _, _, *words = shlex.split(search.command(row.chosen))
         ended = command(*words, "recipe=estimate", f"hydra.run.dir={tmp_path / mode}")
         assert ended.code == 0, ended.err
-        pasted = record.read(tmp_path / mode)
+        pasted = record_file.read(tmp_path / mode)
         host = {"host_peak_rss_bytes": None}
         assert asdict(pasted.memory) | host == asdict(row.outcome.memory) | host
         assert pasted.speed == row.outcome.speed and pasted.config == row.outcome.config

@@ -1,0 +1,35 @@
+"""Write a file so that a reader never sees a part of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write to a temporary file in the same folder, flush it to the disk and rename it over `path`.
+
+    Raises OSError (no folder, a full disk) with `path` as its file name; an older file of that name is then unchanged.
+    """
+    name = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp gives 0o600
+        os.replace(name, path)
+    except BaseException as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
