@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import compose
-from test_fit import GPU, tiny
+from fit_search import GPU, tiny
 
 from recipes import config
 from recipes.machine import host

@@ -5,51 +5,19 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from concurrent.futures import Future
 from dataclasses import asdict
 
 import pytest
 from conftest import CONF, ROOT, small
+from fit_search import GPU, planned, searched, tiny
 
-from recipes.foresight.search import space
+from recipes.cli import fit
+from recipes.foresight.search import present, space
 from recipes.machine import host
 from recipes.options import menus
 from recipes.records import record_file
 
-sys.path.insert(0, str(ROOT / "scripts"))
-GPU = "gpu=rtx4090_24gb"
 MIB = 2**20
-
-
-def tiny(*words: str) -> list[str]:
-    """A small decoder of four layers, for a GPU that is not here."""
-    return [
-        *(word for word in small("model=gpt2_tiny") if not word.startswith(("device=", "batch.per_device="))),
-        "model.layers=4",
-        GPU,
-        *words,
-    ]
-
-
-class Here:
-    """An executor that does all at once, in this process."""
-
-    def submit(self, function, *args):
-        future = Future()
-        future.set_result(function(*args))
-        return future
-
-
-def planned(*words: str, **options) -> space.SearchSpace:
-    search, problems = space.plan(tiny(*words), space.Options(**options))
-    assert not problems
-    return search
-
-
-def searched(search: space.SearchSpace, top: int = 5):
-    from recipes.foresight.search import runner
-
-    return runner.run(search, top, Here())
 
 
 # --- what is asked -------------------------------------------------------------------------------------
@@ -225,28 +193,24 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
 
 
 def test_where_nothing_fits_it_says_what_comes_closest():
-    from fit import report
-
     search = planned(
         "batch.effective=2", "precision=fp32", "model.attention=sdpa", "optim=sgd", "launch.memory_limit_gib=0.001"
     )
     result = searched(search, 2)
     margins = [found.outcome.estimate.margin_bytes for found in result.rows]
     assert not result.fits and margins == sorted(margins, reverse=True) and margins[0] < 0
-    text = report(search, result, 1.0)
+    text = present.report(search, result, 1.0)
     assert f"Nothing fits. What comes closest misses by {-margins[0] / MIB:,.0f} MiB" in text
     assert search.command(result.rows[0].chosen) in text
 
 
 def test_predicted_stands_beside_measured(fork_server, capsys):
-    from fit import measure
-
     from recipes.foresight.search import runner
 
     words = small("model=gpt2_tiny")
     search = space.SearchSpace(words, None, 2)
     outcome, _ = runner.predict([word for word in words if word != "device=cpu"] + [GPU])
-    (measured,) = measure(search, [runner.Found({"precision": "bf16"}, outcome)], fork_server)
+    (measured,) = fit.measure(search, [runner.Found({"precision": "bf16"}, outcome)], fork_server)
     assert (
         measured.status == "ok" and measured.config["precision"]["name"] == "bf16" and measured.recipe == "accelerate"
     )
@@ -255,13 +219,11 @@ def test_predicted_stands_beside_measured(fork_server, capsys):
 
 
 def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):
-    from fit import main
-
     def pressed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(space, "plan", pressed)
-    assert main(tiny()) == 130
+    assert fit.main(tiny()) == 130
 
 
 def test_the_script_from_the_shell():

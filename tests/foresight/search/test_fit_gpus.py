@@ -8,9 +8,10 @@ from dataclasses import asdict
 
 import pytest
 from conftest import small
-from test_fit import GPU, Here, planned, searched, tiny
+from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
-from recipes.foresight.search import space
+from recipes.cli import fit
+from recipes.foresight.search import present, space
 from recipes.machine import host
 from recipes.records import record_file
 
@@ -132,7 +133,7 @@ def test_sketches_know_the_link_and_never_too_much_memory(tried):
     from recipes.foresight.search import candidates
 
     search, found = tried
-    made, why, _ = candidates.candidates_of(search, 2**60, Here())
+    made, why, _ = candidates.candidates_of(search, 2**60, SameProcessExecutor())
     assert not why and len(made) == len(found) == 3 * 2 * 2
     for candidate in made:
         (outcome,) = (outcome for chosen, outcome in found if chosen == candidate.chosen)
@@ -181,8 +182,6 @@ def test_it_finds_what_trying_all_finds(tried):
 
 
 def test_its_commands_give_what_its_table_says(command, tmp_path):
-    from fit import report
-
     search = planned(
         "batch.effective=8", "precision=bf16", "optim=sgd", "model.attention=sdpa", "checkpointing=none", gpus=4
     )
@@ -198,20 +197,18 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
         assert asdict(pasted.memory) | host == asdict(row.outcome.memory) | host
         assert pasted.speed == row.outcome.speed and pasted.config == row.outcome.config
         assert pasted.config["batch"]["per_device"] * pasted.config["accumulation"]["steps"] * 4 == 8
-    text = report(search, result, 1.0)
+    text = present.report(search, result, 1.0)
     assert (
         "parallelism" in text and "fsdp shard_grad_op" in text and "are of one GPU, samples/s of all together" in text
     )
 
 
 def test_its_commands_start_the_ranks_that_are_measured(fork_server):
-    from fit import measure
-
     from recipes.foresight.search import runner
 
     search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
     outcome, _ = runner.predict(search.command_words({"parallelism": "ddp", "batch.per_device": 1}))
     search.words = small("model=gpt2_tiny", "batch.per_device=1")
-    (measured,) = measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], fork_server)
+    (measured,) = fit.measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], fork_server)
     assert measured.status == "ok" and len(measured.memory.per_rank) == 2
     assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)

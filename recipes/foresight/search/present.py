@@ -1,0 +1,123 @@
+"""The text that `scripts/fit.py` prints: what is searched, the table of what fits, predicted beside measured."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from recipes.foresight.search import space
+from recipes.foresight.validation.error_stats import signed
+from recipes.records.record import Record
+from recipes.units import MIB
+
+if TYPE_CHECKING:
+    from recipes.foresight.search.runner import Found, Result  # imports torch
+
+# Columns of predicted beside measured: heading, part of the record, field, unit, decimals.
+COMPARED = (
+    ("reserved MiB", "memory", "peak_reserved_bytes", MIB, 0),
+    ("device MiB", "memory", "device_used_bytes", MIB, 0),
+    ("samples/s", "speed", "samples_per_second", 1, 2),
+)
+
+
+def heading(search: space.SearchSpace) -> str:
+    """What is searched, what is kept, and what is left out and why."""
+    searched = [f"{lever} ({', '.join(map(str, values))})" for lever, values in search.values.items()]
+    cfg = search.base
+    gpus = cfg.parallelism.num_processes
+    count, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
+    lines = [
+        f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
+        f"{count}{cfg.gpu.device_name} ({cfg.gpu.memory_bytes / MIB:,.0f} MiB{each}).",
+        f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}.",
+    ]
+    if search.pinned:
+        lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
+    changing = [lever for lever in space.CHANGES_TRAINING if lever in search.values]
+    if changing:
+        lines.append(
+            f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "
+            f"computed; fit.keep=[{','.join(changing)}] keeps "
+            f"{' '.join(f'{lever}={space.now(cfg, lever)}' for lever in changing)}."
+        )
+    return "\n".join(
+        [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]
+    )
+
+
+def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
+    """The table, the commands in the order of its rows, and the assumptions behind the figures. seconds: it took."""
+    lines = [f"\n{seconds:.0f} s: {result.sketched} sketches, {result.estimated} estimates."]
+    if not result.rows:
+        return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
+    if not result.fits:
+        missing = -result.rows[0].outcome.estimate.margin_bytes
+        lines.append(f"Nothing fits. What comes closest misses by {missing / MIB:,.0f} MiB:")
+    lines += ["", results_table(search, result.rows), ""]
+    for number, found in enumerate(result.rows, 1):
+        lines.append(f"{number}. {search.command(found.chosen)}")
+    lines.append("\nPredicted; the same command with recipe=estimate says more of each.")
+    if search.base.parallelism.num_processes > 1:
+        lines.append("Batch, memory and margin are of one GPU, samples/s of all together.")
+    notes = dict.fromkeys(note for found in result.rows for note in found.outcome.warnings)
+    return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
+
+
+def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
+    """One row per configuration: the levers that were searched, memory, margin, speed."""
+    headings = {lever: lever.split(".")[-1] for lever in search.values if lever != space.BATCH}
+    cells = []
+    for number, found in enumerate(rows, 1):
+        outcome = found.outcome
+        batch, steps = outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"]
+        cells.append(
+            [
+                str(number),
+                *(found.chosen[lever] for lever in headings),
+                f"{batch} x {steps}",
+                f"{outcome.memory.device_used_bytes / MIB:,.0f}",
+                f"{outcome.estimate.margin_bytes / MIB:,.0f}",
+                f"{outcome.speed.samples_per_second:.2f}",
+                f"{outcome.speed.step_seconds_median:.3f}",
+            ]
+        )
+    figures = ["memory MiB", "margin MiB", "samples/s", "step s"]
+    return terminal_table(["", *headings.values(), "batch", *figures], cells, 2 + len(headings))
+
+
+def comparison(predicted: list[Record], measured: list[Record]) -> str:
+    """Predicted beside measured, one row per configuration, and the errors of the runs that failed."""
+    cells = []
+    for number, (estimate, run) in enumerate(zip(predicted, measured), 1):
+        row = [str(number), run.status]
+        for _, part, field, unit, decimals in COMPARED:
+            values = [getattr(getattr(record, part), field) for record in (estimate, run)]
+            error = signed(*values)
+            row += [f"{value / unit:,.{decimals}f}" if value else "" for value in values]
+            row.append("" if error is None else f"{error:+.1%}")
+        cells.append(row)
+    headings = [f"{name} {kind}" for name, *_ in COMPARED for kind in ("predicted", "measured", "error")]
+    lines = ["", terminal_table(["", "status", *headings], cells, 2)]
+    lines += [
+        f"{number}. {run.status}: {run.error.message}"
+        for number, run in enumerate(measured, 1)
+        if run.error is not None
+    ]
+    return "\n".join(lines)
+
+
+def terminal_table(headings: list[str], cells: list[list[str]], left: int) -> str:
+    """A table for the terminal. left: how many columns, from the first, are aligned to the left."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for index, text in enumerate(headings):
+        table.add_column(text, justify="left" if index < left else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
+    output = io.StringIO()
+    Console(file=output, width=200, color_system=None, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

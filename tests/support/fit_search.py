@@ -1,0 +1,44 @@
+"""A small search for tests of fit: a decoder of four layers on a GPU that is not installed."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from conftest import small
+
+from recipes.foresight.search import space
+
+GPU = "gpu=rtx4090_24gb"
+
+
+def tiny(*overrides: str) -> list[str]:
+    """The overrides of a small decoder of four layers on GPU, with a test's own behind them."""
+    return [
+        *(word for word in small("model=gpt2_tiny") if not word.startswith(("device=", "batch.per_device="))),
+        "model.layers=4",
+        GPU,
+        *overrides,
+    ]
+
+
+class SameProcessExecutor:
+    """A concurrent.futures.Executor that runs each call at once, in this process."""
+
+    def submit(self, function, *args):
+        future = Future()
+        future.set_result(function(*args))
+        return future
+
+
+def planned(*overrides: str, **options) -> space.SearchSpace:
+    """The search space of `tiny(*overrides)`; options: of fit."""
+    search, problems = space.plan(tiny(*overrides), space.Options(**options))
+    assert not problems
+    return search
+
+
+def searched(search: space.SearchSpace, top: int = 5):
+    """The result of a search in this process."""
+    from recipes.foresight.search import runner
+
+    return runner.run(search, top, SameProcessExecutor())
