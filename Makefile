@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.installed  ## make .venv and install what was tested together
 
@@ -21,11 +21,23 @@ train: setup  ## run the main job; other options: make train ARGS="precision=bf1
 test: setup  ## run the tests, in two processes
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
 
+check: setup  ## lint, formatting and types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright
+
+check-latest:  ## the contract tests of recipes/third_party against the newest releases, in a temporary environment
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(PYTHON) -m venv "$$folder/venv"; \
+	"$$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade $$($(PYTHON) scripts/requirements.py newest); \
+	"$$folder/venv/bin/python" -m pip list --disable-pip-version-check | grep -iE '^(torch|transformers|accelerate|hydra-core|submitit|bitsandbytes) '; \
+	"$$folder/venv/bin/python" -m pytest -q -p no:cacheprovider tests/third_party $(ARGS)
+
 bench: setup  ## what the recipes add to a training step and to a whole run
 	$(RUN) scripts/bench_step.py
 
 clean:  ## remove .venv and caches; outputs/ stays
-	rm -rf $(VENV) .pytest_cache *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test bench clean
+.PHONY: help setup train test check check-latest bench clean
