@@ -22,6 +22,7 @@ from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options.compose import compose as compose_config
 from recipes.records import record, record_file, run_folder
+from recipes.records.messages import Message, WarningRaised
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -64,9 +65,9 @@ def small(*overrides: str) -> list[str]:
 
 
 def pytest_configure(config):
-    # A shell that starts the tests in the background has SIGINT ignored, and so would have all that they start.
+    """No network, and no cache of the user's: set before anything reads these variables."""
+    # A shell that starts the tests in the background ignores SIGINT, which every process below would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    """No network, and no cache of the user's: before anything reads these variables."""
     config._cache_folder = tempfile.TemporaryDirectory(prefix="headroom-tests-")
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
@@ -167,11 +168,11 @@ def pretend_gpu(monkeypatch):
 
 
 class Run(NamedTuple):
-    """A job that is over: its record, its folder, and what its worker told: (kind, values)."""
+    """A job that is over: its record, its folder, and the messages of its worker."""
 
     record: record.Record
     folder: Path
-    heard: list[tuple[str, dict]]
+    messages: list[Message]
 
 
 @pytest.fixture(scope="session")
@@ -195,31 +196,31 @@ def train(make_job, fork_server):
 
     def train(*overrides: str, status: str | None = "ok", fork_server=fork_server) -> Run:
         named = any(word.startswith("recipe=") for word in overrides)
-        job, heard = make_job(*small(*overrides), *([] if named else ["recipe=accelerate"])), []
-        outcome = supervise.run(job, lambda kind, values: heard.append((kind, values)), fork_server)
+        job, messages = make_job(*small(*overrides), *([] if named else ["recipe=accelerate"])), []
+        outcome = supervise.run(job, messages.append, fork_server)
         assert status in (None, outcome.status), (
             outcome.status,
             outcome.error,
             _tail(job.folder / run_folder.LOG_FILE),
         )
-        return Run(outcome, job.folder, heard)
+        return Run(outcome, job.folder, messages)
 
     return train
 
 
 @pytest.fixture
 def again(make_job, fork_server):
-    """again(folder, *words, status="ok", hear=) -> (record, warnings): a job in a folder that has been used."""
+    """again(folder, *words, status="ok", on_message=) -> (record, warnings): a job in a folder that has been used."""
 
-    def again(folder, *words: str, status: str | None = "ok", hear=lambda *_: None):
+    def again(folder, *words: str, status: str | None = "ok", on_message=lambda _: None):
         job, warned = make_job(*small(*words)), []
         job.folder = folder
         (folder / record_file.FILE_NAME).unlink(missing_ok=True)
 
-        def listen(kind, values):
-            hear(kind, values)
-            if kind == "warning":
-                warned.append(values["text"])
+        def listen(message):
+            on_message(message)
+            if isinstance(message, WarningRaised):
+                warned.append(message.text)
 
         outcome = supervise.run(job, listen, fork_server)
         assert status in (None, outcome.status), (outcome.error, (folder / run_folder.LOG_FILE).read_text()[-2000:])

@@ -1,28 +1,30 @@
-"""What a person sees: a bar while a job runs, a short summary when it is over."""
+"""Prints for a person: a progress bar while a job runs, and lines on stdout and stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from typing import TextIO
 
 from recipes.ranks import rank_info
+from recipes.records.messages import Message, PhaseStarted, StepsDone, WarningRaised
 
 
 class Console:
-    """Draws a job's progress on stderr; a plain line now and then where stderr is no terminal.
+    """A job's progress bar on stderr; plain lines where stderr is no terminal.
 
-    words, number, jobs: which job of a sweep this is, and of how many. quiet: draw nothing, for jobs
-    side by side, whose bars would write over one another.
+    label, number, jobs: in a sweep, the job's overrides, its number from 1, and the number of jobs (None: not known).
+    quiet: draw nothing, for jobs that run at the same time, whose bars would overwrite each other.
     """
 
-    def __init__(self, words: str = "", number: int = 0, jobs: int | None = None, quiet: bool = False):
+    def __init__(self, label: str = "", number: int = 0, jobs: int | None = None, quiet: bool = False):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.sweeping, self.quiet = number > 0, quiet
-        self.head = f"{number}{f'/{jobs}' if jobs else ''}  {words}  " if self.sweeping else ""
+        self.in_sweep, self.quiet = number > 0, quiet
+        self.prefix = f"{number}{f'/{jobs}' if jobs else ''}  {label}  " if self.in_sweep else ""
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -34,60 +36,64 @@ class Console:
             refresh_per_second=5,
             disable=quiet,
         )
-        self.task = self.progress.add_task(self.head + "starting", total=None, text="")
-        self.total = 0
+        self.task = self.progress.add_task(self.prefix + "starting", total=None, text="")
+        self.total_steps = 0
 
-    def __enter__(self):
+    def __enter__(self) -> Console:
         self.progress.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.progress.stop()
 
-    def hear(self, kind: str, values: dict) -> None:
-        """A message of the worker: phase, progress or warning."""
-        if kind == "phase":
-            self.total = values.get("total", 0)
-            self.progress.reset(
-                self.task,
-                description=self.head + values["name"],
-                total=self.total or None,
-                completed=values.get("step", 0),
-                text="",
-            )
-        elif kind == "progress":
-            text = (
-                f"{values['step']}/{self.total}  loss {values['loss']:.4f}  "
-                f"{values['samples_per_second']:.1f} samples/s"
-            )
-            self.progress.update(self.task, completed=values["step"], text=text)
-            if not self.console.is_terminal and not self.sweeping:
-                self.console.print(text)
-        elif kind == "warning":
-            self.warn(values["text"])
+    def on_message(self, message: Message) -> None:
+        """Show a message of the worker."""
+        if isinstance(message, PhaseStarted):
+            self._start_phase(message)
+        elif isinstance(message, StepsDone):
+            self._update(message)
+        elif isinstance(message, WarningRaised):
+            self.warn(message.text)
 
     def warn(self, text: str) -> None:
-        """A line that deserves a look but stops nothing."""
+        """Print a warning, in a line of its own."""
         if not self.quiet:
             with contextlib.suppress(OSError):
                 self.console.print(f"warning: {text}", style="yellow", markup=False)
 
+    def _start_phase(self, phase: PhaseStarted) -> None:
+        self.total_steps = phase.total
+        self.progress.reset(
+            self.task,
+            description=self.prefix + phase.name,
+            total=phase.total or None,  # type: ignore[arg-type]  (None: a bar without an end, as in add_task)
+            completed=phase.step,
+            text="",
+        )
+
+    def _update(self, done: StepsDone) -> None:
+        speed = f"{done.samples_per_second:.1f} samples/s"
+        text = f"{done.step}/{self.total_steps}  loss {done.loss:.4f}  {speed}"
+        self.progress.update(self.task, completed=done.step, text=text)
+        if not self.console.is_terminal and not self.in_sweep:
+            self.console.print(text)
+
 
 def say(text: str) -> None:
-    """Print on stdout. A reader that has left (`| head`) is no failure: the record holds it all."""
+    """Print on stdout, on rank 0 alone. A reader that has left (`| head`) is no error: the record holds everything."""
     _print(text, sys.stdout)
 
 
 def say_problems(problems: list[str]) -> None:
-    """Refusals, a line each, on stderr."""
+    """Print refusals on stderr, a line each."""
     for problem in problems:
         _print(f"refused: {problem}", sys.stderr)
 
 
-def _print(text: str, stream) -> None:
-    if not rank_info.current_rank().is_main:  # a launcher's other ranks would say it all again
+def _print(text: str, stream: TextIO) -> None:
+    if not rank_info.current_rank().is_main:
         return
     try:
         print(text, file=stream, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python flushes again at exit and would complain

@@ -13,6 +13,7 @@ from recipes.jobs import fork_client, launch, run_lock, supervise
 from recipes.options import compose, hydra_errors, resume, validate
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record, record_file
+from recipes.records.messages import Message
 from recipes.tracking import trackers
 
 # One run's exit code by its status; 1 for any other.
@@ -82,7 +83,7 @@ def run_nonzero_rank(outcome: record.Record, problems: list[str]) -> str:
     """A rank that was started beside rank 0, which has the folder and the screen. Returns its status."""
     if problems:
         return "refused"
-    return supervise.run(launch.Job(outcome, None, rank_info.current_rank()), lambda *_, **__: None).status
+    return supervise.run(launch.Job(outcome, None, rank_info.current_rank()), lambda _: None).status
 
 
 def occupied(folder: Path) -> bool:
@@ -119,14 +120,14 @@ def run_in(
     outcome.warnings = validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group)
 
-    def hear(kind, values):
-        display.hear(kind, values)
-        tracker.hear(kind, values)
+    def on_message(message: Message) -> None:
+        display.on_message(message)
+        tracker.on_message(message)
 
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), hear, fork_server)
+        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), on_message, fork_server)
         troubles = tracker.finish(outcome)
     if troubles:
         outcome.warnings += troubles

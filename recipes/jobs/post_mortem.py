@@ -1,102 +1,104 @@
-"""The record of a worker that could not write its own, from what its parent saw."""
+"""The record of a job whose worker could not write its own, made from what its parent saw."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.config import from_dict
 from recipes.jobs import launch
 from recipes.options import memory_hints
 from recipes.records import record, record_file, run_folder
+from recipes.records.messages import RankFailed
 from recipes.records.record import Error, Record
 
 
-def leave_record(
-    job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int, cause: tuple[str, Error] | None
-) -> Record:
-    """The record in the folder, with what only the parent knows."""
-    outcome = _written(job.folder)
-    several = cause is not None and (cause[1].rank > 0 or job.rank_info.launched)
-    if outcome is None:
-        outcome = _post_mortem(job, ended, code, phase, kernel_kills)
-        if several and outcome.status != "oom":
-            outcome.status, outcome.error = cause
-        record_file.write(outcome, job.folder)
-    elif outcome.status == "ok" and (code != 0 or several):  # the result was safe before the ledger's step
-        how = f"rank {cause[1].rank}: {cause[1].message}" if several else f"the worker ended ({exit_text(code)})"
-        outcome.warnings.append(f"{how} while memory was counted; the training itself was over.")
-        record_file.write(outcome, job.folder)
-    elif several:  # rank 0 only saw the others go
-        outcome.status, outcome.error = cause
-        record_file.write(outcome, job.folder)
-    return outcome
+@dataclass(frozen=True)
+class WorkerExit:
+    """How the worker of rank 0 ended, as its supervisor saw it.
 
-
-def _written(folder: Path) -> Record | None:
-    try:
-        return record_file.read(folder)
-    except (OSError, ValueError):
-        return None
-
-
-def _post_mortem(job: launch.Job, ended: str, code: int, phase: str, kernel_kills: int) -> Record:
-    """The record of a worker that could not write its own, from what its parent saw."""
-    outcome = job.record
-    outcome.training = _steps_written(job.folder)
-    where = {"train": "forward", "count": "step"}.get(phase, phase)  # a dead process does not say more
-    if ended == "interrupted":
-        outcome.status, outcome.error = "interrupted", Error(where, "KeyboardInterrupt", "stopped by the user")
-    elif ended == "preempted":
-        outcome.status = "preempted"
-    elif ended == "timeout":
-        limit = outcome.config["launch"]["timeout_seconds"]
-        outcome.status = "timeout"
-        outcome.error = Error(
-            where,
-            "Timeout",
-            f"not done after {limit:g} seconds",
-            "Raise launch.timeout_seconds, or give it fewer steps with train.max_steps.",
-        )
-    elif code < 0 and kernel_kills() > kernel_kills:
-        outcome.status = "oom"
-        outcome.error = Error(
-            where,
-            "KernelOutOfMemory",
-            f"the system ran out of memory and ended it ({exit_text(code)})",
-            memory_hints.memory_hint(from_dict(outcome.config)),
-        )
-    elif code < 0:
-        outcome.status, outcome.error = "killed", Error(where, "Killed", exit_text(code))
-    else:
-        outcome.status = "failed"
-        outcome.error = Error(
-            where,
-            "WorkerDied",
-            f"{exit_text(code)} and left no record",
-            f"Its last words are in {job.folder / run_folder.LOG_FILE}.",
-        )
-    return outcome
-
-
-def write_post_mortem(job: launch.Job, status: str, why: str, hint: str | None) -> Record:
-    """The record of a job whose parent is gone too: what its worker wrote, or what its steps tell.
-
-    status, why, hint: for the latter, from whoever saw it end. Raises OSError when the folder cannot be written.
+    reason: exited, interrupted, preempted or timeout. code: its exit code, negative for a signal.
+    phase: the last phase that it entered. out_of_memory: the kernel killed processes for memory while it ran.
     """
+
+    reason: str
+    code: int
+    phase: str
+    out_of_memory: bool
+
+
+def leave_record(job: launch.Job, worker: WorkerExit, cause: RankFailed | None) -> Record:
+    """The record in the job's folder, completed with what only the parent knows.
+
+    cause: the failure that ended the job, if a rank failed. Raises OSError when the folder cannot be written.
+    """
+    assert job.folder is not None, "rank 0 has the folder"
+    outcome = _written(job.folder)
+    if cause is not None and cause.error.rank == 0 and not job.rank_info.launched:
+        cause = None  # the worker's own record says so already
+    if outcome is None:
+        outcome = job.record
+        outcome.training = _steps_written(job.folder)
+        outcome.status, outcome.error = _explain(job, worker)
+        if cause is not None and outcome.status != "oom":
+            outcome.status, outcome.error = cause.status, cause.error
+    elif outcome.status == "ok":
+        if worker.code == 0 and cause is None:
+            return outcome
+        # The result was written before the step of the memory ledger.
+        what = f"rank {cause.error.rank}: {cause.error.message}" if cause else f"the worker: {exit_text(worker.code)}"
+        outcome.warnings.append(f"{what}, while memory was counted; the training had ended.")
+    elif cause is None:
+        return outcome
+    else:  # rank 0 lost contact with the rank that failed
+        outcome.status, outcome.error = cause.status, cause.error
+    record_file.write(outcome, job.folder)
+    return outcome
+
+
+def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
+    """(status, error) of a worker that left no record."""
+    phase = {"train": "forward", "count": "step"}.get(worker.phase, worker.phase)  # nothing more precise is known
+    if worker.reason == "interrupted":
+        return "interrupted", Error(phase, "KeyboardInterrupt", "stopped by the user")
+    if worker.reason == "preempted":
+        return "preempted", None
+    if worker.reason == "timeout":
+        limit_seconds = job.record.config["launch"]["timeout_seconds"]
+        hint = "Raise launch.timeout_seconds, or train fewer steps with train.max_steps."
+        return "timeout", Error(phase, "Timeout", f"not done after {limit_seconds:g} seconds", hint)
+    if worker.out_of_memory:
+        message = f"the system ran out of memory and killed the process ({exit_text(worker.code)})"
+        hint = memory_hints.memory_hint(from_dict(job.record.config))
+        return "oom", Error(phase, "KernelOutOfMemory", message, hint)
+    if worker.code < 0:
+        return "killed", Error(phase, "Killed", exit_text(worker.code))
+    hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."
+    return "failed", Error(phase, "WorkerDied", f"{exit_text(worker.code)}, and no record", hint)
+
+
+def write_post_mortem(job: launch.Job, status: str, message: str, hint: str | None) -> Record:
+    """The record of a job whose parent has ended too: the one in its folder, or one made from steps.jsonl.
+
+    status, message, hint: for the latter, from the process that noticed. Raises OSError when the folder cannot be
+    written.
+    """
+    assert job.folder is not None
     outcome = _written(job.folder)
     if outcome is None:
         outcome = job.record
         outcome.training = _steps_written(job.folder)
-        where = "forward" if outcome.training.steps else "load"
-        outcome.status, outcome.error = status, Error(where, status.capitalize(), why, hint)
+        phase = "forward" if outcome.training.steps else "load"
+        outcome.status, outcome.error = status, Error(phase, status.capitalize(), message, hint)
         record_file.write(outcome, job.folder)
     return outcome
 
 
 def exit_text(code: int) -> str:
+    """An exit code for a person: `exit code 7`, `SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -105,8 +107,16 @@ def exit_text(code: int) -> str:
         return f"signal {-code}"
 
 
+def _written(folder: Path) -> Record | None:
+    """The record in a folder; None if there is none that can be read."""
+    try:
+        return record_file.read(folder)
+    except (OSError, ValueError):
+        return None
+
+
 def _steps_written(folder: Path) -> record.Training:
-    """What steps.jsonl holds of a training; a half-written last line does not count."""
+    """The training that steps.jsonl holds; a last line that is cut off does not count."""
     rows = []
     with contextlib.suppress(OSError, ValueError):
         for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
@@ -122,7 +132,7 @@ def _steps_written(folder: Path) -> record.Training:
 
 
 def kernel_kills() -> int:
-    """How many processes Linux has ended for want of memory since it started; 0 elsewhere."""
+    """How many processes Linux has killed for memory since it booted; 0 on other systems."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

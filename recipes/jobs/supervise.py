@@ -1,4 +1,4 @@
-"""Watch a job's workers, stop them, and see to it that a record is left whatever becomes of them."""
+"""Supervises the workers of a job: passes their messages on, ends them, and makes sure that a record is left."""
 
 from __future__ import annotations
 
@@ -8,107 +8,199 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from multiprocessing.connection import wait
 
 from recipes.checkpoint import stop_request
 from recipes.jobs import fork_client, launch, post_mortem
+from recipes.jobs.post_mortem import WorkerExit
 from recipes.ranks import failure_store
+from recipes.records.messages import Message, PhaseStarted, RankFailed
 from recipes.records.record import Error, Record
 
-GRACE_SECONDS = 0.6  # between asking a worker to stop and ending it; Ctrl-C must be over within a second
+GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
 POLL_SECONDS = 0.2
-# The process that torchrun is, also inside `accelerate launch`: it starts each rank itself, and outlives it.
-LAUNCHER = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+# The parent's process id under torchrun (also inside `accelerate launch`), which starts each rank itself; else None.
+LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def run(job: launch.Job, hear: Callable, fork_server: fork_client.ForkServer | None = None) -> Record:
-    """Run a job, all its ranks, to its end. hear(kind, values): called for each message of rank 0.
+def run(
+    job: launch.Job, on_message: Callable[[Message], None], fork_server: fork_client.ForkServer | None = None
+) -> Record:
+    """Run a job, with all the ranks that it starts, to its end.
 
-    fork_server: forks the workers, where many jobs are run; without one each gets a new interpreter.
+    on_message: called with each message of rank 0, except failures.
+    fork_server: forks the workers, where many jobs are run; without one each worker gets a new interpreter.
 
-    Returns the record that lies in the folder. Ctrl-C (KeyboardInterrupt) is an end like any other.
-    Raises OSError when the folder cannot be written. A rank other than 0 that a launcher started leaves no
-    record; what is returned says how it ended.
+    Returns the record, which is also in the job's folder. Ctrl-C (KeyboardInterrupt) ends the job with a record. A rank
+    other than 0 that a launcher started writes no record; the record that is returned says how the rank ended.
+    Raises OSError when the folder cannot be written.
     """
     kernel_kills = post_mortem.kernel_kills()
-    told = {"phase": "load"}
-    failures: list[dict] = []  # what ranks said of their end, in the order in which it was heard
+    supervisor = Supervisor(job, on_message)
+    reason = supervisor.run_workers(fork_server)
+    with _signals_ignored():  # a second Ctrl-C must not cost the record
+        return supervisor.conclude(reason, kernel_kills)
 
-    def listen(kind, values):
-        if kind == "failed":
-            failures.append(values)
-            return
-        if kind == "phase":
-            told["phase"] = values["phase"]
-        with contextlib.suppress(OSError):  # a screen that is gone (`2>&1 | head`) is no reason to stop
-            hear(kind, values)
 
-    limit = job.record.config["launch"]["timeout_seconds"]
-    workers: list[launch.Running] = []
-    asked = stop_request.StopRequest()
-    try:
-        with asked.listening(job.record.config["save"]["on_signal"]):
-            workers = launch.start(job, fork_server)
-            ended = _watch(workers, listen, failures, time.monotonic() + limit if limit else None, asked)
-    except KeyboardInterrupt:
-        ended = "interrupted"
-    with _undisturbed():  # a second Ctrl-C must not cost the record
-        if ended == "interrupted":
-            _ask_to_stop(workers, listen, failures)
-        died = {w.rank_info.rank: w.process.returncode for w in workers if w.process.poll() is not None}
-        for worker in workers:
+class Supervisor:
+    """The workers of one job, from their start to the record that is left."""
+
+    def __init__(self, job: launch.Job, on_message: Callable[[Message], None]):
+        self.job = job
+        self.workers: list[launch.Running] = []
+        self.phase = "load"  # the last phase that rank 0 entered
+        self.failures: list[RankFailed] = []  # in the order of arrival
+        self._on_message = on_message
+        self._stop = stop_request.StopRequest()
+
+    def run_workers(self, fork_server: fork_client.ForkServer | None) -> str:
+        """Start the workers and watch them. Returns 'exited', 'timeout' or 'interrupted'."""
+        config = self.job.record.config
+        limit_seconds = config["launch"]["timeout_seconds"]
+        try:
+            with self._stop.listening(config["save"]["on_signal"]):
+                self.workers = launch.start(self.job, fork_server)
+                deadline = time.monotonic() + limit_seconds if limit_seconds else None
+                return self._watch(deadline, forward_stop=True)
+        except KeyboardInterrupt:
+            return "interrupted"
+
+    def conclude(self, reason: str, kernel_kills: int) -> Record:
+        """End what is left of the workers and return the record.
+
+        reason: what `run_workers` returned. kernel_kills: `post_mortem.kernel_kills()` before the job.
+        """
+        if reason == "interrupted" and self.workers:
+            self._signal_workers(signal.SIGINT)
+            self._watch(time.monotonic() + GRACE_SECONDS)
+        exit_codes = {w.rank_info.rank: w.process.returncode for w in self.workers if w.process.poll() is not None}
+        for worker in self.workers:
             _end(worker)
-        code = workers[0].process.returncode if workers else 0
-        if asked.to_stop and ended == "exited" and -signal.SIGTERM in died.values():
-            ended, failures = "preempted", []  # before it had learnt to listen: nothing was trained
-        if LAUNCHER not in (None, os.getppid()) and not asked.listens:
-            failures = [_by_the_launcher(f) if f["lost"] else f for f in failures]
-        cause = _cause(failures, died) if ended == "exited" or failures else None
-        if job.rank_info.is_main:
-            return post_mortem.leave_record(job, ended, code, told["phase"], kernel_kills, cause)
-        outcome = job.record
-        outcome.status = "interrupted" if ended == "interrupted" else "ok" if code == 0 else "failed"
+        if self._stop.to_stop and reason == "exited" and -signal.SIGTERM in exit_codes.values():
+            reason, self.failures = "preempted", []  # SIGTERM arrived before the worker installed its handler
+        if _launcher_is_gone() and not self._stop.listens:
+            self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
+        cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
+        code = self.workers[0].process.returncode if self.workers else 0
+        if not self.job.rank_info.is_main:
+            return self._nonzero_rank_record(reason, code, cause)
+        out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
+        return post_mortem.leave_record(self.job, WorkerExit(reason, code, self.phase, out_of_memory), cause)
+
+    def _nonzero_rank_record(self, reason: str, code: int, cause: RankFailed | None) -> Record:
+        """How a rank other than 0 ended, under a launcher. Published here if the worker could not do so itself."""
+        outcome = self.job.record
+        outcome.status = "interrupted" if reason == "interrupted" else "ok" if code == 0 else "failed"
         if cause is not None:
-            outcome.status, outcome.error = cause
-            if not failures:  # it died without a word: rank 0 cannot know of whom
-                failure_store.publish_failure(
-                    job.rank_info, {"status": outcome.status, "error": asdict(outcome.error), "lost": False}
-                )
+            outcome.status, outcome.error = cause.status, cause.error
+            if not self.failures:  # the worker died before it could publish its failure
+                failure_store.publish_failure(self.job.rank_info, cause.to_dict())
         return outcome
 
+    def _watch(self, deadline: float | None, forward_stop: bool = False) -> str:
+        """Receive messages until all workers have exited.
 
-def _by_the_launcher(failure: dict) -> dict:
-    """What a rank says that lost contact because others heard before it that the launcher was killed."""
-    error = failure["error"] | {"type": "KeyboardInterrupt", "message": "the launcher was killed"}
-    return failure | {"status": "interrupted", "error": error}
+        Returns 'exited', 'timeout' at the deadline (time.monotonic()), or 'interrupted' if the launcher was killed and
+        the job saves on no signal. With forward_stop, a request to stop is forwarded to the workers as SIGTERM.
+        Once one rank has failed, the others get GRACE_SECONDS of the failure store: they may still report an error, or
+        wait for the failed rank forever.
+        """
+        forwarded, grace_end = False, None
+        while True:
+            if forward_stop and _launcher_is_gone():  # nothing else would end its ranks
+                if not self._stop.listens:
+                    return "interrupted"
+                self._stop.to_stop = True
+            if forward_stop and self._stop.to_stop and not forwarded:
+                forwarded = True
+                self._signal_workers(signal.SIGTERM)
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
+                return "timeout"
+            # Poll the processes before the pipes, so that the last messages of a process that has exited are read.
+            running = [worker for worker in self.workers if worker.process.poll() is None]
+            self._receive_all()
+            if not running:
+                return "exited"
+            if grace_end is None and (self.failures or any(worker.process.returncode for worker in self.workers)):
+                grace_end = now + failure_store.GRACE_SECONDS
+            if grace_end is not None and now > grace_end and self._another_rank_failed():
+                return "exited"
+            self._wait_for_message(running)
+
+    def _another_rank_failed(self) -> bool:
+        """Whether a worker may be waiting for a rank that failed. Under a launcher the supervisor has one worker."""
+        own_rank = self.workers[0].rank_info.rank
+        return len(self.workers) > 1 or any(failure.error.rank != own_rank for failure in self.failures)
+
+    def _wait_for_message(self, running: list[launch.Running]) -> None:
+        """Handle the next message of each worker that has one, after POLL_SECONDS at the latest."""
+        workers = {worker.pipe: worker for worker in running}
+        for pipe in wait(list(workers), timeout=POLL_SECONDS):
+            try:
+                self._handle(pipe.recv())  # type: ignore[union-attr]  (`wait` returns what it was given)
+            except (EOFError, ConnectionResetError):  # the worker closed its end: it is about to exit
+                with contextlib.suppress(Exception):
+                    workers[pipe].process.wait(POLL_SECONDS)  # type: ignore[index]
+
+    def _receive_all(self) -> None:
+        """Handle every message that has arrived."""
+        for worker in self.workers:
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                while worker.pipe.poll(0):
+                    self._handle(worker.pipe.recv())
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, RankFailed):
+            self.failures.append(message)
+            return
+        if isinstance(message, PhaseStarted):
+            self.phase = message.phase
+        with contextlib.suppress(OSError):  # a terminal that is gone (`2>&1 | head`) is no reason to stop
+            self._on_message(message)
+
+    def _signal_workers(self, number: int) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.send_signal(number)
 
 
-def _cause(failures: list[dict], died: dict[int, int]) -> tuple[str, Error] | None:
-    """(status, error) of the rank that took the others down: the first that did not merely lose contact.
+def find_cause(failures: list[RankFailed], exit_codes: dict[int, int]) -> RankFailed | None:
+    """The failure that took the other ranks down: the first that is more than lost contact; None if nothing failed.
 
-    failures: what ranks said. died: exit code of each rank that ended by itself.
+    failures: what ranks reported, in the order of arrival. exit_codes: by rank, of workers that ended by themselves.
     """
-    first = next((f for f in failures if not f["lost"]), None)
-    silent = sorted(
-        rank for rank, code in died.items() if code != 0 and rank not in {f["error"]["rank"] for f in failures}
-    )
-    if first is None and silent:
-        code = died[silent[0]]
-        return "killed" if code < 0 else "failed", Error(
-            "step", "Killed" if code < 0 else "WorkerDied", post_mortem.exit_text(code), rank=silent[0]
-        )
-    first = first or next(iter(failures), None)
-    return (first["status"], Error(**first["error"])) if first else None
+    first = next((failure for failure in failures if not failure.lost_contact), None)
+    if first is not None:
+        return first
+    reported = {failure.error.rank for failure in failures}
+    silent = sorted(rank for rank, code in exit_codes.items() if code != 0 and rank not in reported)
+    if silent:
+        code = exit_codes[silent[0]]
+        status, kind = ("killed", "Killed") if code < 0 else ("failed", "WorkerDied")
+        return RankFailed(status, Error("step", kind, post_mortem.exit_text(code), rank=silent[0]))
+    return failures[0] if failures else None
+
+
+def _launcher_is_gone() -> bool:
+    """Whether the torchrun that started this process was killed."""
+    return LAUNCHER_PID not in (None, os.getppid())
+
+
+def _launcher_killed(failure: RankFailed) -> RankFailed:
+    """The failure of a rank that lost contact because another one noticed first that the launcher was killed."""
+    error = replace(failure.error, type="KeyboardInterrupt", message="the launcher was killed")
+    return replace(failure, status="interrupted", error=error)
 
 
 @contextlib.contextmanager
-def _undisturbed():
-    """Leave Ctrl-C and its relatives unheard for a moment."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    if threading.current_thread() is not threading.main_thread():  # handlers belong to the main thread
+def _signals_ignored():
+    """Ignore Ctrl-C and the other signals that end a run, for the duration of the block."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
@@ -117,66 +209,9 @@ def _undisturbed():
             signal.signal(number, handler)
 
 
-def _watch(
-    workers: list[launch.Running],
-    hear: Callable,
-    failures: list,
-    deadline: float | None,
-    asked: stop_request.StopRequest | None = None,
-) -> str:
-    """Listen until the workers are gone: 'exited', 'timeout' at the deadline, or 'interrupted' when the launcher is.
-
-    What `asked` hears is passed on. Once one has failed, the others have a moment left: they may have something to say,
-    or wait for ever.
-    """
-    last_words, passed_on = None, False
-    while True:
-        if asked is not None and LAUNCHER not in (None, os.getppid()):  # killed: nothing else would end its ranks
-            if not asked.listens:
-                return "interrupted"
-            asked.to_stop = True
-        if asked is not None and asked.to_stop and not passed_on:
-            passed_on = True
-            for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    worker.process.send_signal(signal.SIGTERM)
-        now = time.monotonic()
-        if deadline is not None and now > deadline:
-            return "timeout"
-        codes = [worker.process.poll() for worker in workers]  # asked first, so that their last words are still read
-        for worker in workers:
-            with contextlib.suppress(EOFError, ConnectionResetError):
-                while worker.pipe.poll(0):
-                    hear(*worker.pipe.recv())
-        if None not in codes:
-            return "exited"
-        if last_words is None and (failures or any(codes)):
-            last_words = now + failure_store.GRACE_SECONDS
-        # Under a launcher one worker is ours; one that waits on a device does not see that the others are gone.
-        others = len(workers) > 1 or any(f["error"]["rank"] != workers[0].rank_info.rank for f in failures)
-        if last_words is not None and now > last_words and others:
-            return "exited"
-        open_pipes = {worker.pipe: worker for worker, code in zip(workers, codes) if code is None}
-        for pipe in wait(list(open_pipes), timeout=POLL_SECONDS):
-            try:
-                hear(*pipe.recv())
-            except (EOFError, ConnectionResetError):  # it closed its end: it is about to be gone
-                with contextlib.suppress(Exception):
-                    open_pipes[pipe].process.wait(POLL_SECONDS)
-
-
-def _ask_to_stop(workers: list[launch.Running], hear: Callable, failures: list) -> None:
-    """SIGINT, and a moment to write the record."""
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):
-            worker.process.send_signal(signal.SIGINT)
-    if workers:
-        _watch(workers, hear, failures, time.monotonic() + GRACE_SECONDS)
-
-
-def _end(running: launch.Running) -> None:
-    """Leave nothing of the worker's session behind, loader processes included."""
+def _end(worker: launch.Running) -> None:
+    """Kill every process of the worker's session, its data loaders included."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(running.process.pid, signal.SIGKILL)
-    running.process.wait()
-    running.pipe.close()
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    worker.pipe.close()

@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +33,7 @@ from recipes.ranks import (
     rank_info,  # what a failure needs
 )
 from recipes.records import record, record_file, run_folder
+from recipes.records.messages import Message, Progress, RankFailed
 from recipes.units import MIB
 
 
@@ -53,13 +53,13 @@ def main(job: launch.Job, pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     outcome, folder, place = job.record, job.folder, job.rank_info
     cfg = config.from_dict(outcome.config)
-    speaking = threading.Lock()
+    sending = threading.Lock()  # the thread that waits for another rank's failure sends, too
 
-    def tell(kind, **values):
-        with speaking:
-            pipe.send((kind, values))
+    def send(message: Message) -> None:
+        with sending:
+            pipe.send(message)
 
-    progress = Progress(tell if place.is_main else lambda *_, **__: None, outcome)
+    progress = Progress(send if place.is_main else lambda _: None, outcome)
     code = 0
     try:
         run(cfg, outcome, job, progress, listener)
@@ -71,7 +71,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
             outcome.status, outcome.error = failures.describe(error, progress.phase, cfg)
             outcome.error.rank = place.rank
         if place.world_size > 1:
-            _say_why(job, error, progress.phase, cfg, tell)
+            _report_failure(job, error, progress.phase, cfg, send)
     if place.is_main:
         try:
             record_file.write(outcome, folder)
@@ -83,42 +83,24 @@ def main(job: launch.Job, pipe: Connection) -> None:
     os._exit(code)  # all is written: no reason to take the libraries down one by one
 
 
-def _say_why(job: launch.Job, error: BaseException, phase: str, cfg, tell: Callable) -> None:
-    """Say to the parent, and to ranks that have another one, why this rank ends."""
+def _report_failure(job: launch.Job, error: BaseException, phase: str, cfg, send: Callable) -> None:
+    """Report to the supervisor, and to ranks that have another one, why this rank ends."""
     status, reason = failures.describe(error, phase, cfg)
     reason.rank = job.rank_info.rank
-    words = {"status": status, "error": asdict(reason), "lost": failure_store.lost_contact(error)}
+    failure = RankFailed(status, reason, failure_store.lost_contact(error))
     with contextlib.suppress(OSError):
-        tell("failed", **words)
+        send(failure)
     if job.rank_info.launched and status != "interrupted":
         others = (
             failure_store.wait_for_failure(job.rank_info, failure_store.REPORT_TIMEOUT_SECONDS)
-            if words["lost"]
+            if failure.lost_contact
             else None
         )
         if others is None:
-            failure_store.publish_failure(job.rank_info, words)
+            failure_store.publish_failure(job.rank_info, failure.to_dict())
         elif job.rank_info.is_main:
             with contextlib.suppress(OSError):
-                tell("failed", **others)
-
-
-@dataclass
-class Progress:
-    """What the job is at: for the parent's bar, and for the record of a failure."""
-
-    tell: Callable
-    outcome: record.Record
-    phase: str = "load"
-
-    def enter(self, phase: str, name: str, **values) -> None:
-        """A new phase. name: what a person reads beside the bar."""
-        self.phase = phase
-        self.tell("phase", name=name, phase=phase, **values)
-
-    def warn(self, text: str) -> None:
-        self.outcome.warnings.append(text)
-        self.tell("warning", text=text)
+                send(RankFailed.from_dict(others))
 
 
 def _end_with_parent(pipe: Connection) -> None:
@@ -201,7 +183,7 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         loop.accelerator.device,
         cfg.measure.warmup_steps,
         cfg.train.log_seconds,
-        progress.tell,
+        progress.send,
         folder if cfg.tracker.name != "none" and place.is_main else None,
         compiled=cfg.compile,
         before=start.values["journal"] if start else None,
@@ -272,10 +254,10 @@ def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:
     if job.rank_info.launched:
 
         def listen():
-            words = failure_store.wait_for_failure(job.rank_info, seconds=10**8)
-            if words is not None and job.rank_info.is_main:
-                progress.tell("failed", **words)
-            elif words is not None:  # this rank may wait for the other one on the device, for ever
+            failure = failure_store.wait_for_failure(job.rank_info, seconds=10**8)
+            if failure is not None and job.rank_info.is_main:
+                progress.send(RankFailed.from_dict(failure))
+            elif failure is not None:  # this rank may wait for the other one on the device, for ever
                 time.sleep(failure_store.GRACE_SECONDS)
                 os._exit(1)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from recipes.records.messages import StepsDone
 from recipes.records.record import Speed, Training
 from recipes.records.run_folder import STEPS_FILE
 
@@ -23,7 +24,7 @@ from recipes.records.run_folder import STEPS_FILE
 class StepLog:
     """Collects steps, writes `steps.jsonl` (folder None: not), and tells the parent how far it is.
 
-    tell(kind, **values): called at each flush with steps, loss and samples a second.
+    tell(message): called with a `StepsDone` at each flush.
     compiled: steps in which torch.compile was at work are left out of the speed.
     before: what `state` gave when the training that is resumed was saved; those steps are in no figure of speed.
     """
@@ -33,7 +34,7 @@ class StepLog:
         device: torch.device,
         warmup_steps: int,
         flush_seconds: float,
-        tell: Callable,
+        tell: Callable[[StepsDone], object],
         folder: Path | None,
         compiled: bool = False,
         before: dict | None = None,
@@ -84,12 +85,8 @@ class StepLog:
             self.tokens[first:] = map(int, self.tokens[first:])  # counted on the device, where ranks pad differently
             self._write(first)
             recent = slice(first, len(self.losses))
-            self.tell(
-                "progress",
-                step=len(self.losses),
-                loss=self.losses[-1],
-                samples_per_second=sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9),
-            )
+            samples_per_second = sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9)
+            self.tell(StepsDone(len(self.losses), self.losses[-1], samples_per_second))
         self._flushed = time.perf_counter()
 
     def _write(self, first: int) -> None:

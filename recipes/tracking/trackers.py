@@ -22,6 +22,7 @@ from pathlib import Path
 
 from recipes.machine import interpreter
 from recipes.records import run_folder
+from recipes.records.messages import Message, StepsDone
 from recipes.records.record import Record
 from recipes.tracking.wandb_process import end_children, reason, stamp
 
@@ -37,8 +38,8 @@ class Tracker:
 
     line = ""
 
-    def hear(self, kind: str, values: dict) -> None:
-        """A message of the worker: phase, progress or warning. Never waits."""
+    def on_message(self, message: Message) -> None:
+        """Handle a message of the worker. Never waits."""
 
     def finish(self, outcome: Record) -> list[str]:
         """The job is over. Returns warnings, a line each; raises nothing but KeyboardInterrupt."""
@@ -101,8 +102,8 @@ class Wandb(Tracker):
             self.helper = waiting if waiting and waiting.process.poll() is None else Helper()
             self.helper.tell(init=init, steps=str(steps), earlier=stamp(steps), seconds=self.seconds)
 
-    def hear(self, kind: str, values: dict) -> None:
-        if kind == "progress" and self.helper:
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, StepsDone) and self.helper:
             self.helper.nudge()
 
     def finish(self, outcome: Record) -> list[str]:

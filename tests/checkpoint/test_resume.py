@@ -203,7 +203,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_as_one_left_alone(train, aga
     statuses, reached = [], []
     for number in range(21):
         patience = moments.randint(1, 48) if number < 20 else -1
-        outcome, warned = again(tmp_path, *told, "save.every_steps=2", "resume=latest", status=None, hear=kill)
+        outcome, warned = again(tmp_path, *told, "save.every_steps=2", "resume=latest", status=None, on_message=kill)
         statuses.append(outcome.status)
         reached.append(max(steps(tmp_path), default=0))
         assert not warned, (seed, warned)

@@ -12,6 +12,7 @@ from conftest import CONF, compose, small
 from recipes.cli import console
 from recipes.config import GROUPS
 from recipes.records import record, record_file
+from recipes.records.messages import StepsDone
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
@@ -279,14 +280,14 @@ def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
 
 def interrupt_at_the_first_step(monkeypatch):
     """Ctrl-C as the parent sees it: an exception in the middle of its waiting."""
-    hear = console.Console.hear
+    on_message = console.Console.on_message
 
-    def interrupted(self, kind, values):
-        hear(self, kind, values)
-        if kind == "progress":
+    def interrupted(self, message):
+        on_message(self, message)
+        if isinstance(message, StepsDone):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(console.Console, "hear", interrupted)
+    monkeypatch.setattr(console.Console, "on_message", interrupted)
 
 
 def test_an_interrupted_run_exits_with_130(command, monkeypatch, tmp_path):

@@ -25,9 +25,7 @@ def clock(monkeypatch):
 def journal_of(clock, seconds, warmup=3, losses=None, samples=4, tokens=128, folder=None, flush_seconds=1e9, **more):
     """A journal of steps that took these seconds, and what it told."""
     told = []
-    journal = StepLog(
-        torch.device("cpu"), warmup, flush_seconds, lambda kind, **values: told.append((kind, values)), folder, **more
-    )
+    journal = StepLog(torch.device("cpu"), warmup, flush_seconds, told.append, folder, **more)
     journal.begin()
     for index, taken in enumerate(seconds):
         clock.now += taken
@@ -103,12 +101,8 @@ def test_a_loss_that_is_no_number_is_null_in_its_line(clock, tmp_path):
 def test_losses_are_read_back_now_and_then_only(clock):
     """A second between two looks at the device, whatever the steps take."""
     _, told = journal_of(clock, [0.25] * 9, losses=[float(n) for n in range(9)], flush_seconds=1.0)
-    assert [(kind, values["step"], values["loss"]) for kind, values in told] == [
-        ("progress", 4, 3.0),
-        ("progress", 8, 7.0),
-        ("progress", 9, 8.0),
-    ]
-    assert [values["samples_per_second"] for _, values in told] == pytest.approx([16, 16, 16])
+    assert [(message.step, message.loss) for message in told] == [(4, 3.0), (8, 7.0), (9, 8.0)]
+    assert [message.samples_per_second for message in told] == pytest.approx([16, 16, 16])
 
 
 def test_steps_that_compiled_are_left_out(clock, monkeypatch):

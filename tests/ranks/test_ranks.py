@@ -16,6 +16,7 @@ from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
 
 from recipes.jobs import supervise
 from recipes.records import record_file
+from recipes.records.messages import PhaseStarted
 
 TWO = ["parallelism.num_processes=2"]
 # Every optimizer step of rank 1 goes through this; the third one ends badly.
@@ -56,11 +57,11 @@ def ends(make_job, fault):
         job = make_job(*small(*TWO, "recipe=accelerate", "train.max_steps=6", *words))
         began = []
 
-        def hear(kind, values):
-            if kind == "phase" and values["phase"] == "train":
+        def on_message(message):
+            if isinstance(message, PhaseStarted) and message.phase == "train":
                 began.append(time.monotonic())
 
-        return supervise.run(job, hear, fault(code)), time.monotonic() - began[0], job.folder
+        return supervise.run(job, on_message, fault(code)), time.monotonic() - began[0], job.folder
 
     return ends
 

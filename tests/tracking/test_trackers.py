@@ -26,6 +26,7 @@ import yaml
 from conftest import CONF, ROOT
 
 from recipes.options import tracker as tracker_options
+from recipes.records.messages import StepsDone
 from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
 from recipes.tracking import trackers
 
@@ -214,7 +215,7 @@ class Job:
         self.folder, self.group = folder, group
         self.tracker = trackers.open_tracker(cfg(**keys), record(), folder, group)
         write_steps(folder)
-        self.tracker.hear("progress", {"step": len(LOSSES)})
+        self.tracker.on_message(StepsDone(len(LOSSES), LOSSES[-1], 1.0))
 
     def finish(self, status: str = "ok") -> list[str]:
         """The warnings. What the job came to is as it was."""
@@ -299,12 +300,12 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
 def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
-    tracker.hear("progress", {})
+    tracker.on_message(StepsDone(2, 1.0, 1.0))
     time.sleep(0.2)
     write_steps(tmp_path, [3.0, None])
     with open(tmp_path / "steps.jsonl", "a") as file:
         file.write('{"step": 3, "lo')
-    tracker.hear("progress", {})
+    tracker.on_message(StepsDone(2, 1.0, 1.0))
     outcome = record("oom")
     outcome.error = Error("forward", "OutOfMemoryError", "too much")
     assert tracker.finish(outcome) == []
@@ -429,7 +430,7 @@ def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, 
     assert marked(mark) == []
 
 
-def test_hear_never_waits(tmp_path, fake_wandb):
+def test_a_message_never_waits(tmp_path, fake_wandb):
     fake_wandb("")
     job = Job(tmp_path / "job", finish_seconds=1)
     process = job.tracker.helper.process
@@ -437,7 +438,7 @@ def test_hear_never_waits(tmp_path, fake_wandb):
     try:
         start = time.monotonic()
         for step in range(5000):  # far more than a socket holds
-            job.tracker.hear("progress", {"step": step})
+            job.tracker.on_message(StepsDone(step, 1.0, 1.0))
         assert time.monotonic() - start < 2
         (warning,) = job.finish()
         assert job.seconds < 6 and "has failed" in warning

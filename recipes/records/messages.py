@@ -1,0 +1,81 @@
+"""The messages that a worker sends to its supervisor, which passes them on to the console and the tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from recipes.records.record import Error, Record
+
+
+@dataclass(frozen=True)
+class PhaseStarted:
+    """The job enters a phase. phase: load, train, save, eval or count; name: what the console shows for it.
+
+    total: steps of the phase, 0 where it has none. step: how many of them are done.
+    """
+
+    phase: str
+    name: str
+    total: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class StepsDone:
+    """Optimizer steps so far, the loss of the last one, and the throughput since the previous message."""
+
+    step: int
+    loss: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class WarningRaised:
+    """A warning, which is also in the record."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """Why a rank ended. lost_contact: it only saw that another rank had ended, so it is not the cause."""
+
+    status: str
+    error: Error
+    lost_contact: bool = False
+
+    def to_dict(self) -> dict:
+        """The failure as JSON values, to publish it to ranks that have another supervisor."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> RankFailed:
+        """The inverse of `to_dict`."""
+        return cls(values["status"], Error(**values["error"]), values["lost_contact"])
+
+
+Message = PhaseStarted | StepsDone | WarningRaised | RankFailed
+
+
+@dataclass
+class Progress:
+    """What a job is doing: sent to the supervisor, and kept for the record of a failure.
+
+    send: sends a message to the supervisor; does nothing on ranks other than 0.
+    record: the job's record, which collects the warnings.
+    """
+
+    send: Callable[[Message], None]
+    record: Record
+    phase: str = "load"
+
+    def enter(self, phase: str, name: str, total: int = 0, step: int = 0) -> None:
+        """Enter a phase; see `PhaseStarted`."""
+        self.phase = phase
+        self.send(PhaseStarted(phase, name, total, step))
+
+    def warn(self, text: str) -> None:
+        """Add a warning to the record and show it on the console."""
+        self.record.warnings.append(text)
+        self.send(WarningRaised(text))
