@@ -74,24 +74,21 @@ class Turns:
         return self.seconds
 
 
-def pieces(recipe: str, steps: int, sizes: dict, folder: str):
-    """(cfg, args, rows, model) of a job, built by the product's own code."""
-    import transformers
+def compose_job(recipe: str, steps: int, sizes: dict):
+    """The configuration of a job on the CPU."""
+    from recipes.options import compose
 
-    from recipes.data import dataset
-    from recipes.models import builder
-    from recipes.options import compose, task, training_arguments
-
-    words = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
+    overrides = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
     cfg, _, problems = compose.compose(
-        ROOT / "conf", f"recipe={recipe}", f"train.max_steps={steps}", "train.schedule=constant", "device=cpu", *words
+        ROOT / "conf",
+        f"recipe={recipe}",
+        f"train.max_steps={steps}",
+        "train.schedule=constant",
+        "device=cpu",
+        *overrides,
     )
     assert not problems, problems
-    transformers.set_seed(0)
-    args = training_arguments.training_arguments(cfg, folder)
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    return cfg, args, rows, builder.build_model(cfg, architecture, rows)
+    return cfg
 
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
@@ -99,19 +96,16 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
     from recipes.checkpoint.saver import Saver
     from recipes.checkpoint.stop_request import StopRequest
     from recipes.measure.step_log import StepLog
+    from recipes.training import setup
 
-    cfg, args, rows, network = pieces(recipe, steps, sizes, folder)
-    if recipe == "trainer":
-        from recipes.training.trainer import Loop
-    else:
-        from recipes.training.accelerate_loop import Loop
+    cfg = compose_job(recipe, steps, sizes)
 
     class InTurn(StepLog):
         def step(self, *what):
             super().step(*what)
             turns.done(side)
 
-    loop = Loop(cfg, args, network, rows)
+    loop = setup.build(cfg, folder).loop
     journal = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
     saver = Saver(cfg, journal, Path(folder), None, StopRequest(), None)
     return lambda: loop.train(journal, saver)
@@ -121,7 +115,10 @@ def bare_loop(steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """The same maths with PyTorch alone."""
     import torch
 
-    _, args, rows, network = pieces("accelerate", steps, sizes, folder)
+    from recipes.training import setup
+
+    ingredients = setup.prepare(compose_job("accelerate", steps, sizes), folder)
+    args, rows, network = ingredients.args, ingredients.data, ingredients.build_model()
 
     def run():
         network.train()
@@ -151,7 +148,10 @@ def plain_trainer(steps: int, sizes: dict, folder: str, turns: Turns, side: int)
     """A Trainer as a script would use it, that logs every ten steps."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    _, args, rows, network = pieces("trainer", steps, sizes, folder)
+    from recipes.training import setup
+
+    ingredients = setup.prepare(compose_job("trainer", steps, sizes), folder)
+    args, rows, network = ingredients.args, ingredients.data, ingredients.build_model()
 
     class InTurn(TrainerCallback):
         def on_step_end(self, *_, **__):

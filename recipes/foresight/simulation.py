@@ -7,17 +7,18 @@ ranks three: the last one sends the gradients, too.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, replace
 
-from recipes.data import collate, data_loader, dataset
+from recipes.data import collate, data_loader
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED, settings_from
 from recipes.machine import host
-from recipes.models import builder
-from recipes.options import parallelism, task
+from recipes.options import parallelism
 from recipes.parallelism import fsdp
 from recipes.ranks import collectives
+from recipes.training import setup
 
 MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
@@ -57,37 +58,41 @@ def _batches(loader, count: int) -> list:
     return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
 
 
+def _fake_model(fake, cfg, build_model: setup.BuildModel):
+    """The model on the fake device, with no weights initialised or read; this rank's shards under FSDP."""
+    with fake.building():
+        model = build_model(weights=False)
+        model.tie_weights()  # part of the initialisation that `building` leaves out
+    if parallelism.sharded(cfg):
+        fsdp.shard(cfg, model, fake.device.type)
+    return model
+
+
 def simulate_step(cfg, folder: str, capacity_bytes: int = UNLIMITED, telling: bool = False) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors that do not exist.
 
     capacity_bytes: what the GPU has for torch's allocator. telling: the tape knows who made each tensor, too.
     Raises Refusal as a run would.
     """
-    import transformers
-
     from recipes.foresight.fake_gpu import library_patches
     from recipes.foresight.fake_gpu.attribution import AttributedTrace
     from recipes.foresight.fake_gpu.device import FakeDevice
     from recipes.foresight.fake_gpu.op_trace import OpTrace
-    from recipes.training.accelerate_loop import Loop
 
     # Compiled code allocates where nobody sees it: the step as it is written. And torch has flash attention of its own.
     kernel = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
     cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=kernel))
     gpu = host.gpu(cfg)
     capability = None if gpu is None else AS_AMPERE if amd(cfg) else gpu.capability
-    transformers.set_seed(cfg.train.seed)
     fake = FakeDevice(capability)
     with fake, library_patches.pretended(fake), library_patches.ranks_of(cfg, fake):
-        args = library_patches.training_arguments(cfg, folder, fake.device)
-        architecture = builder.configuration(cfg)
-        rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-        with fake.building():
-            network = builder.build_model(cfg, architecture, rows, weights=False)
-            network.tie_weights()  # which goes with the initialising that is left out
-        if parallelism.sharded(cfg):
-            fsdp.shard(cfg, network, fake.device.type)
-        loop = Loop(cfg, args, network, rows)
+        training = setup.build(
+            cfg,
+            folder,
+            functools.partial(library_patches.training_arguments, device=fake.device),
+            functools.partial(_fake_model, fake),
+        )
+        args, rows, network, loop = training.args, training.data, training.model, training.loop
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         tape = (AttributedTrace if telling else OpTrace)(network, optimizer, fake.device, capability)

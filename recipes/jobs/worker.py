@@ -131,12 +131,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     import transformers
 
     from recipes.checkpoint import loading
-    from recipes.data import dataset
     from recipes.measure import device_memory, memory_breakdown
     from recipes.measure.step_log import StepLog
-    from recipes.models import builder
-    from recipes.options import precision, task, training_arguments
-    from recipes.parallelism import fsdp, zero
+    from recipes.training import setup
 
     on_gpu = host.device(cfg) == "cuda"
     if place.world_size > 1 or place.launched or place.port:
@@ -145,10 +142,6 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         progress.enter("load", f"waiting for {place.world_size} ranks")
         collectives.init_process_group(place, on_gpu, listener)
         folder = _meet(cfg, job, progress)
-    if cfg.recipe.name == "trainer":
-        from recipes.training.trainer import Loop
-    else:
-        from recipes.training.accelerate_loop import Loop
     transformers.logging.disable_progress_bar()
     memory = outcome.memory
     if on_gpu:
@@ -156,27 +149,9 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     worker_environment.limit_memory(cfg)
 
     progress.enter("load", f"building {cfg.model.pretrained or cfg.model.name}")
-    transformers.set_seed(cfg.train.seed)
-    args = training_arguments.training_arguments(cfg, str(folder))
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    before = device_memory.nvml_used_bytes()
-    build = functools.partial(builder.build_model, cfg, architecture, rows)
-    if parallelism.sharded(cfg):
-        network = fsdp.spread(cfg, build, host.device(cfg))
-    else:
-        network = build()
-        if cfg.parallelism.name == "zero":
-            zero.place(cfg, network, host.device(cfg))
-        else:
-            network.to(host.device(cfg))
-    memory.parameter_count = sum(weight.numel() for weight in network.parameters())
-    if on_gpu:
-        memory.weights_device_bytes = device_memory.nvml_used_bytes() - before
-        torch.cuda.reset_peak_memory_stats()
-    loop = Loop(cfg, args, network, rows)
-    if on_gpu:
-        precision.apply_tf32(cfg)
+    make_model = functools.partial(_measured_model, memory)
+    training = setup.build(cfg, str(folder), make_model=make_model)
+    loop = training.loop
 
     start = loading.checkpoint_for(cfg, folder, progress.warn)
     journal = StepLog(
@@ -218,12 +193,12 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
         asked.stop_at_once()
         if cfg.save.final:
             progress.enter("save", "saving")
-            checkpoint_saver.save_final(loop, rows, folder)
-        if cfg.eval.enabled and rows.eval is not None:
+            checkpoint_saver.save_final(loop, training.data, folder)
+        if cfg.eval.enabled and training.data.eval is not None:
             from recipes.training.evaluate import evaluate
 
             progress.enter("eval", "evaluating")
-            outcome.evaluation = evaluate(cfg, args, loop, rows)
+            outcome.evaluation = evaluate(cfg, training.args, loop, training.data)
     except stop_request.StopNow:
         asked.at_once = False
         if saver.possible and not collectives.is_distributed():  # other ranks may be in the middle of something else
@@ -242,6 +217,22 @@ def run(cfg, outcome: record.Record, job: launch.Job, progress: Progress, listen
     memory.per_rank = memory_breakdown.per_rank(memory, place)
     if place.world_size > 1:
         memory_breakdown.take_largest(memory)
+
+
+def _measured_model(memory: record.Memory, cfg, build_model: Callable):
+    """`setup.model_on_device`, noting how many parameters the model has and what its weights take on a GPU."""
+    import torch
+
+    from recipes.measure import device_memory
+    from recipes.training import setup
+
+    before_bytes = device_memory.nvml_used_bytes()
+    model = setup.model_on_device(cfg, build_model)
+    memory.parameter_count = sum(weight.numel() for weight in model.parameters())
+    if host.device(cfg) == "cuda":
+        memory.weights_device_bytes = device_memory.nvml_used_bytes() - before_bytes
+        torch.cuda.reset_peak_memory_stats()
+    return model
 
 
 def _meet(cfg, job: launch.Job, progress: Progress) -> Path | None:

@@ -47,12 +47,11 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     Call it once in a process: nothing may be on the device before. Raises ValueError for words that are refused.
     """
     import torch
-    import transformers
 
-    from recipes.data import data_loader, dataset
-    from recipes.models import builder
-    from recipes.options import compose, task, training_arguments
-    from recipes.training.accelerate_loop import Loop, chunks
+    from recipes.data import data_loader
+    from recipes.options import compose
+    from recipes.training import setup
+    from recipes.training.accelerate_loop import chunks
 
     cfg, _, problems = compose.compose(conf, "recipe=accelerate", *words)
     if problems:
@@ -60,15 +59,11 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
     torch.cuda.init()
     free, _ = torch.cuda.mem_get_info()
     torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python", context=None)
-    transformers.set_seed(cfg.train.seed)
-    args = training_arguments.training_arguments(cfg, str(folder))
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    network = builder.build_model(cfg, architecture, rows).to("cuda")
-    loop = Loop(cfg, args, network, rows)
-    network.train()
+    training = setup.build(cfg, str(folder))
+    training.model.train()
     for _ in range(steps):
-        loop.step(next(chunks(data_loader.largest_step(rows, args), args.gradient_accumulation_steps)))
+        batches = data_loader.largest_step(training.data, training.args)
+        training.loop.step(next(chunks(batches, training.args.gradient_accumulation_steps)))
     torch.cuda.synchronize()
     history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)

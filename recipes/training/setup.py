@@ -1,0 +1,96 @@
+"""Builds a training: TrainingArguments, data, model, optimizer and loop.
+
+A run, an estimate, a recorded allocator trace and the benchmark all build their training here, so that they train
+the same step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import transformers
+from transformers import PreTrainedModel, TrainingArguments
+
+from recipes.config import Config
+from recipes.data import dataset
+from recipes.data.dataset import Data
+from recipes.machine import host
+from recipes.models import builder
+from recipes.options import parallelism, precision, task
+from recipes.options.training_arguments import training_arguments
+from recipes.parallelism import fsdp, zero
+from recipes.training import accelerate_loop, trainer
+
+Loop = accelerate_loop.Loop | trainer.Loop
+BuildModel = Callable[..., PreTrainedModel]
+"""build_model(weights=True): the whole model. With `weights=False` pretrained weights are not read."""
+MakeArguments = Callable[[Config, str], TrainingArguments]
+MakeModel = Callable[[Config, BuildModel], PreTrainedModel]
+
+
+@dataclass
+class Ingredients:
+    """What a training is made of, before the model exists."""
+
+    args: TrainingArguments
+    data: Data
+    build_model: BuildModel
+
+
+@dataclass
+class Training:
+    """A training that is ready to run. model: the model itself, without the wrappers that the loop adds."""
+
+    args: TrainingArguments
+    data: Data
+    model: PreTrainedModel
+    loop: Loop
+
+
+def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_arguments) -> Ingredients:
+    """Seed the random generators and make the arguments, the model's configuration and the data.
+
+    Raises Refusal if the data or the pretrained configuration cannot be used.
+    """
+    transformers.set_seed(cfg.train.seed)
+    args = make_arguments(cfg, folder)
+    architecture = builder.configuration(cfg)
+    data = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    return Ingredients(args, data, functools.partial(builder.build_model, cfg, architecture, data))
+
+
+def build(
+    cfg: Config,
+    folder: str,
+    make_arguments: MakeArguments = training_arguments,
+    make_model: MakeModel | None = None,
+) -> Training:
+    """Build everything that a training needs.
+
+    folder: the run's folder, for `TrainingArguments.output_dir`.
+    make_arguments: replaces the arguments of this machine, for a device that is simulated.
+    make_model: replaces `model_on_device`. It runs after the data is built and before the optimizer is.
+    Raises Refusal if the data or the model cannot be used.
+    """
+    ingredients = prepare(cfg, folder, make_arguments)
+    model = (make_model or model_on_device)(cfg, ingredients.build_model)
+    loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
+    loop = loop_type(cfg, ingredients.args, model, ingredients.data)
+    if loop.accelerator.device.type == "cuda":
+        precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
+    return Training(ingredients.args, ingredients.data, model, loop)
+
+
+def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:
+    """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
+    device = host.device(cfg)
+    if parallelism.sharded(cfg):
+        return fsdp.spread(cfg, build_model, device)
+    model = build_model()
+    if cfg.parallelism.name == "zero":
+        zero.place(cfg, model, device)
+    else:
+        model.to(device)
+    return model
