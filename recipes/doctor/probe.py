@@ -1,6 +1,6 @@
-"""Try the libraries in processes of their own, so that one that crashes is seen and not shared.
+"""Try the libraries in separate processes, so that one that crashes does not end the doctor.
 
-The parent calls `ask`; everything below it runs in the child, which imports what it likes.
+The parent calls `run`. The child runs `imports` and `devices` and the functions below them, which may import anything.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from recipes.machine import interpreter
 
-SECONDS = 120  # a cold disk takes its time to read torch; most machines need some seconds
-MARK = "told: "  # stands before what a probe tells; libraries print on the same stream
+SECONDS = 120  # reading torch from a cold disk can take long; most machines need some seconds
+PREFIX = "probe result: "  # marks our lines on stdout, where libraries print too
 MODULES = {
     "hydra-core": "hydra",
     "nvidia-ml-py": "pynvml",
@@ -26,10 +28,13 @@ MODULES = {
 }  # `import transformers` alone loads nothing that trains
 
 
-def ask(code: str, seconds: float = SECONDS) -> dict[str, dict]:
-    """Run code that calls `attempt` in a new interpreter: part -> what it told.
+# --- in the parent -------------------------------------------------------------------------------------
 
-    A part that began and never ended has the end of the process as its error; where none began, 'python' has it.
+
+def run(code: str, seconds: float = SECONDS) -> dict[str, dict]:
+    """Run code that calls `probe` in a new interpreter. Returns probe -> its facts, with 'error' where it failed.
+
+    A probe that began and did not end has the end of the process as its error; where none began, 'python' has it.
     """
     try:
         done = subprocess.run(
@@ -39,55 +44,73 @@ def ask(code: str, seconds: float = SECONDS) -> dict[str, dict]:
             timeout=seconds,
             env=os.environ | {"PYTHONPATH": interpreter.python_path(), "HF_HUB_OFFLINE": "1"},
         )
-        out, end = done.stdout, _ending(done.returncode, done.stderr.decode(errors="replace"))
+        out, end = done.stdout, _exit_text(done.returncode, done.stderr.decode(errors="replace"))
         failed = done.returncode != 0
     except subprocess.TimeoutExpired as late:
         out, end, failed = late.stdout or b"", f"no answer in {seconds:.0f} s", True
-    told = {}
+    results: dict[str, dict | None] = {}
     for line in out.decode(errors="replace").splitlines():
-        if line.startswith(MARK):
-            told |= json.loads(line.removeprefix(MARK))
-    if failed and not told:
-        told = {"python": None}
-    return {part: {"error": end} if facts is None else facts for part, facts in told.items()}
+        if line.startswith(PREFIX):
+            results |= json.loads(line.removeprefix(PREFIX))
+    if failed and not results:
+        results = {"python": None}
+    return {name: {"error": end} if facts is None else facts for name, facts in results.items()}
 
 
-def _ending(code: int, errors: str) -> str:
+def _exit_text(code: int, errors: str) -> str:
     if code < 0:
         return f"its process was killed by {signal.Signals(-code).name}"
     return f"its process ended with {code}: {(errors.strip().splitlines() or [''])[-1]}"
 
 
-def attempt(part: str, work, *arguments) -> dict:
-    """Tell that a part begins, then what it gave, or why it failed."""
-    print(MARK + json.dumps({part: None}), flush=True)
+def failures(probes: dict[str, dict], start: str) -> dict[str, str]:
+    """Probe -> error, of the probes whose name begins with `start` and that failed, but not for want of memory."""
+    return {
+        name: facts["error"]
+        for name, facts in probes.items()
+        if name.startswith(start) and "error" in facts and not is_out_of_memory(facts)
+    }
+
+
+def is_out_of_memory(facts: dict) -> bool:
+    """Whether a probe failed only because other programs hold the GPU's memory."""
+    return "out of memory" in facts.get("error", "").lower()
+
+
+# --- in the child --------------------------------------------------------------------------------------
+
+
+def probe(name: str, function: Callable[..., dict], *arguments: Any) -> dict:
+    """Call a function, and print that it begins and then the facts that it returned, or its error."""
+    print(PREFIX + json.dumps({name: None}), flush=True)
     try:
-        facts = work(*arguments)
+        facts = function(*arguments)
     except (Exception, SystemExit) as error:
         facts = {"error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
-    print(MARK + json.dumps({part: facts}), flush=True)
+    print(PREFIX + json.dumps({name: facts}), flush=True)
     return facts
 
 
 def imports(names: list[str]) -> None:
     """Import packages one after the other."""
     for name in names:
-        attempt(name, lambda: importlib.import_module(MODULES.get(name, name.replace("-", "_"))) and {})
+        module = MODULES.get(name, name.replace("-", "_"))
+        probe(name, lambda module=module: importlib.import_module(module) and {})
 
 
 def devices(bitsandbytes: bool) -> None:
-    """What torch sees, a small product on each device, and a step of 8-bit AdamW there."""
+    """What CUDA torch is built for, a small product on each device, and a step of 8-bit AdamW there."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA's numbers are NVML's
-    told = attempt("torch", _torch)
-    where = ["cpu"]
-    if told.get("cuda"):
-        count = attempt("torch on CUDA", _cuda).get("count", 0)
-        where = [f"cuda:{n}" for n in range(count)] or where
+    torch_facts = probe("torch", _torch)
+    names = ["cpu"]
+    if torch_facts.get("cuda"):
+        count = probe("torch on CUDA", _cuda).get("count", 0)
+        names = [f"cuda:{n}" for n in range(count)] or names
         for n in range(count):
-            attempt(f"torch on cuda:{n}", _product, n)
-    if bitsandbytes and "error" not in told and "error" not in attempt("bitsandbytes", _bitsandbytes):
-        for device in where:
-            attempt(f"bitsandbytes on {device}", _step_8bit, device)
+            probe(f"torch on cuda:{n}", _product, n)
+    if bitsandbytes and "error" not in torch_facts and "error" not in probe("bitsandbytes", _bitsandbytes):
+        for device in names:
+            probe(f"bitsandbytes on {device}", _step_8bit, device)
 
 
 def _torch() -> dict:
@@ -99,7 +122,7 @@ def _torch() -> dict:
 def _cuda() -> dict:
     import torch
 
-    torch.cuda.init()  # says why it cannot, where is_available() says False
+    torch.cuda.init()  # raises the reason, where is_available() only returns False
     return {"count": torch.cuda.device_count()}
 
 

@@ -24,7 +24,7 @@ from recipes import config
 from recipes.checkpoint import saver as checkpoint_saver
 from recipes.checkpoint import stop_request
 from recipes.jobs import failures, launch
-from recipes.machine import host, worker_environment
+from recipes.machine import host, nvml, worker_environment
 from recipes.options import parallelism
 from recipes.parallelism import accelerate_plugins
 from recipes.ranks import (
@@ -276,7 +276,7 @@ def _open_gpu(memory: record.Memory, progress: Progress) -> None:
         )
     memory.device_used_at_start_bytes = device_memory.nvml_used_bytes()
     others = device_memory.others_on_device()
-    if others or memory.device_used_at_start_bytes > device_memory.BUSY_BYTES:
+    if others or memory.device_used_at_start_bytes > nvml.IDLE_GPU_BYTES:
         progress.warn(
             f"the GPU is not empty: {memory.device_used_at_start_bytes / MIB:.0f} MiB are in use"
             + (f" by process {', '.join(map(str, others))}" if others else "")

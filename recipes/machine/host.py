@@ -1,4 +1,4 @@
-"""What this machine has, found without importing torch: the parent asks before anything is started."""
+"""What this machine has, found without importing torch: GPUs, processor, compiler, installed packages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import importlib.util
 import os
 import platform
 import shutil
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as NVML names it. `capability` is (major, minor); `memory_bytes` the whole device's."""
-
-    uuid: str
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
+from recipes.config import Config
+from recipes.machine import nvml
+from recipes.machine.nvml import Gpu
 
 
 def version(package: str) -> str | None:
@@ -36,7 +29,7 @@ def has(module: str) -> bool:
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch is a CUDA build: its CUDA library lies beside it."""
+    """Whether the installed torch is a CUDA build: whether its folder holds torch's CUDA library."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -48,87 +41,32 @@ def torch_has_cuda() -> bool:
 def gpus() -> tuple[Gpu, ...]:
     """The GPUs that a job may use, in the order in which CUDA numbers them for it.
 
-    Empty without a driver, without a CUDA build of torch, or where CUDA_VISIBLE_DEVICES hides them.
+    Empty without a driver, without a CUDA build of torch, or where CUDA_VISIBLE_DEVICES hides them. The answer is
+    cached: call `gpus.cache_clear()` after a change of the variable.
     """
+    return nvml.find_visible_gpus() if cuda_is_possible() else ()
+
+
+def cuda_is_possible() -> bool:
+    """Whether torch is a CUDA build and CUDA_VISIBLE_DEVICES does not hide all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1") or not torch_has_cuda() or not has("pynvml"):
-        return ()
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return query_nvml()
-    except pynvml.NVMLError:  # no driver, or a device that does not tell what we must know
-        return ()
+    return torch_has_cuda() and (visible is None or visible.strip() not in ("", "-1"))
 
 
-def query_nvml() -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order. Raises NVMLError where one does not tell."""
-    import pynvml
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    everything = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
-    if visible is None:
-        return tuple(everything)
-    chosen = []
-    for word in (w.strip() for w in visible.split(",")):
-        match = [g for i, g in enumerate(everything) if str(i) == word or (word and g.uuid.startswith(word))]
-        if not match and word.startswith("MIG-"):  # a slice of a GPU has a handle of its own
-            match = [_gpu(pynvml.nvmlDeviceGetHandleByUUID(word))]
-        if not match:  # CUDA, too, stops at the first name that it does not know
-            break
-        chosen.append(match[0])
-    return tuple(chosen)
-
-
-def _gpu(handle) -> Gpu:
-    import pynvml
-
-    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
-    return Gpu(
-        uuid=uuid,
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=_total_bytes(handle),
-        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(whole)),
-    )
-
-
-def _total_bytes(handle) -> int:
-    """The device's memory; the host's, where they are one and NVML does not tell."""
-    import psutil
-    import pynvml
-
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError_NotSupported:
-        return psutil.virtual_memory().total
-
-
-def nvml_handle():
-    """NVML's handle of the GPU that a job runs on: the first visible one."""
-    import pynvml
-
-    return pynvml.nvmlDeviceGetHandleByUUID(gpus()[0].uuid)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def gpu(cfg) -> Gpu | None:
-    """The GPU that a configuration is for: the one it predicts, or the one at hand. None where it is for a CPU."""
+def gpu(cfg: Config) -> Gpu | None:
+    """The GPU that a configuration is for: the one that it predicts, or the installed one. None: it is for a CPU."""
     if device(cfg) == "cpu":
         return None
     if cfg.recipe.name == "estimate":
-        if cfg.gpu.memory_bytes is None:  # gpu=auto, and there is none
+        if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
             return None
-        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, tuple(map(int, cfg.gpu.capability.split("."))))
+        major, minor = map(int, cfg.gpu.capability.split("."))
+        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, (major, minor))
     return gpus()[0] if gpus() else None
 
 
-def device(cfg) -> str:
-    """'cuda' or 'cpu': what `cfg.device` comes to on this machine, or in an estimate on any."""
+def device(cfg: Config) -> str:
+    """'cuda' or 'cpu': what `cfg.device` means on this machine; an estimate may say cuda on any machine."""
     if cfg.recipe.name == "estimate" and cfg.device != "cpu":
         return "cuda"
     if cfg.device == "auto":
@@ -137,18 +75,18 @@ def device(cfg) -> str:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch.compile would call on a CPU, or None."""
+    """The path of the C++ compiler that torch.compile calls on a CPU, or None."""
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
 
 
 def cpu_name() -> str:
-    """The processor's name as the system prints it."""
+    """The processor's name, from /proc/cpuinfo where there is one."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
-        pass  # not Linux: platform knows a name too
+        pass  # not Linux
     return platform.processor() or platform.machine()
 
 

@@ -1,4 +1,4 @@
-"""What a device says of its memory: CUDA's allocator, NVML for the whole device, the host's RSS."""
+"""Memory in use, as NVML reports it for the whole device and the system for this process."""
 
 from __future__ import annotations
 
@@ -6,33 +6,20 @@ import os
 import resource
 import sys
 
-from recipes.machine import host
-from recipes.units import MIB
-
-BUSY_BYTES = 600 * MIB  # an idle GPU shows up to about 500 MiB that the driver keeps
+from recipes.machine import host, nvml
 
 
 def nvml_used_bytes() -> int | None:
-    """Memory in use on the job's GPU, by every process together; None without one."""
-    if not host.gpus():
-        return None
-    import pynvml
-
-    return int(pynvml.nvmlDeviceGetMemoryInfo(host.nvml_handle()).used)
+    """Memory in use on the job's GPU, by all processes together; None without a GPU."""
+    return nvml.used_bytes(host.gpus()[0].uuid) if host.gpus() else None
 
 
 def others_on_device() -> list[int]:
-    """Process ids of other programs that compute on the job's GPU (empty inside most containers)."""
-    import pynvml
-
-    try:
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(host.nvml_handle())
-    except pynvml.NVMLError:  # not every system tells
-        return []
-    return [process.pid for process in running if process.pid != os.getpid()]
+    """Ids of other processes that compute on the job's GPU (empty inside most containers)."""
+    return [pid for pid in nvml.compute_process_ids(host.gpus()[0].uuid) if pid != os.getpid()]
 
 
 def host_peak_rss_bytes() -> int:
-    """The most memory that this process ever had in RAM."""
+    """The largest resident set size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # the unit is the system's choice
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB

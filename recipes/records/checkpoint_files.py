@@ -58,8 +58,8 @@ def found(run: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step that a checkpoint's name tells."""
-    return int(NAME.fullmatch(folder.name)[1])
+    """The step in the name of a checkpoint's folder."""
+    return int(folder.name.removeprefix("step-"))
 
 
 # --- reading -------------------------------------------------------------------------------------

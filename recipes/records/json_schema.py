@@ -66,7 +66,7 @@ def _value(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         if "$ref" in value:
             return {"anyOf": [value, {"type": "null"}]}
         return value | {"type": [value["type"], "null"]}
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if kind.__name__ not in definitions:
             definitions[kind.__name__] = _object(kind, definitions)
         return {"$ref": f"#/$defs/{kind.__name__}"}

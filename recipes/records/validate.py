@@ -32,7 +32,7 @@ def _matches(value: Any, annotation: Any) -> bool:
     kind, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if kind is types.UnionType or kind is typing.Union:
         return any(_matches(value, option) for option in arguments)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if isinstance(value, kind):
             check_types(value)
         return isinstance(value, kind)

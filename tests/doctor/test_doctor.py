@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -200,29 +201,40 @@ def test_a_missing_compiler_is_no_fault_and_the_install_line_is_there(visit, mon
     assert "compile not here - compile=true needs a C++ compiler" in rows(text)
 
 
+def test_another_package_called_recipes_is_named_and_not_broken(visit, monkeypatch, tmp_path):
+    assert "other `recipes`" not in visit(FakeNvml(gpu()))[0]
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert checks.find_other_recipes() == [tmp_path / "recipes" / "__init__.py"]
+    monkeypatch.setattr(checks, "find_other_recipes", lambda: [Path("/other/recipes/__init__.py")])
+    text, broken = visit(FakeNvml(gpu()))
+    assert "other `recipes` /other/recipes/__init__.py" in rows(text) and not broken
+
+
 # --- processes -------------------------------------------------------------------------------------
 
-START = "from recipes.doctor.probe import attempt; import os, time; attempt('first', lambda: {'fact': 1}); "
+START = "from recipes.doctor.probe import probe; import os, time; probe('first', lambda: {'fact': 1}); "
 
 
 @pytest.mark.parametrize(
     "code,error",
     [
-        ("attempt('second', lambda: os.kill(os.getpid(), 11))", "its process was killed by SIGSEGV"),
-        ("attempt('second', lambda: os._exit(3))", "its process ended with 3"),
-        ("attempt('second', lambda: 1 / 0)", "ZeroDivisionError: division by zero"),
-        ("attempt('second', lambda: exit('enough'))", "SystemExit: enough"),
-        ("attempt('second', lambda: time.sleep(60))", "no answer in 1 s"),
+        ("probe('second', lambda: os.kill(os.getpid(), 11))", "its process was killed by SIGSEGV"),
+        ("probe('second', lambda: os._exit(3))", "its process ended with 3"),
+        ("probe('second', lambda: 1 / 0)", "ZeroDivisionError: division by zero"),
+        ("probe('second', lambda: exit('enough'))", "SystemExit: enough"),
+        ("probe('second', lambda: time.sleep(60))", "no answer in 1 s"),
     ],
 )
 def test_a_probe_that_fails_says_how_and_spares_what_came_before(code, error):
-    told = probe.ask(START + code, seconds=1)
+    told = probe.run(START + code, seconds=1)
     assert told["first"] == {"fact": 1} and told["second"]["error"].startswith(error)
 
 
 def test_a_probe_that_never_starts_is_told():
-    assert "ended with 1: NameError" in probe.ask("nonsense")["python"]["error"]
-    assert probe.ask("pass") == {}
+    assert "ended with 1: NameError" in probe.run("nonsense")["python"]["error"]
+    assert probe.run("pass") == {}
 
 
 def stub(folder, **modules: str):
@@ -294,6 +306,6 @@ def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_d
 
 
 def test_the_libraries_that_train_are_imported_and_not_only_found():
-    told = probe.ask("from recipes.doctor import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
+    told = probe.run("from recipes.doctor import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
     assert told["hydra-core"] == told["pyyaml"] == {}
     assert told["no-such-package"]["error"] == "ModuleNotFoundError: No module named 'no_such_package'"

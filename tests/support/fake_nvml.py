@@ -1,29 +1,16 @@
-"""Machines that are not here: a fake NVML with any GPUs, and what the doctor says of them."""
+"""A fake NVML with any GPUs, and what the doctor reports of such a machine."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import SimpleNamespace
 
 import pynvml
 import pytest
-from conftest import ROOT
 
-from recipes.doctor import checks, probe
+from recipes.doctor import checks, faults, page, probe
 from recipes.machine import host
-
-GIB = 2**30
-
-
-def _script():
-    spec = importlib.util.spec_from_file_location("doctor_script", ROOT / "scripts" / "doctor.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _script()
+from recipes.units import GIB
 
 
 class FakeNvml:
@@ -103,11 +90,11 @@ def nvlinked(index: int, *ends: int, switch: bool = False) -> dict:
 
 
 def healthy(count: int, **changes) -> dict:
-    """What the probes tell on a machine with a CUDA torch and that many GPUs."""
-    told = {"torch": {"cuda": "13.0"}, "torch on CUDA": {"count": count}, "bitsandbytes": {}}
+    """What the probes return on a machine with a CUDA torch and that many GPUs."""
+    results = {"torch": {"cuda": "13.0"}, "torch on CUDA": {"count": count}, "bitsandbytes": {}}
     for n in range(count):
-        told |= {f"torch on cuda:{n}": {"name": f"NVIDIA Card {n}"}, f"bitsandbytes on cuda:{n}": {}}
-    return told | changes
+        results |= {f"torch on cuda:{n}": {"name": f"NVIDIA Card {n}"}, f"bitsandbytes on cuda:{n}": {}}
+    return results | changes
 
 
 @pytest.fixture
@@ -124,12 +111,12 @@ def visit(monkeypatch):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         host.gpus.cache_clear()
-        told = healthy(len(nvml.gpus)) if probes is None else probes
-        monkeypatch.setattr(probe, "ask", lambda code: told if "devices(" in code else {})
+        results = healthy(len(nvml.gpus)) if probes is None else probes
+        monkeypatch.setattr(probe, "run", lambda code: results if "devices(" in code else {})
         found = checks.examine()
-        text = "\n".join(line for line, _ in script.page(found).lines)
+        text = "\n".join(line for line, _ in page.page(found).lines)
         assert all(len(line) <= 80 for line in text.splitlines()), text
-        return text, checks.broken(found)
+        return text, faults.broken(found)
 
     yield visit
     host.gpus.cache_clear()

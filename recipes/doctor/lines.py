@@ -1,0 +1,30 @@
+"""The doctor's page: lines of text with a style each."""
+
+from __future__ import annotations
+
+import textwrap
+
+WIDTH, NAME_COLUMN = 80, 22  # a row: two spaces, the name up to NAME_COLUMN, the text wrapped behind it
+NOT_AVAILABLE = "not available"
+
+
+class Page:
+    """Lines of at most 80 columns with a style each; `rich` colours them on a terminal."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def head(self, text: str) -> None:
+        """A section's title, or the page's."""
+        self.lines += [("", ""), (text, "bold")] if self.lines else [(text, "bold")]
+
+    def row(self, name: str, text: str, style: str = "") -> None:
+        """A name and a text behind it."""
+        self.wrapped(f"  {name:<{NAME_COLUMN - 2}}", text, style, " " * NAME_COLUMN)
+
+    def wrapped(self, start: str, text: str, style: str = "", indent: str = "    ") -> None:
+        """A first part and a text behind it; further lines are indented."""
+        lines = textwrap.wrap(
+            text, WIDTH, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        self.lines += [(line, style) for line in lines]
