@@ -15,7 +15,8 @@ import torch
 from recipes.foresight.fake_gpu import attention
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_cache import signed
-from recipes.foresight.speed.operations import PRODUCTS, Tally
+from recipes.foresight.speed.operation_names import PRODUCTS
+from recipes.foresight.speed.operations import Tally
 from recipes.measure.memory_ledger import OTHER, MemoryLedger, Storage, is_fake
 from recipes.units import MIB
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from recipes.foresight import simulation
 from recipes.foresight.speed import roofline
-from recipes.foresight.speed.operations import COLLECTIVE, Operation, Tally
+from recipes.foresight.speed.operation_names import COLLECTIVE
+from recipes.foresight.speed.operations import Operation, Tally
 from recipes.options import parallelism
 from recipes.parallelism import fsdp
 from recipes.units import MIB

@@ -1,8 +1,9 @@
-"""The seconds of a step, from its operations and a device's figures.
+"""The seconds of a step by a roofline model, from its operations and the figures of a GPU.
 
-Each operation takes the longer of its arithmetic and its bytes against what the device reaches of its
-peaks (efficiencies.yaml). The host issues calls ahead of the device, and the link moves gradients and
-gathered weights beside it, so a step takes the longest of the three, and of the traffic what cannot hide.
+Each operation takes the longer of its arithmetic and its memory traffic, at the fraction of the GPU's peaks that its
+class of operations reaches (efficiencies.yaml). The host issues calls ahead of the device, and the link transfers
+gradients and gathered weights while the device computes, so a step takes the longest of the three, plus the transfer
+that nothing can overlap.
 """
 
 from __future__ import annotations
@@ -15,21 +16,28 @@ from pathlib import Path
 
 import yaml
 
-from recipes.foresight.speed.operations import ATTENTION, COLLECTIVE, MATMUL, Operation, Tally, classify  # noqa: F401
+from recipes.config import Gpu
+from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE
+from recipes.foresight.speed.operations import Operation, Tally
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.yaml")
-# Tiles of a product that the libraries have kernels for. NVIDIA's 'Matrix Multiplication Background' guide: larger
-# ones reuse more of what they load, and a product is done in whole tiles and in whole waves of them.
+# Tile sizes (rows, columns of the result) of the libraries' matrix product kernels. Larger tiles reuse more of what
+# they load, and a product is computed in whole tiles and in whole waves of tiles: NVIDIA's 'Matrix Multiplication
+# Background' guide.
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 32))
-SPLITS = (1, 2, 4, 8, 16)  # parts of K that are summed afterwards, where a product has too few tiles
-LEAST_SPLIT = 256  # of K in one part
-REUSE = 32  # FLOPs a loaded element at which a tile is half as fast as an endless one (assumed)
-GPUS_A_MACHINE = 8
+SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles divides K into so many parts and adds their results
+LEAST_SPLIT = 256  # the least length of K in one part
+REUSE = 32  # FLOPs per loaded element at which a tile is half as fast as an infinitely large one (assumed)
+_LARGEST = (256 * 128 / (256 + 128)) / (256 * 128 / (256 + 128) + REUSE)  # speed of the largest tile, by REUSE
+GPUS_PER_MACHINE = 8
 
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What a chip reaches; the keys of efficiencies.yaml. `source`: published, measured or assumed."""
+    """What a chip reaches of its peaks; the keys of efficiencies.yaml, which explains them.
+
+    source: published, measured or assumed (the key `from`).
+    """
 
     source: str
     runs: tuple[str, ...]
@@ -45,11 +53,10 @@ class Efficiencies:
 
 @dataclass
 class Prediction:
-    """A step's seconds, and what they are made of.
+    """The predicted seconds of a step, and their parts.
 
-    device_seconds, host_seconds and link_seconds overlap: step_seconds is their longest, with the part of the
-    link's that cannot hide. by_kind: the device's seconds by class of operation. notes: what to know before
-    relying on it. collectives: how many there are.
+    device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds of the device by class of
+    operations. notes: assumptions to know before relying on the prediction. collectives: their number.
     """
 
     step_seconds: float
@@ -64,7 +71,7 @@ class Prediction:
 
 @functools.cache
 def efficiencies(chip: str) -> Efficiencies:
-    """Those of a chip, completed from the default."""
+    """The efficiencies of a chip (`chip` in conf/gpu/); keys that it does not have come from `default`."""
     table = yaml.safe_load(EFFICIENCIES.read_text())
     values, own = table["default"], table["chips"].get(chip, {})
     merged = {
@@ -75,17 +82,18 @@ def efficiencies(chip: str) -> Efficiencies:
 
 
 def predict(
-    tally: Tally, gpu, precision: str, num_processes: int = 1, reached: Efficiencies | None = None
+    tally: Tally, gpu: Gpu, precision: str, num_processes: int = 1, reached: Efficiencies | None = None
 ) -> Prediction:
-    """The seconds of the step that a tally holds, on a GPU.
+    """The seconds of the step whose operations a tally holds.
 
-    gpu: config.Gpu, resolved. precision: the option's name; tf32 puts fp32 products on the matrix units.
-    num_processes: ranks that share the collectives, over gpu's link. reached: instead of the chip's.
+    gpu: resolved. precision: the option's name; tf32 runs fp32 matrix products on the tensor cores. num_processes:
+    ranks that take part in the collectives, over the GPU's link. reached: instead of the chip's efficiencies.
 
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
     reached = reached or efficiencies(gpu.chip)
-    by_kind, link_seconds, collectives = Counter(), 0.0, 0
+    by_kind: Counter = Counter()  # values are seconds
+    link_seconds, collectives = 0.0, 0
     for counts in tally.counts.values():
         for operation, times in counts.items():
             if operation.kind == COLLECTIVE:
@@ -108,13 +116,16 @@ def predict(
 
 
 def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:
-    """The seconds of a step: collectives run beside the computation, but for the last, which has nothing to hide behind."""
+    """The seconds of a step: the longest of device, host and link, which work at the same time.
+
+    The last collective overlaps with nothing; it takes an equal share of link_seconds.
+    """
     exposed = link_seconds / collectives if collectives else 0.0
     return max(device_seconds, host_seconds, link_seconds - exposed) + exposed
 
 
-def device_seconds(operation: Operation, gpu, precision: str, reached: Efficiencies) -> float:
-    """One operation on the device: launch, then the longer of arithmetic and bytes."""
+def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
+    """The seconds of one call on the device: launches, then the longer of arithmetic and memory traffic."""
     moving = operation.bytes / (gpu.bandwidth_gb_per_second * 1e9 * reached.bandwidth[operation.kind])
     computing = 0.0
     if operation.flops:
@@ -136,27 +147,29 @@ def device_seconds(operation: Operation, gpu, precision: str, reached: Efficienc
 
 
 def arithmetic(operation: Operation, precision: str) -> str:
-    """The arithmetic of an operation: tf32 puts the products of fp32 on the matrix units."""
+    """The dtype whose peak limits an operation: with tf32, matrix products of fp32 run on the tensor cores."""
     return "tf32" if precision == "tf32" and operation.dtype == "fp32" else operation.dtype
 
 
 def attention_kernel(name: str) -> str:
-    """The row of the table of efficiencies for an attention operation of aten's."""
+    """The key of `Efficiencies.attention` for an attention operation of aten."""
     return next((kernel for kernel in ("flash", "efficient", "cudnn") if kernel in name), "other")
 
 
 @functools.cache
 def product_flops(shape: tuple[int, int, int, int], sm_count: int) -> float:
-    """What a batch of products costs by the best of the tiles: its FLOPs, and those that it wastes.
+    """The FLOPs of a batch of matrix products, with those that incomplete tiles and waves waste, by the best tile size.
 
-    shape: (batch, M, N, K). Over the rate of a large, well-shaped product it gives the seconds. A wave is as long
-    as one multiprocessor needs for one tile, however few of them have one.
+    Divided by the rate of a large, well-shaped product, they give the seconds. A wave takes as long as one
+    multiprocessor needs for one tile, however few multiprocessors have one.
+
+    shape: (batch, M, N, K). sm_count: multiprocessors of the GPU.
     """
     batch, rows, columns, depth = shape
     best = math.inf
     for height, width in TILES:
         reuse = height * width / (height + width)
-        of_best = reuse / (reuse + REUSE) / _LARGEST
+        of_best = reuse / (reuse + REUSE) / _LARGEST  # the speed of this tile size, of the largest's
         for parts in SPLITS:
             if parts > 1 and depth < parts * LEAST_SPLIT:
                 break
@@ -166,33 +179,32 @@ def product_flops(shape: tuple[int, int, int, int], sm_count: int) -> float:
     return best
 
 
-_LARGEST = (256 * 128 / (256 + 128)) / (256 * 128 / (256 + 128) + REUSE)  # of the largest tile: counted as 1
+def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reached: Efficiencies) -> float:
+    """The seconds of a collective by the ring algorithm (Patarasuk and Yuan 2009).
 
+    n ranks take n - 1 steps, each of which sends an nth of the tensor; all-reduce takes twice as many.
 
-def collective_seconds(operation: Operation, gpu, num_processes: int, reached: Efficiencies) -> float:
-    """A collective by a ring (Patarasuk and Yuan 2009): n - 1 steps of an nth each, twice that to reduce to all.
-
-    operation.bytes: the whole tensor, as each rank has it before or after. operation.shape: the ranks that take part,
-    where they are not all of num_processes.
+    operation.bytes: of the whole tensor, as each rank has it before or after. operation.shape: (ranks,) where not all
+    of num_processes take part.
     """
-    together = operation.shape[0] if operation.shape else num_processes
-    if together == 1:
+    ranks = operation.shape[0] if operation.shape else num_processes
+    if ranks == 1:
         return 0.0
-    to_all = "allreduce" in operation.name or "all_reduce" in operation.name
-    steps = (together - 1) * (2 if to_all else 1)
-    sent = steps / together * operation.bytes
+    all_reduce = "allreduce" in operation.name or "all_reduce" in operation.name
+    steps = (ranks - 1) * (2 if all_reduce else 1)
+    sent = steps / ranks * operation.bytes
     return steps * reached.link_seconds + sent / (gpu.link_gb_per_second * 1e9 * reached.link)
 
 
-def _notes(tally: Tally, gpu, num_processes: int, reached: Efficiencies) -> list[str]:
+def _notes(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies) -> list[str]:
     notes = []
     if reached.source == "published":
-        notes.append(f"speed: efficiencies of {gpu.chip} as others published them; none was fitted on a run of ours.")
+        notes.append(f"speed: efficiencies of {gpu.chip} as others published them, not fitted to measured runs.")
     elif reached.source == "assumed":
-        notes.append(f"speed: no efficiencies are known of {gpu.chip}; those of the table's default are assumed.")
+        notes.append(f"speed: the efficiencies of {gpu.chip} are not known; the defaults are assumed.")
     if tally.unknown:
-        notes.append(f"speed: a guess from their bytes for {', '.join(sorted(tally.unknown))}.")
-    if num_processes > GPUS_A_MACHINE:
+        notes.append(f"speed: the bytes of {', '.join(sorted(tally.unknown))} are estimated from the arguments.")
+    if num_processes > GPUS_PER_MACHINE:
         notes.append(
             f"speed: {num_processes} processes on one link of {gpu.link_gb_per_second:g} GB/s; between "
             "machines it is slower."

@@ -1,4 +1,4 @@
-"""Real traces of CUDA's caching allocator, for its model to reproduce: as small files, and how they are recorded."""
+"""Traces of CUDA's caching allocator: recorded in a real training, kept as small files, replayed by the model of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import gzip
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-HISTORY = 2_000_000  # entries that torch keeps of its allocator's history
+import torch
+
+from recipes.data import data_loader
+from recipes.options import compose
+from recipes.third_party import torch_memory_private
+from recipes.training import setup
+from recipes.training.accelerate_loop import chunks
+
+MAX_ENTRIES = 2_000_000  # that torch keeps of the allocator's history
 
 
 @dataclass
 class Trace:
-    """What one process asked of the allocator, and what it then held.
+    """What one process asked of the allocator, and what the allocator held at its peak.
 
-    events: (key, bytes) asks, (key, -1) gives back. capacity_bytes: what the device had for the allocator.
+    events: (key, bytes) requests memory, (key, -1) frees what the request with that key got. capacity_bytes: what was
+    free on the device before the process used it.
     """
 
-    words: list[str]
+    overrides: list[str]
     device: str
     torch: str
     capacity_bytes: int
@@ -26,10 +36,10 @@ class Trace:
     events: list[tuple[int, int]]
 
 
-def events_of(history: list[dict]) -> list[tuple[int, int]]:
-    """The requests in a device's history, as `torch.cuda.memory._snapshot()["device_traces"]` has it.
+def events_of(history: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The requests in the allocator's history of a device (`torch_memory_private.recorded`), as `Trace.events`.
 
-    A block is given back when torch asks for it to be: the stream that used it is the one that gets it next.
+    A block is free when torch asks for that (free_requested): the next request on the same stream may get it.
     """
     events, keys = [], {}
     for entry in history:
@@ -41,37 +51,31 @@ def events_of(history: list[dict]) -> list[tuple[int, int]]:
     return events
 
 
-def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
-    """Train some steps in the raw loop on the GPU, in this process, and take down what the allocator was asked.
+def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Trace:
+    """Train some steps in the raw loop on the GPU, in this process, and record what the allocator is asked.
 
-    Call it once in a process: nothing may be on the device before. Raises ValueError for words that are refused.
+    Call it once per process: nothing may be on the device before. conf: the folder of the menus. folder: the run's.
+    Raises ValueError for overrides that are refused.
     """
-    import torch
-
-    from recipes.data import data_loader
-    from recipes.options import compose
-    from recipes.training import setup
-    from recipes.training.accelerate_loop import chunks
-
-    cfg, _, problems = compose.compose(conf, "recipe=accelerate", *words)
+    cfg, _, problems = compose.compose(conf, "recipe=accelerate", *overrides)
     if problems:
         raise ValueError("\n".join(problems))
     torch.cuda.init()
-    free, _ = torch.cuda.mem_get_info()
-    torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python", context=None)
+    free_bytes, _ = torch.cuda.mem_get_info()
+    torch_memory_private.start_recording(MAX_ENTRIES)
     training = setup.build(cfg, str(folder))
     training.model.train()
     for _ in range(steps):
         batches = data_loader.largest_step(training.data, training.args)
         training.loop.step(next(chunks(batches, training.args.gradient_accumulation_steps)))
     torch.cuda.synchronize()
-    history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
-    torch.cuda.memory._record_memory_history(enabled=None)
+    history = torch_memory_private.recorded(torch.cuda.current_device())
+    torch_memory_private.stop_recording()
     return Trace(
-        words,
+        overrides,
         torch.cuda.get_device_name(),
         torch.__version__,
-        free,
+        free_bytes,
         torch.cuda.max_memory_allocated(),
         torch.cuda.max_memory_reserved(),
         events_of(history),
@@ -79,12 +83,12 @@ def record(conf: Path, words: list[str], folder: Path, steps: int = 3) -> Trace:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write a trace. Raises OSError."""
+    """Write a trace as compressed JSON. Raises OSError."""
     with gzip.open(path, "wt") as file:
         json.dump(asdict(trace), file)
 
 
 def read(path: Path) -> Trace:
-    """A trace that was written. Raises OSError."""
+    """Read a trace. Raises OSError."""
     with gzip.open(path, "rt") as file:
         return Trace(**json.load(file))

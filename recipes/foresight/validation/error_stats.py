@@ -1,19 +1,20 @@
-"""Signed errors of predictions, and what they come to together."""
+"""Signed relative errors of predictions, and statistics of them."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 def signed(predicted: float | None, measured: float | None) -> float | None:
-    """(predicted - measured) / measured: below 0 where too little was predicted. None where one is missing."""
+    """(predicted - measured) / measured: negative where too little was predicted. None where one is missing."""
     return predicted / measured - 1 if predicted is not None and measured else None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of some signed errors: how many, the median of their sizes, the signed median, and the one farthest off."""
+    """Of a list of signed errors: their number, the median of their sizes, the median, and the largest in size."""
 
     count: int
     median_size: float
@@ -21,16 +22,16 @@ class Summary:
     worst: float
 
 
-def summary(errors) -> Summary | None:
-    """What the errors come to, those that are None left out; None without any."""
-    errors = [error for error in errors if error is not None]
-    if not errors:
+def summary(errors: Iterable[float | None]) -> Summary | None:
+    """Statistics of the errors that are not None; None without any."""
+    known = [error for error in errors if error is not None]
+    if not known:
         return None
-    return Summary(len(errors), statistics.median(map(abs, errors)), statistics.median(errors), max(errors, key=abs))
+    return Summary(len(known), statistics.median(map(abs, known)), statistics.median(known), max(known, key=abs))
 
 
-def rank_correlation(pairs) -> float | None:
-    """Spearman's coefficient of (predicted, measured) pairs; None for fewer than two, or where all are the same."""
+def rank_correlation(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Spearman's coefficient of (predicted, measured) pairs; None for fewer than two, or where all are equal."""
     pairs = list(pairs)
     if len(pairs) < 2:
         return None
@@ -40,9 +41,9 @@ def rank_correlation(pairs) -> float | None:
     return statistics.correlation(first, second)
 
 
-def _ranks(values) -> list[float]:
-    """Places in order; equal values share the mean of theirs."""
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
-    return [statistics.mean(places[value]) for value in values]
+def _ranks(values: tuple[float, ...]) -> list[float]:
+    """The rank of each value in ascending order; equal values share the mean of their ranks."""
+    ranks: dict[float, list[int]] = {}
+    for rank, value in enumerate(sorted(values)):
+        ranks.setdefault(value, []).append(rank)
+    return [statistics.mean(ranks[value]) for value in values]

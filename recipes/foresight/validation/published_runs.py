@@ -1,129 +1,41 @@
-"""Steps of published runs, as their own loops and libraries did them, on the fake device.
+"""Steps of published runs, as their own training loops and libraries did them, on the fake device.
 
-What differs from a step of this repository's is written down here, with the source that says so; nothing is
-fitted to what was measured. xMem's runs: transformers 4.51.3. fms-acceleration's: 4.48.1 and 4.45.2. The guide's
-table: January 2022, so torch 1.10 and transformers 4.15.
+What differs from a step of this repository is written down here with its source; nothing is fitted to the measured
+values. xMem's runs: transformers 4.51.3. fms-acceleration's: 4.48.1 and 4.45.2. The guide's table: January 2022, so
+torch 1.10 and transformers 4.15.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from unittest import mock
+from typing import Any
 
 import torch
+import transformers
 from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
-from recipes.foresight.speed import roofline
+from recipes.foresight.speed.operations import Tally
+from recipes.foresight.validation.published_models import ARCHITECTURES, SDPA_4_51
+from recipes.third_party import torch_optim_private, transformers_cache_private
 
-ITERATIONS = 4  # as xMem ran; the others' steady state comes earlier
-SDPA_THEN = "sdpa_4_51"
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A model by the sizes that docs/reference/README.md gives. forward: of then, where today's is another."""
-
-    kind: str  # the class of transformers that gives it a head
-    model_type: str
-    sizes: dict
-    attention: str
-    forward: Callable | None = None
-
-
-def _forward_then(network, input_ids, labels, attention_mask):
-    """The forward pass of causal models in 4.48 and before: a copy of the logits without the last goes into the loss.
-
-    Granite (4.45.2) scales its logits and turns them to fp32; GPT-BigCode (4.48.1) does neither.
-    """
-    from transformers.modeling_outputs import CausalLMOutput
-
-    logits = network.lm_head(network.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0])
-    if network.config.model_type == "granite":
-        logits = logits / network.config.logits_scaling
-        logits = logits.float()
-    shifted = logits[..., :-1, :].contiguous()
-    loss = torch.nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].contiguous().view(-1))
-    return CausalLMOutput(loss, logits)
-
-
-CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
-ARCHITECTURES = {
-    "EleutherAI/gpt-neo-125M": Architecture(
-        CAUSAL,
-        "gpt_neo",
-        dict(
-            num_layers=12,
-            hidden_size=768,
-            num_heads=12,
-            intermediate_size=3072,
-            vocab_size=50257,
-            window_size=256,
-            max_position_embeddings=2048,
-            attention_types=[[["global", "local"], 6]],
-        ),
-        "eager",
-    ),
-    "cerebras/Cerebras-GPT-111M": Architecture(
-        CAUSAL,
-        "gpt2",
-        dict(  # its published config: plain GELU, no dropout
-            n_layer=10,
-            n_embd=768,
-            n_head=12,
-            n_inner=3072,
-            n_positions=2048,
-            vocab_size=50257,
-            activation_function="gelu",
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        ),
-        SDPA_THEN,
-    ),
-    "T5-small": Architecture(
-        SEQ2SEQ,
-        "t5",
-        dict(d_model=512, d_ff=2048, num_layers=6, num_heads=8, vocab_size=32128, decoder_start_token_id=0),
-        "eager",
-    ),
-    "bigcode/gpt_bigcode-santacoder": Architecture(
-        CAUSAL,
-        "gpt_bigcode",
-        dict(n_layer=24, n_embd=2048, n_head=16, n_inner=8192, n_positions=2048, vocab_size=49280, multi_query=True),
-        "sdpa",
-        _forward_then,
-    ),
-    "ibm/PowerLM-3b": Architecture(
-        CAUSAL,
-        "granite",
-        dict(
-            num_hidden_layers=40,
-            hidden_size=2304,
-            num_attention_heads=36,
-            num_key_value_heads=36,
-            intermediate_size=9216,
-            vocab_size=49152,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-        ),
-        "sdpa",
-        _forward_then,
-    ),
-}
+ITERATIONS = 4  # as many as xMem ran; the other runs reach their steady state earlier
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a step takes: the allocator's bytes, and the operations for its time."""
+class SimulatedRun:
+    """A training loop on the fake device: the allocator's bytes over all iterations, the operations of one of them."""
 
     demand: allocator.Demand
-    tally: roofline.Tally
+    tally: Tally
 
 
 def xmem(
@@ -134,27 +46,31 @@ def xmem(
     zero_grad_mode: int,
     capability: tuple[int, int],
     capacity_bytes: int,
-) -> Taken:
-    """An iteration of xMem's loop. zero_grad_mode: 0 before the forward pass, 1 before the backward pass, 2 last."""
+) -> SimulatedRun:
+    """xMem's training loop in fp32.
 
-    def iteration(network, optim, inputs, held):
+    batch, length: B and T of a batch of tokens. zero_grad_mode: gradients are dropped 0: before the forward pass,
+    1: before the backward pass, 2: after the optimizer's step. capacity_bytes: what the allocator may reserve.
+    """
+
+    def iteration(network, optim, inputs, state):
         if zero_grad_mode == 0:
             optim.zero_grad()
-        held["outputs"] = network(**inputs)  # those before live until this returns: the logits, and the cache
+        state["outputs"] = network(**inputs)  # the previous outputs (logits, cache) stay alive until this returns
         if zero_grad_mode == 1:
             optim.zero_grad()
-        held["outputs"].loss.backward()
+        state["outputs"].loss.backward()
         optim.step()
         if zero_grad_mode == 2:
             optim.zero_grad()
 
-    return _take(model, batch, length, optimizer, torch.float32, iteration, capability, capacity_bytes)
+    return _simulate(model, batch, length, optimizer, torch.float32, iteration, capability, capacity_bytes)
 
 
-def fine_tuning(model: str, batch: int, length: int, capability: tuple[int, int], capacity_bytes: int) -> Taken:
-    """A step of the Trainer as fms-acceleration ran it: bf16 throughout, checkpointing, clipping, foreach AdamW."""
+def fine_tuning(model: str, batch: int, length: int, capability: tuple[int, int], capacity_bytes: int) -> SimulatedRun:
+    """The Trainer as fms-acceleration ran it: weights in bf16, checkpointing, clipping, AdamW with foreach."""
 
-    def iteration(network, optim, inputs, held):
+    def iteration(network, optim, inputs, state):
         network.config.use_cache = False
         if not network.is_gradient_checkpointing:
             network.gradient_checkpointing_enable({"use_reentrant": False})
@@ -163,18 +79,25 @@ def fine_tuning(model: str, batch: int, length: int, capability: tuple[int, int]
         optim.step()
         optim.zero_grad()
 
-    return _take(model, batch, length, "AdamW", torch.bfloat16, iteration, capability, capacity_bytes)
+    return _simulate(model, batch, length, "AdamW", torch.bfloat16, iteration, capability, capacity_bytes)
 
 
-def _take(model, batch, length, optimizer, dtype, iteration, capability, capacity_bytes) -> Taken:
-    import transformers
-
-    told = ARCHITECTURES[model]
-    config = transformers.AutoConfig.for_model(told.model_type, **told.sizes)
-    kind = getattr(transformers, told.kind)
-    with FakeDevice(capability) as fake, _as_then():
+def _simulate(
+    model: str,
+    batch: int,
+    length: int,
+    optimizer: str,
+    dtype: torch.dtype,
+    iteration: Callable[[Any, torch.optim.Optimizer, dict, dict], None],
+    capability: tuple[int, int],
+    capacity_bytes: int,
+) -> SimulatedRun:
+    architecture = ARCHITECTURES[model]
+    config = transformers.AutoConfig.for_model(architecture.model_type, **architecture.sizes)
+    auto_class = getattr(transformers, architecture.auto_class)
+    with FakeDevice(capability) as fake, transformers_4_51():
         with fake.building():
-            network = kind.from_config(config, attn_implementation=told.attention, dtype=dtype)
+            network = auto_class.from_config(config, attn_implementation=architecture.attention, dtype=dtype)
             network.tie_weights()
             tokens = torch.zeros(batch, length, dtype=torch.long)
             inputs = {
@@ -182,22 +105,25 @@ def _take(model, batch, length, optimizer, dtype, iteration, capability, capacit
                 "labels": torch.zeros_like(tokens),
                 "attention_mask": torch.ones_like(tokens),
             }
-        if told.forward is not None:
-            network.forward = functools.partial(told.forward, network)
+        if architecture.forward is not None:
+            network.forward = functools.partial(architecture.forward, network)
         network.train()
         optim = getattr(torch.optim, optimizer)(network.parameters(), lr=1e-3)
-        tape, held = OpTrace(network, optim, fake.device, capability), {}
+        trace, state = OpTrace(network, optim, fake.device, capability), {}
         for _ in range(ITERATIONS):
-            with tape:
-                iteration(network, optim, inputs, held)
-        return Taken(allocator.replay(tape.events(), capacity_bytes), tape.step_tally(1))
+            with trace:
+                iteration(network, optim, inputs, state)
+        return SimulatedRun(allocator.replay(trace.events(), capacity_bytes), trace.step_tally(1))
 
 
-# --- the libraries of then --------------------------------------------------------------------------
+# --- earlier versions of the libraries ------------------------------------------------------------------
 
 
-class _Constants(TorchFunctionMode):
-    """`torch.tensor(value, device=...)`: made on the host and copied, as torch does it below this device's reach."""
+class _ConstantsFromHost(TorchFunctionMode):
+    """Makes `torch.tensor(value, device=...)` on the host and copies it to the device.
+
+    torch does the same, below the level at which the fake device sees operations.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -207,32 +133,26 @@ class _Constants(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _as_then():
-    """transformers 4.51.3 where it differs: cache_utils.py keeps keys and values as they come (today it copies
-    them), and integrations/sdpa_attention.py makes queries, keys and values contiguous first."""
-    from transformers import AttentionInterface
-    from transformers.cache_utils import DynamicLayer
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+def transformers_4_51() -> Iterator[None]:
+    """transformers 4.51.3 where its memory differs from today's version.
 
-    def keep(layer, keys, values, *_, **__):
-        layer.keys, layer.values, layer.is_initialized = keys, values, True
-        layer.dtype, layer.device = keys.dtype, keys.device
-        return keys, values
+    cache_utils.py keeps the first keys and values without a copy, and integrations/sdpa_attention.py makes queries,
+    keys and values contiguous first.
+    """
 
     def contiguous(module, query, key, value, mask, **settings):
         return sdpa_attention_forward(
             module, query.contiguous(), key.contiguous(), value.contiguous(), mask, **settings
         )
 
-    AttentionInterface.register(SDPA_THEN, contiguous)
-    AttentionMaskInterface.register(SDPA_THEN, sdpa_mask)
-    with mock.patch.object(DynamicLayer, "update", keep), _Constants():
+    AttentionInterface.register(SDPA_4_51, contiguous)
+    AttentionMaskInterface.register(SDPA_4_51, sdpa_mask)
+    with transformers_cache_private.cache_without_first_copy(), _ConstantsFromHost():
         yield
 
 
-class _Kept(torch.autograd.Function):
-    """Its input, kept until the backward pass has gone through it."""
+class _SavedForBackward(torch.autograd.Function):
+    """The identity; its input is saved until the backward pass has used it."""
 
     @staticmethod
     def forward(ctx, tensor):
@@ -245,24 +165,23 @@ class _Kept(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def january_2022():
-    """The guide's libraries where they take other memory than today's, for a step of our own loop.
+def libraries_of_january_2022() -> Iterator[None]:
+    """The guide's libraries where their memory differs from today's versions, for a step of this repository's loop.
 
-    torch 1.10: softmax saves its input beside its result (pytorch issue 64000, mended in 1.11 by pull request 65242),
+    torch 1.10: softmax saves its input beside its result (pytorch issue 64000; changed in 1.11 by pull request 65242),
     and gradients are kept as zeros between steps (`zero_grad(set_to_none=False)` until 2.0). transformers 4.15: AdamW
-    goes weight by weight (optimization.py), without foreach's temporaries; and BERT always adds its mask, which is in
-    fp32, to the scores (modeling_bert.py), so that softmax's input is in fp32 under autocast, too.
+    updates one parameter after the other (optimization.py), without the temporaries of foreach; and BERT always adds
+    its mask, which is in fp32, to the scores (modeling_bert.py), so that the input of softmax is in fp32 under
+    autocast, too.
     """
-    from torch.optim import Optimizer, adam
+    softmax = torch.nn.functional.softmax
 
-    softmax, zero_grad = torch.nn.functional.softmax, Optimizer.zero_grad
-
-    def saving(scores, *args, **settings):
-        return softmax(_Kept.apply(scores.float()), *args, **settings)
+    def softmax_1_10(scores, *args, **settings):
+        return softmax(_SavedForBackward.apply(scores.float()), *args, **settings)
 
     with (
-        mock.patch.object(torch.nn.functional, "softmax", saving),
-        mock.patch.object(Optimizer, "zero_grad", lambda self, set_to_none=False: zero_grad(self, False)),
-        mock.patch.object(adam, "_default_to_fused_or_foreach", lambda *_, **__: (False, False)),
+        torch_optim_private.softmax_replaced(softmax_1_10),
+        torch_optim_private.gradients_kept_as_zeros(),
+        torch_optim_private.adam_without_foreach(),
     ):
         yield

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recipes import config
 from recipes.foresight.fake_gpu.op_cache import sign
 from recipes.foresight.speed import operations, roofline
-from recipes.foresight.speed.operations import COLLECTIVE, ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, MATMUL
+from recipes.foresight.speed.operations import Operation, Tally
 from recipes.machine import gpu_specs
 from recipes.measure.memory_ledger import MemoryLedger
 

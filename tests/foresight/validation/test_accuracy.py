@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import csv
-import sys
+import time
 
 import pytest
-from conftest import ROOT, compose
+from conftest import compose
 
+from recipes.cli import accuracy
+from recipes.foresight.validation import accuracy_page
 from recipes.records.record import Memory, Record, Speed
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import accuracy
 
 GIB = 2**30
 
 
 def configurations() -> list[list[str]]:
-    return accuracy.read(accuracy.LIST)
+    return accuracy_page.read(accuracy.CONFIGURATIONS)
 
 
 @pytest.mark.parametrize("words", configurations(), ids=" ".join)
@@ -44,12 +43,12 @@ def found(status="ok", allocated=10 * GIB, reserved=11 * GIB, device=12 * GIB, s
     return made
 
 
-def row(word="a", measured=None, capped=None, **predicted) -> accuracy.Row:
-    return accuracy.Row([word], found(**predicted), measured or found(), capped)
+def row(word="a", measured=None, capped=None, **predicted) -> accuracy_page.Row:
+    return accuracy_page.Row([word], found(**predicted), measured or found(), capped)
 
 
 def test_the_page_has_each_error_with_its_sign():
-    text = accuracy.page([row(allocated=9 * GIB, speed=6.0), row("b", reserved=11.11 * GIB)], "H100")
+    text = accuracy_page.page([row(allocated=9 * GIB, speed=6.0), row("b", reserved=11.11 * GIB)], "H100")
     first, second = [line for line in text.splitlines() if line.startswith(("| a |", "| b |"))]
     assert "| 10240 | 9216 | -10.00% |" in first and "| 5.00 | 6.00 | +20.00% |" in first
     assert "| 11264 | 11377 | +1.00% |" in second
@@ -58,25 +57,30 @@ def test_the_page_has_each_error_with_its_sign():
 
 
 def test_the_page_counts_what_was_capped_and_what_is_missing():
-    rows = [row(capped=found()), row(capped=found("oom")), accuracy.Row(["c"]), row("d", measured=found("refused"))]
-    text = accuracy.page(rows, "H100")
+    rows = [
+        row(capped=found()),
+        row(capped=found("oom")),
+        accuracy_page.Row(["c"]),
+        row("d", measured=found("refused")),
+    ]
+    text = accuracy_page.page(rows, "H100")
     assert "2 of 4 configurations measured" in text and "1 of 2 finished" in text
     assert "| c | not run |" in text and "| d | refused |" in text
 
 
 def test_the_speeds_are_ranked():
     rows = [row(measured=found(speed=measured), speed=predicted) for measured, predicted in ((1, 10), (2, 30), (3, 20))]
-    assert "Rank correlation of the speeds: 0.500" in accuracy.page(rows, "H100")
+    assert "Rank correlation of the speeds: 0.500" in accuracy_page.page(rows, "H100")
 
 
 def test_a_run_that_failed_has_no_figures():
-    assert accuracy.figure(found("failed"), "allocated") is None and accuracy.figure(None, "speed") is None
-    assert accuracy.figure(found("oom"), "reserved") == 11 * GIB  # an estimate tells what it would take
+    assert accuracy_page.figure(found("failed"), "allocated") is None and accuracy_page.figure(None, "speed") is None
+    assert accuracy_page.figure(found("oom"), "reserved") == 11 * GIB  # an estimate tells what it would take
 
 
 def test_a_list_has_a_configuration_a_line(tmp_path):
     (tmp_path / "list").write_text("# why\n\nmodel=gpt2 'a.b=[1, 2]'\nmodel=bert_tiny\n")
-    assert accuracy.read(tmp_path / "list") == [["model=gpt2", "a.b=[1, 2]"], ["model=bert_tiny"]]
+    assert accuracy_page.read(tmp_path / "list") == [["model=gpt2", "a.b=[1, 2]"], ["model=bert_tiny"]]
 
 
 def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_path, capfd):
@@ -95,15 +99,12 @@ def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_
         "data.seq_len=32",
         "train.max_steps=2",
     ]
-    command = [
-        "--configurations",
-        str(tmp_path / "list"),
-        "--into",
-        str(tmp_path),
-        "--records",
-        str(tmp_path / "records"),
-    ]
-    assert accuracy.main([*command, *small]) == 1  # one of them was refused
+
+    def run(seconds: float = 540, records=tmp_path / "records") -> int:
+        comparison = accuracy.Comparison(tmp_path / "list", small, records, time.monotonic() + seconds)
+        return accuracy.run(comparison, tmp_path)
+
+    assert run() == 1  # one of them was refused
     assert "| tensor | 2 |" in (tmp_path / "accuracy_cpu.md").read_text()
     with open(tmp_path / "accuracy_cpu.csv") as file:
         rows = list(csv.DictReader(file))
@@ -112,9 +113,9 @@ def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_
     capfd.readouterr()
     made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("records/*/result.json")}
     assert len(made) == 4
-    accuracy.main([*command, *small])
+    run()
     assert made == {
         path: path.stat().st_mtime_ns for path in tmp_path.glob("records/*/result.json")
     }  # nothing ran again
-    assert accuracy.main([*command, "--seconds", "0", "--records", str(tmp_path / "none"), *small]) == 1
+    assert run(seconds=0, records=tmp_path / "none") == 1
     assert "0 of 3 configurations measured" in (tmp_path / "accuracy_cpu.md").read_text()

@@ -11,7 +11,8 @@ from conftest import ROOT
 
 from recipes import config
 from recipes.foresight.speed import roofline
-from recipes.foresight.speed.operations import ELEMENTWISE, MATMUL, Operation, Tally
+from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL
+from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.validation import calibration
 from recipes.machine import gpu_specs
 
@@ -24,13 +25,15 @@ TRUE = dataclasses.replace(
 )
 
 
-def step(name: str, products: int, adds: int, tiny: int) -> calibration.Measured:
+def step(name: str, products: int, adds: int, tiny: int) -> calibration.MeasuredStep:
     """A step of large products, large additions, and operations that only keep the host busy."""
     tally = Tally()
     tally.put(Operation("mm", MATMUL, "bf16", 2 * 4096**3, 6 * 4096**2, 1, (1, 4096, 4096, 4096)), "forward", products)
     tally.put(Operation("add", ELEMENTWISE, bytes=10**9), "forward", adds)
     tally.put(Operation("add", ELEMENTWISE, bytes=1), "forward", tiny)
-    return calibration.Measured(name, tally, "bf16", roofline.predict(tally, A100, "bf16", reached=TRUE).step_seconds)
+    return calibration.MeasuredStep(
+        name, tally, "bf16", roofline.predict(tally, A100, "bf16", reached=TRUE).step_seconds
+    )
 
 
 STEPS = [
@@ -42,7 +45,7 @@ STEPS = [
 ]
 
 
-def test_what_made_the_times_is_found_again():
+def test_the_efficiencies_that_made_the_times_are_found():
     start = roofline.efficiencies("A100")
     found = calibration.fit(STEPS, A100, start)
     assert found.matmul["bf16"] == pytest.approx(0.6, rel=0.05)
@@ -56,7 +59,7 @@ def test_what_made_the_times_is_found_again():
     assert (found.source, found.runs) == ("measured", ("a", "b", "c", "d", "e"))
 
 
-def test_a_figure_that_no_step_depends_on_stays():
+def test_a_value_that_no_step_depends_on_keeps_its_prior():
     start = roofline.efficiencies("A100")
     found = calibration.fit(STEPS, A100, start)
     assert found.matmul["fp32"] == start.matmul["fp32"] and found.attention == start.attention

@@ -1,4 +1,4 @@
-"""What signed errors come to together."""
+"""Statistics of signed errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def test_an_error_is_below_zero_where_too_little_was_predicted():
 
 
 def test_the_summary_keeps_the_sign_of_the_worst():
-    told = summary([0.01, -0.04, None, 0.02])
-    assert (told.count, told.median_size, told.median, told.worst) == (3, 0.02, 0.01, -0.04)
+    total = summary([0.01, -0.04, None, 0.02])
+    assert (total.count, total.median_size, total.median, total.worst) == (3, 0.02, 0.01, -0.04)
     assert summary([None]) is None
 
 
@@ -24,7 +24,7 @@ def test_the_summary_keeps_the_sign_of_the_worst():
         ([(1, 10), (2, 100), (3, 1000)], 1.0),
         ([(1, 3), (2, 2), (3, 1)], -1.0),
         ([(1, 1), (2, 3), (3, 2), (4, 4)], 0.8),  # 1 - 6 * 2 / (4 * 15)
-        ([(1, 1), (1, 2), (2, 3)], 0.8660254),  # ties share their place
+        ([(1, 1), (1, 2), (2, 3)], 0.8660254),  # ties share their rank
     ],
 )
 def test_ranks_alone_count(pairs, expected):

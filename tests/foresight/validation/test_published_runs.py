@@ -9,45 +9,43 @@ import pytest
 import torch
 from conftest import ROOT
 
-from recipes.foresight.validation import published_runs
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import published
+from recipes.foresight.validation import published_runs, published_table
+from recipes.foresight.validation.published_models import ARCHITECTURES
 
 GIB = 2**30
 # The same job on xMem's two cards differs by up to 14 %: a test may not ask for more than that.
 NOISE = 0.14
 
 
-def test_a_step_of_xmems_takes_what_they_measured():
+def test_a_step_of_xmem_reserves_what_was_measured():
     row = next(
-        row for row in published.rows("published_rtx_fp32") if "Cerebras" in row["model"] and row["batch"] == "30"
+        row for row in published_table.rows("published_rtx_fp32") if "Cerebras" in row["model"] and row["batch"] == "30"
     )
-    taken = published_runs.xmem(row["model"], 30, 128, row["optimizer"], 0, (8, 9), 8 * GIB)
-    assert taken.demand.peak_reserved_bytes == pytest.approx(int(row["measured_peak_bytes"]), rel=NOISE)
+    run = published_runs.xmem(row["model"], 30, 128, row["optimizer"], 0, (8, 9), 8 * GIB)
+    assert run.demand.peak_reserved_bytes == pytest.approx(int(row["measured_peak_bytes"]), rel=NOISE)
 
 
 def test_gradients_that_live_longer_take_more():
     def allocated(mode):
-        taken = published_runs.xmem("cerebras/Cerebras-GPT-111M", 24, 128, "SGD", mode, (8, 6), 12 * GIB)
-        return taken.demand.peak_allocated_bytes
+        run = published_runs.xmem("cerebras/Cerebras-GPT-111M", 24, 128, "SGD", mode, (8, 6), 12 * GIB)
+        return run.demand.peak_allocated_bytes
 
     assert allocated(1) > allocated(0)  # alive through the forward pass, where much else is
 
 
 def test_a_fine_tuning_peaks_in_the_optimizer_where_the_batch_is_small():
-    taken = published_runs.fine_tuning("ibm/PowerLM-3b", 1, 128, (8, 0), 80 * GIB)
-    end = next(row for row in published.rows("published_a100_bf16") if row["model"] == "ibm/PowerLM-3b")
-    states = float(end["allocated_at_end_bytes"])  # weights and two states: 3 of the 5 copies at the peak
-    assert taken.demand.peak_allocated_bytes == pytest.approx(states * 5 / 3, rel=0.01)
+    run = published_runs.fine_tuning("ibm/PowerLM-3b", 1, 128, (8, 0), 80 * GIB)
+    row = next(row for row in published_table.rows("published_a100_bf16") if row["model"] == "ibm/PowerLM-3b")
+    states = float(row["allocated_at_end_bytes"])  # weights and two states: 3 of the 5 copies at the peak
+    assert run.demand.peak_allocated_bytes == pytest.approx(states * 5 / 3, rel=0.01)
 
 
-def test_softmax_of_then_keeps_its_input_and_zeroed_gradients_stay():
+def test_softmax_of_2022_saves_its_input_and_gradients_stay_as_zeros():
     weight = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     saved = []
     with (
-        published_runs.january_2022(),
+        published_runs.libraries_of_january_2022(),
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
     ):
         scores = weight * 2
@@ -57,13 +55,18 @@ def test_softmax_of_then_keeps_its_input_and_zeroed_gradients_stay():
     assert any(tensor.data_ptr() == scores.data_ptr() for tensor in saved)
     assert weight.grad is not None and not weight.grad.any()
     optimizer.zero_grad()
-    assert weight.grad is None  # everything is as it was again
+    assert weight.grad is None  # the patches are undone
 
 
 def test_every_row_is_built_or_named_with_the_reason():
     for name in ("published_rtx_fp32", "published_a100_bf16"):
-        assert {row["model"] for row in published.rows(name)} <= set(published_runs.ARCHITECTURES)
-    assert {row["gpu"] for row in published.rows("published_rtx_fp32")} == set(published.RTX_CAPABILITY)
+        assert {row["model"] for row in published_table.rows(name)} <= set(ARCHITECTURES)
+    assert {row["gpu"] for row in published_table.rows("published_rtx_fp32")} == set(published_table.RTX_CAPABILITY)
+
+
+def test_the_script_names_every_table():
+    assert '"guide", "rtx", "a100"' in (ROOT / "scripts/published.py").read_text()
+    assert list(published_table.TABLES) == ["guide", "rtx", "a100"]
 
 
 def test_an_unknown_table_is_refused():
@@ -73,7 +76,7 @@ def test_an_unknown_table_is_refused():
     assert ended.returncode == 2 and "a200" in ended.stderr and "a100" in ended.stderr
 
 
-def test_errors_come_together_in_a_line():
-    assert published.together("Ours", [0.01, -0.03, 0.02]) == (
+def test_errors_are_summarised_in_a_line():
+    assert published_table.summary_line("Ours", [0.01, -0.03, 0.02]) == (
         "Ours: 3 rows, median size 2.00%, signed median +1.00%, worst -3.0%."
     )
