@@ -1,36 +1,57 @@
-"""The schema: one dataclass a group, and what may stand in each key.
+"""The schema of a configuration: a dataclass for each menu and section, and the values that each key takes.
 
-The menus in `conf/` hold the values. A key that an option's YAML does not name stays missing, and
-giving it a value is refused: nothing a person types is ignored in silence.
+The menus in `conf/` hold the values. A key that an option's YAML does not name stays missing, and setting it is
+refused: no typed key is ignored.
 
-Imports nothing heavy: the parent process and the worker both read it.
+A field's metadata says what its value identifies (`identity`):
+
+    RUN        another value is another run: the key is part of `config_key`
+    TRAINING   another value is another training: a checkpoint of the one is no checkpoint of the other
+    LENGTH     the same, except that a checkpoint in a named folder may be trained on for another length
+    LABEL      jobs that differ in it show it in their rows' labels
+
+A key without `identity` has that of its section, and a section without it has RUN, TRAINING and LABEL.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-MISSING = "???"  # OmegaConf's own word for 'no value given'
+MISSING = "???"  # OmegaConf's string for a key without a value
 UNSET: Any = MISSING
+RUN, TRAINING, LENGTH, LABEL = "run", "training", "length", "label"
+IDENTITY = (RUN, TRAINING, LABEL)  # of a key whose field says nothing else
 
 
-def one_of(*choices: Any, default: Any = UNSET) -> Any:
-    """A key that takes one of a few words."""
-    return field(default=default, metadata={"choices": choices})
+def key(default: Any = UNSET, identity: tuple[str, ...] | None = None, **rules: Any) -> Any:
+    """A key of the schema. rules: choices, minimum, below; identity: see the module."""
+    metadata = rules if identity is None else {**rules, "identity": identity}
+    return field(default=default, metadata=metadata)
 
 
-def at_least(minimum: float, default: Any = UNSET) -> Any:
-    """A number with a smallest sensible value."""
-    return field(default=default, metadata={"minimum": minimum})
+def one_of(*choices: Any, identity: tuple[str, ...] | None = None) -> Any:
+    """A key with a fixed set of values."""
+    return key(identity=identity, choices=choices)
 
 
-def fraction(default: Any = UNSET) -> Any:
-    """A number from 0 up to, and without, 1."""
-    return field(default=default, metadata={"minimum": 0, "below": 1})
+def at_least(minimum: float, identity: tuple[str, ...] | None = None) -> Any:
+    """A number that is not below `minimum`."""
+    return key(identity=identity, minimum=minimum)
+
+
+def fraction(identity: tuple[str, ...] | None = None) -> Any:
+    """A number from 0 (included) to 1 (excluded)."""
+    return key(identity=identity, minimum=0, below=1)
+
+
+def section(kind: type, identity: tuple[str, ...] | None = None) -> Any:
+    """A menu or a section. identity: of its keys that name none themselves."""
+    return field(default_factory=kind, metadata={} if identity is None else {"identity": identity})
 
 
 # --- the menus: a folder of conf/ each --------------------------------------------------------
@@ -59,7 +80,7 @@ class Model:
     dropout: float = fraction()
     attention: str = one_of("sdpa", "eager", "flash_attention_2")
     pretrained: Optional[str] = UNSET
-    learning_rate: float = at_least(0)
+    learning_rate: float = at_least(0, identity=(RUN, TRAINING))
 
 
 @dataclass
@@ -76,8 +97,8 @@ class Data:
     label_column: str = UNSET
     tokenizer: str = UNSET
     pad_to_multiple_of: int = at_least(1)
-    pin_memory: bool = UNSET
-    workers: int = at_least(0)
+    pin_memory: bool = key(identity=(RUN, LABEL))
+    workers: int = at_least(0, identity=(RUN, LABEL))
 
 
 @dataclass
@@ -169,15 +190,15 @@ class Batch:
 
 @dataclass
 class Train:
-    max_steps: Optional[int] = at_least(1)
-    epochs: int = at_least(1)
+    max_steps: Optional[int] = at_least(1, identity=(RUN, LENGTH, LABEL))
+    epochs: int = at_least(1, identity=(RUN, LENGTH, LABEL))
     learning_rate: Optional[float] = at_least(0)
     weight_decay: float = at_least(0)
     max_grad_norm: float = at_least(0)
     schedule: str = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial")
     warmup_steps: int = at_least(0)
-    seed: int = field(default=UNSET, metadata={"minimum": 0, "below": 2**32})  # what NumPy takes
-    log_seconds: float = at_least(0)
+    seed: int = key(identity=(RUN, TRAINING), minimum=0, below=2**32)  # NumPy's bound
+    log_seconds: float = at_least(0, identity=(RUN,))
 
 
 @dataclass
@@ -191,7 +212,7 @@ class Eval:
 
 @dataclass
 class Save:
-    final: bool = UNSET
+    final: bool = key(identity=(RUN, LABEL))
     every_steps: Optional[int] = at_least(1)
     keep: int = at_least(1)
     on_signal: bool = UNSET
@@ -201,14 +222,14 @@ class Save:
 class Measure:
     warmup_steps: int = at_least(0)
     ledger: bool = UNSET
-    repeats: int = at_least(1)
-    repeat: int = at_least(0)
+    repeats: int = at_least(1, identity=())
+    repeat: int = at_least(0, identity=(RUN,))
 
 
 @dataclass
 class Launch:
     timeout_seconds: Optional[float] = at_least(0)
-    memory_limit_gib: Optional[float] = at_least(0)
+    memory_limit_gib: Optional[float] = at_least(0, identity=(RUN, LABEL))
 
 
 @dataclass
@@ -218,32 +239,32 @@ class Estimate:
 
 @dataclass
 class Config:
-    """The whole of one job. Groups first, in the order in which a person reads them."""
+    """The configuration of one job: the menus, then the sections, then the plain keys."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    precision: Precision = field(default_factory=Precision)
-    optim: Optim = field(default_factory=Optim)
-    accumulation: Accumulation = field(default_factory=Accumulation)
-    checkpointing: Checkpointing = field(default_factory=Checkpointing)
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    tracker: Tracker = field(default_factory=Tracker)
-    gpu: Gpu = field(default_factory=Gpu)
-    batch: Batch = field(default_factory=Batch)
-    train: Train = field(default_factory=Train)
-    eval: Eval = field(default_factory=Eval)
-    save: Save = field(default_factory=Save)
-    measure: Measure = field(default_factory=Measure)
-    launch: Launch = field(default_factory=Launch)
-    estimate: Estimate = field(default_factory=Estimate)
-    resume: Optional[str] = UNSET
+    recipe: Recipe = section(Recipe)
+    model: Model = section(Model)
+    data: Data = section(Data)
+    precision: Precision = section(Precision)
+    optim: Optim = section(Optim)
+    accumulation: Accumulation = section(Accumulation, identity=(RUN, LABEL))
+    checkpointing: Checkpointing = section(Checkpointing)
+    parallelism: Parallelism = section(Parallelism, identity=(RUN, LABEL))
+    tracker: Tracker = section(Tracker, identity=())
+    gpu: Gpu = section(Gpu)
+    batch: Batch = section(Batch, identity=(RUN, LABEL))
+    train: Train = section(Train)
+    eval: Eval = section(Eval, identity=(RUN, LABEL))
+    save: Save = section(Save, identity=(LABEL,))
+    measure: Measure = section(Measure, identity=(RUN, LABEL))
+    launch: Launch = section(Launch, identity=())
+    estimate: Estimate = section(Estimate)
+    resume: Optional[str] = key(identity=(LABEL,))
     compile: bool = UNSET
-    device: str = one_of("auto", "cpu", "cuda")
+    device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
 
 
 def node_types(cls: type = Config) -> dict[str, Any]:
-    """Key -> type of a schema class, with `Optional[T]` as T."""
+    """Key -> type of a class of the schema, with `Optional[T]` as T."""
 
     def bare(kind):
         if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -255,13 +276,28 @@ def node_types(cls: type = Config) -> dict[str, Any]:
 
 
 GROUPS = [name for name, kind in node_types().items() if dataclasses.is_dataclass(kind) and "name" in node_types(kind)]
-ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that mean nothing to a run: only recipe=estimate reads them
+ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that only recipe=estimate reads
+
+
+@functools.cache
+def identity_of(key: str) -> frozenset[str]:
+    """What the value of a key identifies. key: as typed, 'train.seed', 'resume'; a menu's name stands for its option.
+
+    A key that the schema does not have, as of an older record, has the identity of its section.
+    """
+    kinds, (section, _, leaf) = node_types(), key.partition(".")
+    fields = {each.name: each.metadata for each in dataclasses.fields(Config)}
+    inherited = fields.get(section, {}).get("identity", IDENTITY)
+    if not leaf or not dataclasses.is_dataclass(kinds.get(section)):
+        return frozenset(inherited)
+    leaves = {each.name: each.metadata for each in dataclasses.fields(kinds[section])}
+    return frozenset(leaves.get(leaf, {}).get("identity", inherited))
 
 
 def from_dict(values: dict, cls: type = Config):
-    """A plain dictionary (what Hydra composed, or a record's `config`) as the typed tree.
+    """The typed tree of a plain dictionary: what Hydra composed, or the `config` of a record.
 
-    Keys without a value become None, so that code reads `cfg.data.path` whatever the option.
+    Keys without a value become None, so that `cfg.data.path` can be read whatever the option.
     """
     kinds = node_types(cls)
     return cls(
@@ -275,5 +311,5 @@ def from_dict(values: dict, cls: type = Config):
 
 
 def to_dict(cfg: Config) -> dict:
-    """The typed tree as a dictionary for the record: None where a key is unused or unset."""
+    """The typed tree as a dictionary, for the record: None where a key has no value."""
     return dataclasses.asdict(cfg)

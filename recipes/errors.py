@@ -1,8 +1,21 @@
-"""The one exception for what a person can put right."""
+"""How a configuration is refused, and which exceptions mean that memory ran out."""
+
+from __future__ import annotations
 
 
 class Refusal(Exception):
     """A job that cannot run as asked. The message says what is wrong and what to type instead."""
+
+
+class Problem(str):
+    """A line that says why a configuration cannot run. key: the key that it is about, where other code asks for it."""
+
+    key: str | None
+
+    def __new__(cls, message: str, key: str | None = None) -> Problem:
+        problem = super().__new__(cls, message)
+        problem.key = key
+        return problem
 
 
 OUT_OF_MEMORY = (
@@ -18,4 +31,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that a device or the host has no memory left."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in OUT_OF_MEMORY)
+    return isinstance(error, (RuntimeError, OSError)) and any(text in str(error) for text in OUT_OF_MEMORY)

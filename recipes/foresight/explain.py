@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import copy
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from recipes import config, paths
+from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.foresight.fake_gpu import attribution
 from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
-from recipes.options import validate
+from recipes.options import hooks, menus, validate
 from recipes.units import MIB
 
 LARGEST = 10  # tensors that are listed
 ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # from the ground up
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito
-MENU = paths.CONF
-# What each lever is, tried alone. Those that the configuration has pulled already, or that are refused, fall away.
-OPTIONS = {
-    "precision": ("fp16", "bf16", "bf16_pure"),
-    "optim": ("adamw_fused", "adafactor", "adam8bit"),
-    "checkpointing": ("full",),
-}
 
 
 @dataclass(frozen=True)
@@ -82,24 +75,20 @@ def levers(cfg, before_bytes: int, folder: str) -> list[Lever]:
     return sorted(found, key=lambda lever: -lever.saved_bytes)
 
 
-def _changes(cfg):
-    for group, options in OPTIONS.items():
-        for option in options:
-            if getattr(cfg, group).name != option:
-                values = yaml.safe_load((MENU / group / f"{option}.yaml").read_text())
-                changed = copy.deepcopy(cfg)
-                setattr(changed, group, config.from_dict(values, type(getattr(cfg, group))))
-                yield f"{group}={option}", changed
-    if cfg.model.attention == "eager":
+def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:
+    """(what to type, the changed configuration) of each lever; some are refused by `validate`."""
+    levers = [lever for lever in hooks.memory_levers(cfg) if lever.changes]
+    # Other options of menus come before values of keys: the order shows where levers save the same.
+    for lever in sorted(levers, key=lambda lever: any("." in key for key in lever.changes)):
         changed = copy.deepcopy(cfg)
-        changed.model.attention = "sdpa"
-        yield "model.attention=sdpa", changed
-    if cfg.batch.per_device > 1 and cfg.batch.per_device % 2 == 0:
-        changed = copy.deepcopy(cfg)
-        changed.batch.per_device //= 2
-        changed.accumulation.steps *= 2
-        changed.batch.effective = None
-        yield f"batch.per_device={changed.batch.per_device} accumulation.steps={changed.accumulation.steps}", changed
+        for key, value in lever.changes.items():
+            section, _, leaf = key.partition(".")
+            if leaf:
+                setattr(getattr(changed, section), leaf, value)
+            else:
+                values = menus.option_values(section, value, [paths.CONF])
+                setattr(changed, section, config.from_dict(values, type(getattr(cfg, section))))
+        yield lever.overrides, changed
 
 
 def _device_used(cfg, folder: str) -> tuple[int, float | None]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
+from typing import Any
 
+from recipes.config import Config
 from recipes.machine import host
+from recipes.options import hooks
 
 
-def arguments(cfg) -> dict:
+def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {"torch_compile": True} if cfg.compile else {}
 
 
-def problems(cfg) -> list[str]:
-    """The compiler that torch.compile calls on this machine."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """The compilers that torch.compile calls."""
     if not cfg.compile or cfg.recipe.name == "estimate":
         return []
     if host.device(cfg) == "cuda":
@@ -24,3 +28,13 @@ def problems(cfg) -> list[str]:
     elif not host.compiler():
         return ["compile=true needs a C++ compiler on a CPU (g++ or clang++): install one, or leave compile out."]
     return []
+
+
+HOOKS = hooks.register(
+    "compile",
+    hooks.Hooks(
+        problems=problems,
+        training_arguments=training_arguments,
+        not_searched="the estimate of time does not know compiled code",
+    ),
+)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.machine import host
-from recipes.options import data_sources
+from recipes.options import data_sources, hooks, task
 from recipes.options.data_sources import BYTE_VOCAB
+from recipes.options.hooks import PASSES, Cost, Lever
 
-# --- checks and arguments -----------------------------------------------------------------------
 
-
-def problems(cfg) -> list[str]:
-    """Files that are not there, and vocabularies too small for bytes."""
-    from recipes.options import task
-
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Files that do not exist or do not suit the task, and vocabularies too small for bytes."""
     data, found = cfg.data, []
     in_bytes = data.name == "source" or data.tokenizer == "bytes"
     if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
@@ -39,14 +40,14 @@ def problems(cfg) -> list[str]:
     return found
 
 
-def warnings(cfg) -> list[str]:
-    """Batches and lengths that matrix units do not like: neither a multiple of 8 nor 1, 2 or 4."""
+def warnings(cfg: Config) -> list[str]:
+    """Batches and lengths that leave part of a matrix unit idle: neither a multiple of 8 nor 1, 2 or 4."""
     sizes = {"batch.per_device": cfg.batch.per_device, "data.seq_len": cfg.data.seq_len}
     odd = [f"{key}={value}" for key, value in sizes.items() if value % 8 and value not in (1, 2, 4)]
     return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
 
 
-def arguments(cfg) -> dict:
+def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {
         "dataloader_pin_memory": cfg.data.pin_memory and host.device(cfg) == "cuda",
@@ -56,7 +57,21 @@ def arguments(cfg) -> dict:
     }
 
 
-def window_and_stride(cfg) -> tuple[int, int]:
-    """Tokens in a window of the evaluation, and tokens by which it moves on."""
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Sequences of half the length."""
+    half = cfg.data.seq_len // 2
+    return [Lever(f"data.seq_len={half}", Cost.SHORTER_SEQUENCES, (PASSES,))] if half > 1 else []
+
+
+def window_and_stride(cfg: Config) -> tuple[int, int]:
+    """(tokens in a window of the evaluation, tokens by which it moves on)."""
     window = cfg.eval.window or cfg.data.seq_len
     return window, cfg.eval.stride or window
+
+
+HOOKS = hooks.register(
+    "data",
+    hooks.Hooks(
+        problems=problems, warnings=warnings, training_arguments=training_arguments, memory_levers=memory_levers
+    ),
+)

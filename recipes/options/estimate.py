@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from recipes.config import Config
+from recipes.options import hooks
+
 # Modes of parallelism that it does not know, and what to type instead.
 UNSUPPORTED_MODES = {
     "dp": "its copies come and go in threads. Type parallelism=ddp, or parallelism=single for what it is on one GPU.",
@@ -10,20 +15,15 @@ UNSUPPORTED_MODES = {
 }
 
 
-def problems(cfg) -> list[str]:
-    """What an estimate does not know."""
-    if cfg.recipe.name != "estimate":
-        return []
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Modes of parallelism that an estimate does not support, and keys that only an estimate reads."""
     name = cfg.parallelism.name
-    return (
-        [f"recipe=estimate does not know parallelism={name}: {UNSUPPORTED_MODES[name]}"]
-        if name in UNSUPPORTED_MODES
-        else []
-    )
-
-
-def given_problems(cfg, given: set[str]) -> list[str]:
-    """Keys that only an estimate reads."""
-    if "estimate.explain" in given and cfg.recipe.name != "estimate":
+    if cfg.recipe.name == "estimate":
+        unsupported = UNSUPPORTED_MODES.get(name)
+        return [f"recipe=estimate does not support parallelism={name}: {unsupported}"] if unsupported else []
+    if "estimate.explain" in given:
         return ["estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate."]
     return []
+
+
+HOOKS = hooks.register("estimate", hooks.Hooks(problems=problems))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 
-def problems(cfg) -> list[str]:
+from recipes.config import Config
+from recipes.options import data as data_options
+from recipes.options import hooks, task
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A sliding window where there is no text for it, or one that leaves tokens out."""
-    from recipes.options import data as data_options
-    from recipes.options import task
-
     asked = {f"eval.{key}": getattr(cfg.eval, key) for key in ("window", "stride")}
-    asked = " and ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
-    if not asked:
+    typed = " and ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
+    if not typed:
         return []
     if not cfg.eval.enabled:
-        return [f"{asked} has no meaning with eval.enabled=false. Leave one of them out."]
+        return [f"{typed} is not supported with eval.enabled=false. Leave one of them out."]
     if cfg.data.name == "dummy":
-        return [f"{asked}: data=dummy has no text for a window to slide over. Leave it out, or choose data=source."]
+        return [f"{typed}: data=dummy has no text for a window to slide over. Leave it out, or choose data=source."]
     if task.task(cfg) == "classification":
-        return [f"{asked}: a classification scores a text as a whole, not token by token. Leave it out."]
+        return [f"{typed}: a classification scores a text as a whole, not token by token. Leave it out."]
     window, stride = data_options.window_and_stride(cfg)
     if stride > window:
         return [
@@ -30,3 +33,6 @@ def problems(cfg) -> list[str]:
             f"move on by {stride}. Type eval.stride={cfg.data.seq_len} or less."
         ]
     return []
+
+
+HOOKS = hooks.register("eval", hooks.Hooks(problems=problems))

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from recipes import config
+from recipes.config import Config
 from recipes.machine import gpu_specs, host
+from recipes.options import hooks
 
-# --- hooks of validate.py ---------------------------------------------------------------------
 
-
-def resolve(cfg) -> list[str]:
-    """gpu=auto of an estimate becomes the GPU at hand. Returns what stands in the way of it."""
+def resolve(cfg: Config) -> list[str]:
+    """Replaces gpu=auto of an estimate by the installed GPU. Returns what prevents it."""
     if cfg.recipe.name != "estimate" or cfg.gpu.name != "auto" or cfg.device == "cpu":
         return []
     if not host.gpus():
-        return [f"recipe=estimate has no GPU here to predict for: say which, gpu={gpu_specs.names()}."]
+        return [f"recipe=estimate: there is no GPU here to predict for. Choose one, gpu={gpu_specs.names()}."]
     here = host.gpus()[0]
     figures = gpu_specs.find(here.name, here.memory_bytes)
     if figures is None:
         return [f"gpu=auto: there are no figures of {here.name}. Choose a GPU near to it, gpu={gpu_specs.names()}."]
-    told = figures | {
+    installed = figures | {
         "name": "auto",
         "device_name": here.name,
         "memory_bytes": here.memory_bytes,
         "capability": ".".join(map(str, here.capability)),
     }
-    cfg.gpu = config.from_dict(told, config.Gpu)
+    cfg.gpu = config.from_dict(installed, config.Gpu)
     return []
 
 
-def problems(cfg) -> list[str]:
-    """A run takes the GPU at hand, whatever stands in the menu: a command from fit, which names it, may run there."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
     if (
         cfg.gpu.name == "auto"
         or cfg.recipe.name != "estimate"
@@ -50,3 +52,6 @@ def problems(cfg) -> list[str]:
         f"gpu={cfg.gpu.name} belongs to recipe=estimate, which predicts; recipe={cfg.recipe.name} trains on the "
         "GPU at hand. Add recipe=estimate, or leave gpu= out."
     ]
+
+
+HOOKS = hooks.register("gpu", hooks.Hooks(resolve=resolve, problems=problems))

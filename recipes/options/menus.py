@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from recipes.config import GROUPS, MISSING
 
-# --- the menus on disk ------------------------------------------------------------------------
-
 
 def options(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Option name -> YAML of a menu, over all folders in which Hydra looks."""
+    """Option -> its YAML file, of a menu, in all folders in which Hydra looks."""
     return {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob(f"{group}/*.yaml"))}
 
 
-def option_keys(group: str, option: str, folders: list[Path]) -> set[str]:
-    """The keys that an option uses: those its YAML names, and those of the options it builds on."""
+def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any]:
+    """The values in an option's YAML, and those of the options in its `defaults`; empty for an unknown option."""
     path = options(group, folders).get(option)
     if path is None:
-        return set()
+        return {}
     values = yaml.safe_load(path.read_text()) or {}
-    keys = set(values) - {"defaults"}
-    for base in values.get("defaults", []):
-        if isinstance(base, str) and base != "_self_":
-            keys |= option_keys(group, base, folders)
-    return keys
+    own = {key: value for key, value in values.items() if key != "defaults"}
+    composed = {}
+    for base in [*values.get("defaults", []), *(["_self_"] if "_self_" not in values.get("defaults", []) else [])]:
+        if base == "_self_":
+            composed |= own
+        elif isinstance(base, str):
+            composed |= option_values(group, base, folders)
+    return composed
+
+
+def option_keys(group: str, option: str, folders: list[Path]) -> set[str]:
+    """The keys that an option uses: those in its YAML, and those of the options in its `defaults`."""
+    return set(option_values(group, option, folders))
 
 
 def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> list[str]:
-    """A problem for each key that has a value but that the chosen option does not use."""
+    """A problem for each key with a value that the chosen option does not use."""
     problems = []
     for group in GROUPS:
         used = option_keys(group, choices[group], folders)
@@ -41,19 +48,19 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
                 continue
             others = [o for o in options(group, folders) if key in option_keys(group, o, folders)]
             problems.append(
-                f"{group}.{key} has no meaning for {group}={choices[group]}; "
+                f"{group}.{key} is not used by {group}={choices[group]}; "
                 + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out.")
             )
     return problems
 
 
-MENUS_OWN = {"name", "family", "transformers_name"}  # what makes an option this option
+MENUS_OWN = {"name", "family", "transformers_name"}  # keys that only an option's YAML sets
 
 
 def set_by_menu(given: set[str]) -> list[str]:
-    """A problem for each key typed that only a menu's option may set."""
+    """A problem for each typed key that only an option of its menu can set."""
     return [
-        f"{key} cannot be set by itself: the option of the menu sets it. Type {key.split('.')[0]}=<option>."
+        f"{key} cannot be set by itself: an option of the menu sets it. Type {key.split('.')[0]}=<option>."
         for key in sorted(given)
         if key.split(".")[0] in GROUPS and key.split(".")[-1] in MENUS_OWN
     ]

@@ -1,12 +1,15 @@
-"""model: sizes, trained weights, and when they are refused."""
+"""model: sizes, pretrained weights, and when they are refused."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
+from recipes.config import Config
 from recipes.machine import host
-from recipes.options import model_families, task
+from recipes.options import hooks, model_families, task
+from recipes.options.hooks import PASSES, Dimension, Lever
 
 SET_BY_WEIGHTS = {
     "layers",
@@ -21,31 +24,47 @@ SET_BY_WEIGHTS = {
     "experts",
     "experts_per_token",
 }
+PUBLISHED_VOCABULARIES = (30522, 50257)  # BERT's and GPT-2's
 
 
-def problems(cfg) -> list[str]:
-    """Sizes that make no model, and data that does not suit it."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Sizes that make no model, attention that the GPU lacks, and data that does not suit the model."""
+    found = _attention_problems(cfg)
+    if cfg.model.pretrained:
+        typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
+        return [
+            *found,
+            *_folder_problems(cfg.model.pretrained),
+            *(f"{key} is set by the weights of model.pretrained. Leave it out." for key in typed),
+        ]
+    return found + _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
+
+
+def _attention_problems(cfg: Config) -> list[str]:
+    if cfg.model.attention != "flash_attention_2":
+        return []
+    gpu = host.gpu(cfg)
+    if host.device(cfg) == "cpu":
+        return ["model.attention=flash_attention_2 needs a GPU. Choose model.attention=sdpa."]
+    if gpu and gpu.capability < (8, 0):
+        return [
+            f"model.attention=flash_attention_2 needs compute capability 8.0 (Ampere) or newer, which "
+            f"{gpu.name} does not have. Choose model.attention=sdpa."
+        ]
+    if not host.has("flash_attn") and cfg.recipe.name != "estimate":
+        return [
+            "model.attention=flash_attention_2 needs the package flash-attn: "
+            "pip install flash-attn --no-build-isolation, or choose model.attention=sdpa."
+        ]
+    if cfg.precision.name not in ("fp16", "bf16", "bf16_pure"):
+        return [
+            "model.attention=flash_attention_2 works in 16 bits only. Choose precision=bf16, or model.attention=sdpa."
+        ]
+    return []
+
+
+def _size_problems(cfg: Config) -> list[str]:
     model, found = cfg.model, []
-    if model.attention == "flash_attention_2":
-        if host.device(cfg) == "cpu":
-            found.append("model.attention=flash_attention_2 needs a GPU. Choose model.attention=sdpa.")
-        elif host.gpu(cfg) and host.gpu(cfg).capability < (8, 0):
-            found.append(
-                f"model.attention=flash_attention_2 needs compute capability 8.0 (Ampere) or newer, which "
-                f"{host.gpu(cfg).name} has not. Choose model.attention=sdpa."
-            )
-        elif not host.has("flash_attn") and cfg.recipe.name != "estimate":
-            found.append(
-                "model.attention=flash_attention_2 needs the package flash-attn: "
-                "pip install flash-attn --no-build-isolation, or choose model.attention=sdpa."
-            )
-        elif cfg.precision.name not in ("fp16", "bf16", "bf16_pure"):
-            found.append(
-                "model.attention=flash_attention_2 works in 16 bits only. "
-                "Choose precision=bf16, or model.attention=sdpa."
-            )
-    if model.pretrained:
-        return found + _folder_problems(model.pretrained)
     if model.width % model.heads:
         found.append(f"model.width={model.width} is not a multiple of model.heads={model.heads}.")
     elif model.family in model_families.ROTARY and model.width // model.heads % 2:
@@ -55,48 +74,53 @@ def problems(cfg) -> list[str]:
         )
     if model.kv_heads and model.heads % model.kv_heads:
         found.append(f"model.heads={model.heads} is not a multiple of model.kv_heads={model.kv_heads}.")
-    if model.experts and model.experts_per_token:
-        if model.experts_per_token > model.experts:
-            found.append(
-                f"model.experts_per_token={model.experts_per_token} is more than model.experts={model.experts}."
-            )
-        uneven = [f"model.{key}={getattr(model, key)}" for key in ("width", "feed_forward") if getattr(model, key) % 8]
-        if uneven:
-            found.append(f"{' and '.join(uneven)}: the grouped product of the experts needs multiples of 8.")
-    for key, length in lengths(cfg).items():
-        if length > model.positions:
-            found.append(
-                f"{key}={length} is longer than model.positions={model.positions}. "
-                f"Type {key}={model.positions}, or raise model.positions."
-            )
-    if model.family in model_families.ENCODERS and task.task(cfg) == "language_modelling":
-        found.append(
-            f"data={cfg.data.name} is causal language modelling here, and model={model.name} is an encoder, "
-            "which sees the tokens it should predict. Choose model=gpt2_tiny or another decoder."
-        )
-    if task.task(cfg) == "classification" and model.classes < 2:
-        found.append(f"model.classes={model.classes}: a classification needs 2 or more.")
     return found
 
 
-def given_problems(cfg, given: set[str]) -> list[str]:
-    """Keys that a person typed and that trained weights bring themselves."""
-    if not cfg.model.pretrained:
+def _expert_problems(cfg: Config) -> list[str]:
+    model, found = cfg.model, []
+    if not (model.experts and model.experts_per_token):
         return []
-    typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
-    return [
-        f"{key} has no meaning with model.pretrained: the trained weights have their own. Leave it out."
-        for key in typed
+    if model.experts_per_token > model.experts:
+        found.append(f"model.experts_per_token={model.experts_per_token} is more than model.experts={model.experts}.")
+    uneven = [f"model.{key}={getattr(model, key)}" for key in ("width", "feed_forward") if getattr(model, key) % 8]
+    if uneven:
+        found.append(f"{' and '.join(uneven)}: the grouped product of the experts needs multiples of 8.")
+    return found
+
+
+def _data_problems(cfg: Config) -> list[str]:
+    model = cfg.model
+    found = [
+        f"{key}={length} is longer than model.positions={model.positions}. "
+        f"Type {key}={model.positions}, or raise model.positions."
+        for key, length in lengths(cfg).items()
+        if length > model.positions
     ]
+    if model.family in model_families.ENCODERS and task.task(cfg) == "language_modelling":
+        found.append(
+            f"data={cfg.data.name} is causal language modelling, and model={model.name} is an encoder, "
+            "which sees the tokens that it should predict. Choose model=gpt2_tiny or another decoder."
+        )
+    if task.task(cfg) == "classification" and model.classes < 2:
+        found.append(f"model.classes={model.classes}: a classification needs at least 2.")
+    return found
 
 
-def warnings(cfg) -> list[str]:
-    """Sizes that matrix units do not like; the published vocabularies of BERT and GPT-2 are nobody's slip."""
+def warnings(cfg: Config) -> list[str]:
+    """Sizes that leave part of a matrix unit idle; the published vocabularies of BERT and GPT-2 are left out."""
     if cfg.model.pretrained:
         return []
     sizes = {key: getattr(cfg.model, key) for key in ("width", "feed_forward", "vocab")}
-    odd = [f"model.{key}={size}" for key, size in sizes.items() if size % 8 and size not in (30522, 50257)]
+    odd = [f"model.{key}={size}" for key, size in sizes.items() if size % 8 and size not in PUBLISHED_VOCABULARIES]
     return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Attention that does not keep the scores of all pairs of tokens."""
+    if cfg.model.attention != "eager":
+        return []
+    return [Lever("model.attention=sdpa", helps_in=(PASSES,), changes={"model.attention": "sdpa"})]
 
 
 def _folder_problems(pretrained: str) -> list[str]:
@@ -120,6 +144,17 @@ def _folder_problems(pretrained: str) -> list[str]:
     return []
 
 
-def lengths(cfg) -> dict[str, int]:
-    """The keys that say how long a sequence the model is given."""
+def lengths(cfg: Config) -> dict[str, int]:
+    """Key -> tokens, of the keys that say how long the sequences of the model are."""
     return {"data.seq_len": cfg.data.seq_len} | ({"eval.window": cfg.eval.window} if cfg.eval.window else {})
+
+
+HOOKS = hooks.register(
+    "model",
+    hooks.Hooks(
+        problems=problems,
+        warnings=warnings,
+        memory_levers=memory_levers,
+        search=(Dimension("model.attention", 30, ("sdpa", "eager")),),
+    ),
+)

@@ -1,11 +1,17 @@
-"""recipes.options.optim"""
+"""optim: the optimizer's settings, what it needs, and which optimizers take less memory."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+from recipes.config import Config
 from recipes.machine import host
+from recipes.options import hooks
+from recipes.options.hooks import STEP, Cost, Dimension, Lever
 
 
-def arguments(cfg) -> dict:
+def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     optim = cfg.optim
     entries = {
@@ -18,8 +24,8 @@ def arguments(cfg) -> dict:
     return {key: value for key, value in entries.items() if value is not None}
 
 
-def problems(cfg) -> list[str]:
-    """Packages and hardware that the option needs."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Packages and hardware that the optimizer needs."""
     name = cfg.optim.name
     if "8bit" not in cfg.optim.transformers_name:
         return []
@@ -30,3 +36,34 @@ def problems(cfg) -> list[str]:
             f"optim={name} pages its states between a GPU and the host; there is no GPU here. Choose optim=adam8bit."
         ]
     return []
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Optimizers with smaller states, or with smaller temporaries in the step."""
+    name, mode = cfg.optim.name, cfg.parallelism.name
+    whole_weights = mode in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
+    fused = name == "adamw" and mode != "fsdp_tp"
+    in_8_bits = name in ("adamw", "adamw_fused") and whole_weights
+    levers = [
+        # The fused kernel has no temporary copy of all weights.
+        Lever("optim=adamw_fused", Cost.NO_SPEED if fused else None, (STEP,), {"optim": "adamw_fused"}),
+        Lever("optim=adafactor", changes={"optim": "adafactor"}),
+        Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None, changes={"optim": "adam8bit"}),
+    ]
+    return [lever for lever in levers if lever.changes["optim"] != name]
+
+
+def not_tried(cfg: Config) -> str | None:
+    """Why `fit` leaves an optimizer out."""
+    return "the estimate of time does not know what paging costs" if cfg.optim.name == "paged_adam8bit" else None
+
+
+HOOKS = hooks.register(
+    "optim",
+    hooks.Hooks(
+        problems=problems,
+        training_arguments=training_arguments,
+        memory_levers=memory_levers,
+        search=(Dimension("optim", 40, changes_numbers=True, not_tried=not_tried),),
+    ),
+)

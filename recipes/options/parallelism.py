@@ -1,41 +1,37 @@
-"""recipes.options.parallelism"""
+"""parallelism: how many ranks a configuration has, what they share, and when a mode is refused."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
+from recipes.config import Config
 from recipes.machine import host
 from recipes.options import fsdp as fsdp_options
-from recipes.options import precision
+from recipes.options import hooks, launcher_conflicts, precision
 from recipes.options import zero as zero_options
+from recipes.options.hooks import Dimension
 from recipes.ranks import rank_info
 
-# What a launcher says by variables, the option that means the same, and the word for it.
-LAUNCHER_MODES = {
-    "ACCELERATE_USE_FSDP": ("fsdp", "fsdp_tp"),
-    "ACCELERATE_USE_DEEPSPEED": ("zero",),
-    "ACCELERATE_USE_MEGATRON_LM": (),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp",),
-}
 ONE_PROCESS = ("single", "dp")
 
 
-def sharded(cfg) -> bool:
-    """Whether a rank keeps a part of the weights only."""
+def sharded(cfg: Config) -> bool:
+    """Whether each rank keeps only a part of the weights."""
     return cfg.parallelism.name == "fsdp_tp" or (
         cfg.parallelism.name == "fsdp" and cfg.parallelism.strategy != "no_shard"
     )
 
 
-def replicas(cfg) -> int:
-    """How many micro-batches are trained on at a time. Asked before `resolve`, too."""
+def replicas(cfg: Config) -> int:
+    """How many micro-batches are trained on at a time. Does not need a resolved configuration."""
     if cfg.parallelism.name == "dp":
         return max(1, len(host.gpus()))
     return max(1, processes(cfg) // (cfg.parallelism.tensor_size or 1))
 
 
-def processes(cfg) -> int:
-    """How many ranks a configuration comes to, here."""
+def processes(cfg: Config) -> int:
+    """How many ranks a configuration has on this machine, or under this launcher."""
     if cfg.parallelism.name in ONE_PROCESS:
         return 1
     place = rank_info.current_rank()
@@ -46,8 +42,8 @@ def processes(cfg) -> int:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def resolve(cfg) -> list[str]:
-    """Fill in the number of ranks, and how many micro-batches they come to."""
+def resolve(cfg: Config) -> list[str]:
+    """Fills in the number of ranks, and how many micro-batches they train on at a time."""
     mode, place, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
     if place.launched and mode in ONE_PROCESS and place.world_size > 1:
         return [
@@ -66,10 +62,10 @@ def resolve(cfg) -> list[str]:
     return []
 
 
-def problems(cfg) -> list[str]:
-    """Modes that this machine, the launcher or another option rules out."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Modes that this machine, the launcher or another option does not support."""
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes
-    found = _launcher_problems(cfg)
+    found = launcher_conflicts.problems(cfg)
     on_gpu, here = host.device(cfg) == "cuda", len(host.gpus())
     if mode == "dp" and not on_gpu:
         found.append("parallelism=dp spreads a batch over GPUs, and there is none here. Choose parallelism=ddp.")
@@ -89,83 +85,36 @@ def problems(cfg) -> list[str]:
             "parallelism.static_graph=true does not go with accumulation: DDP learns the graph from a first pass "
             "that sends gradients, and only the last of a step does. Leave it out."
         )
-    if mode == "zero" and cfg.recipe.name != "estimate":  # which does not know it, whatever is installed
+    if mode == "zero" and cfg.recipe.name != "estimate":  # which does not support it, whatever is installed
         found += zero_options.problems(cfg, on_gpu)
     elif sharded(cfg):
         found += fsdp_options.problems(cfg, on_gpu)
-    return found
+    return found + _typed_problems(cfg, given)
 
 
-def given_problems(cfg, given: set[str]) -> list[str]:
-    """Keys that another key of the mode makes meaningless."""
+def _typed_problems(cfg: Config, given: Collection[str]) -> list[str]:
+    """Typed keys that another key of the mode makes meaningless."""
     own = cfg.parallelism
     if "parallelism.wrap_min_parameters" in given and own.wrap != "size":
         return [
-            f"parallelism.wrap_min_parameters has no meaning for parallelism.wrap={own.wrap}. Type "
+            f"parallelism.wrap_min_parameters is not used with parallelism.wrap={own.wrap}. Type "
             "parallelism.wrap=size, or leave it out."
         ]
-    if own.strategy == "no_shard" and given & {"parallelism.wrap", "parallelism.shard_size", "parallelism.cpu_offload"}:
+    whole = {"parallelism.wrap", "parallelism.shard_size", "parallelism.cpu_offload"} & set(given)
+    if own.strategy == "no_shard" and whole:
         return [
             "parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.wrap, shard_size and "
-            "cpu_offload mean nothing. Leave them out."
+            "cpu_offload are not used. Leave them out."
         ]
-    if "parallelism.live_parameters" in given and cfg.parallelism.stage in (1, 2):
+    if "parallelism.live_parameters" in given and own.stage in (1, 2):
         return [
-            f"parallelism.live_parameters has no meaning for parallelism.stage={cfg.parallelism.stage}, which keeps "
+            f"parallelism.live_parameters is not used with parallelism.stage={own.stage}, which keeps "
             "all weights. Type parallelism.stage=3, or leave it out."
         ]
     return []
 
 
-def _launcher_problems(cfg) -> list[str]:
-    """What an `accelerate config` file or a launch flag says differently from the recipe's options."""
-    found, given = [], os.environ
-    for name, modes in LAUNCHER_MODES.items():
-        if given.get(name, "").lower() == "true" and cfg.parallelism.name not in modes:
-            word = name.removeprefix("ACCELERATE_USE_").lower()
-            found.append(
-                f"the launcher asks for {word}, and the recipe for parallelism={cfg.parallelism.name}. "
-                + (f"Type parallelism={modes[0]}, or take" if modes else "Take")
-                + f" {word} out of accelerate's configuration."
-            )
-    asked = given.get("ACCELERATE_MIXED_PRECISION", "no")  # 'no' is what the launcher says when nobody chose
-    if asked not in ("no", cfg.precision.name):
-        found.append(
-            f"the launcher asks for mixed precision {asked}, and the recipe for precision="
-            f"{cfg.precision.name}. Type precision={asked}, or take it out of accelerate's configuration."
-        )
-    steps = given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if steps not in ("1", str(cfg.accumulation.steps)):
-        found.append(
-            f"the launcher asks for {steps} accumulation steps, and the recipe for {cfg.accumulation.steps}. "
-            f"Type accumulation.steps={steps}, or take it out of accelerate's configuration."
-        )
-    if given.get("ACCELERATE_USE_FSDP", "").lower() == "true" and cfg.parallelism.name in ("fsdp", "fsdp_tp"):
-        own = cfg.parallelism
-        says = {
-            "FSDP_OFFLOAD_PARAMS": ("parallelism.cpu_offload=true", own.cpu_offload),
-            "FSDP_ACTIVATION_CHECKPOINTING": ("checkpointing=full", cfg.checkpointing.name == "full"),
-        }
-        found += [
-            f"the launcher asks for {name.lower()}, and the recipe does not. Type {words}, or take it out of "
-            "accelerate's configuration."
-            for name, (words, ours) in says.items()
-            if given.get(name, "").lower() == "true" and not ours
-        ]
-        if given.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false" and own.strategy == "full_shard":
-            found.append(
-                "the launcher asks for fsdp_reshard_after_forward: false, and the recipe for full_shard. Type "
-                "parallelism.strategy=shard_grad_op, or take it out of accelerate's configuration."
-            )
-    if given.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no" and not cfg.compile:
-        found.append(
-            "the launcher asks for torch.compile, and the recipe does not. Type compile=true, or take it "
-            "out of accelerate's configuration."
-        )
-    return found
-
-
-def warnings(cfg) -> list[str]:
+def warnings(cfg: Config) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero_options.warnings(cfg) if cfg.parallelism.name == "zero" else []
@@ -174,10 +123,19 @@ def warnings(cfg) -> list[str]:
     return found
 
 
-# --- what it means in the worker ------------------------------------------------------------------
-
-
-def data_share(cfg) -> tuple[int, int]:
-    """(which part, of how many) of every batch this process trains on."""
+def data_share(cfg: Config) -> tuple[int, int]:
+    """(index, count): this process trains on part `index` of the `count` parts of every batch."""
     place, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1
     return place.rank // together, place.world_size // together
+
+
+# Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
+HOOKS = hooks.register(
+    "parallelism",
+    hooks.Hooks(
+        resolve=resolve,
+        problems=problems,
+        warnings=warnings,
+        search=(Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),),
+    ),
+)

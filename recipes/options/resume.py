@@ -1,65 +1,56 @@
-"""recipes.options.resume"""
+"""resume: which run or checkpoint a training continues, and whether it is the same training."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
-from recipes.config import to_dict
+from recipes.config import LENGTH, TRAINING, Config, identity_of, to_dict
+from recipes.options import hooks
 from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.checkpoint_files import BrokenCheckpoint
 
 LATEST = "latest"
-NO_FOLDER = "hydra.run.dir=."  # what a launcher's ranks are told, other than rank 0: make no folder
-# How a training is started, watched, saved, measured and spread over devices: not what is trained.
-NOT_TRAINING = {
-    "launch",
-    "tracker",
-    "resume",
-    "save",
-    "measure",
-    "eval",
-    "parallelism",
-    "batch",
-    "accumulation",
-    "device",
-}
-NOT_TRAINING_KEYS = {"train": {"log_seconds"}, "data": {"workers", "pin_memory"}}
-LENGTH = {"train.max_steps", "train.epochs"}  # a folder that is named may be trained longer
+NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
 
 
-def signature(config: dict) -> dict:
-    """What makes a training this one and no other: flat, 'menu.key' -> value. config: resolved, as in a record."""
-    told = {}
-    for name, value in config.items():
-        if name in NOT_TRAINING:
-            continue
-        if not isinstance(value, dict):
-            told[name] = value
-            continue
-        told |= {f"{name}.{key}": each for key, each in value.items() if key not in NOT_TRAINING_KEYS.get(name, ())}
-    told["batch.effective"] = (
+def signature(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a training from another one: key -> value, of the keys whose identity says so.
+
+    config: resolved, as in a record. Keys that the schema does not know count.
+    """
+    found = {}
+    for section, values in config.items():
+        nested = isinstance(values, dict)
+        keys = {f"{section}.{key}": value for key, value in values.items()} if nested else {section: values}
+        found |= {key: value for key, value in keys.items() if identity_of(key) & {TRAINING, LENGTH}}
+    found["batch.effective"] = (
         config["batch"]["per_device"]
         * config["accumulation"]["steps"]
         * (config.get("parallelism", {}).get("replicas") or 1)
     )
-    return told
+    return found
 
 
-def differences(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> list[str]:
-    """Where two configurations are not the same training, as 'key=ours (there theirs)'."""
+def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> list[str]:
+    """Where two resolved configurations are not the same training, as 'key=ours (there theirs)'.
+
+    any_length: the keys that only say how long to train may differ.
+    """
     mine, other = signature(ours), signature(theirs)
     return [
         f"{key}={mine.get(key)} (there {other.get(key)})"
         for key in sorted(mine.keys() | other.keys())
-        if mine.get(key) != other.get(key) and key not in besides
+        if mine.get(key) != other.get(key) and not (any_length and LENGTH in identity_of(key))
     ]
 
 
-def same(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> bool:
-    """Whether two configurations are the same training; what an older schema wrote is not."""
+def same(ours: Mapping, theirs: Mapping, any_length: bool = False) -> bool:
+    """Whether two configurations are the same training; one that an older schema wrote is not."""
     try:
-        return not differences(ours, theirs, besides)
+        return not differences(ours, theirs, any_length)
     except (KeyError, TypeError, AttributeError):
         return False
 
@@ -67,38 +58,40 @@ def same(ours: dict, theirs: dict, besides: set[str] = frozenset()) -> bool:
 # --- before a job: in the parent -----------------------------------------------------------------
 
 
-def resolve(cfg) -> list[str]:
-    """A folder's whole name: a worker may stand elsewhere."""
+def resolve(cfg: Config) -> list[str]:
+    """Makes a folder's path absolute: the worker may have another working folder."""
     if cfg.resume not in (None, LATEST):
         cfg.resume = str(Path(cfg.resume).expanduser().absolute())
     return []
 
 
-def problems(cfg) -> list[str]:
-    """A folder that is named but cannot be resumed."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """A named folder that cannot be resumed."""
     if cfg.resume in (None, LATEST):
         return []
     folders = candidates(cfg.resume)
     if not folders:
         return [
             f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
-            f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts afresh where there is none."
+            f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts from the beginning where there is none."
         ]
     step = checkpoint_files.step_of(folders[0])
     if cfg.train.max_steps is not None and cfg.train.max_steps < step:
         return [
             f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. Give more steps."
         ]
-    return mismatch_problems(cfg, folders, LENGTH)
+    return mismatch_problems(cfg, folders, any_length=True)
 
 
-def mismatch_problems(cfg, folders: list[Path], besides: set[str] = frozenset()) -> list[str]:
-    """A problem where checkpoints are of another training, told by the first of them that can be read."""
+def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False) -> list[str]:
+    """A problem where the first checkpoint that can be read was saved by another training."""
     for folder in folders:
         with contextlib.suppress(BrokenCheckpoint):
-            others = differences(to_dict(cfg), checkpoint_files.config_of(folder), besides)
+            others = differences(to_dict(cfg), checkpoint_files.config_of(folder), any_length)
             return (
-                [f"{folder} is of another training: {', '.join(others)}. Give the same values, or another folder."]
+                [
+                    f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
+                ]
                 if others
                 else []
             )
@@ -106,20 +99,21 @@ def mismatch_problems(cfg, folders: list[Path], besides: set[str] = frozenset())
 
 
 def candidates(named: str) -> list[Path]:
-    """The checkpoints that a folder means, the newest first: a run's, or the folder itself."""
+    """The checkpoints of a run's folder, the newest first; or the folder itself, where it is a checkpoint."""
     folder = Path(named)
     if checkpoint_files.NAME.fullmatch(folder.name):
         return [folder] if folder.is_dir() else []
     return checkpoint_files.found(folder)
 
 
-def resume_folder(cfg, folder: Path, words: list[str]) -> Path:
-    """The folder in which a run goes on with resume=latest. folder: Hydra's; words: the overrides of Hydra's own keys.
+def resume_folder(cfg: Config, folder: Path, hydra_overrides: list[str]) -> Path:
+    """The folder of a run with resume=latest.
 
-    A folder that was chosen is the run's own. Otherwise it is the run below outputs/ that has the newest
-    checkpoint of the same training; and Hydra's new one where there is none.
+    folder: the one that Hydra made up, or that was typed. A typed folder is used. Otherwise it is the folder of the
+    run below outputs/ with the newest checkpoint of the same training, or `folder` where there is none.
     """
-    chosen = [word for word in words if word.startswith(("hydra.run.dir=", "hydra.sweep.dir=")) and word != NO_FOLDER]
+    folder_keys = ("hydra.run.dir=", "hydra.sweep.dir=")
+    chosen = [each for each in hydra_overrides if each.startswith(folder_keys) and each != NO_FOLDER]
     if cfg.resume != LATEST or chosen:
         return folder
     ours, newest = to_dict(cfg), {}
@@ -132,21 +126,21 @@ def resume_folder(cfg, folder: Path, words: list[str]) -> Path:
     return newest[max(newest)] if newest else folder
 
 
-def matching_record(cfg, folder: Path) -> record.Record | None:
-    """The record in a folder, where resuming may take its place: it is of the same training. Else None."""
+def matching_record(cfg: Config, folder: Path) -> record.Record | None:
+    """The record in a folder that the resumed run may replace, since it is of the same training; else None."""
     if cfg.resume is None:
         return None
     with contextlib.suppress(OSError, ValueError):
         before = record_file.read(folder)
-        if same(to_dict(cfg), before.config, LENGTH if cfg.resume != LATEST else frozenset()):
+        if same(to_dict(cfg), before.config, any_length=cfg.resume != LATEST):
             return before
     return None
 
 
-def is_finished(cfg, folder: Path, before: record.Record | None) -> bool:
-    """Whether resume=latest finds a finished run, with nothing left to do. before: what `goes_on` gave.
+def is_finished(cfg: Config, folder: Path, before: record.Record | None) -> bool:
+    """Whether resume=latest finds a finished run, with nothing left to do. before: from `matching_record`.
 
-    The model that save.final asks for, and that the run did not save, is made from its last checkpoint.
+    A model that save.final asks for and that was not saved can still be made from the last checkpoint.
     """
     if before is None or before.status != "ok" or cfg.resume != LATEST:
         return False
@@ -154,7 +148,7 @@ def is_finished(cfg, folder: Path, before: record.Record | None) -> bool:
 
 
 def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> None:
-    """A run that was over already, and now only left its model: what it measured while it trained stands."""
+    """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model."""
     if (
         before is not None
         and before.status == outcome.status == "ok"
@@ -164,6 +158,9 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
         record_file.write(outcome, folder)
 
 
-def model_missing(cfg, folder: Path) -> bool:
-    """Whether save.final asks for a model that is not there."""
+def model_missing(cfg: Config, folder: Path) -> bool:
+    """Whether save.final asks for a model that was not saved yet."""
     return cfg.save.final and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
+
+
+HOOKS = hooks.register("resume", hooks.Hooks(resolve=resolve, problems=problems))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from recipes.config import Config
 from recipes.options import model_families
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
-def task(cfg) -> str | None:
+# Data of one task; all other data is for any.
+TASKS = {"source": "language_modelling", "wikitext": "language_modelling", "mrpc": "classification"}
+
+
+def task(cfg: Config) -> str | None:
     """'classification' or 'language_modelling': what the data asks for, else what the family is made for.
 
-    None for trained weights whose family only their own configuration tells.
+    None for pretrained weights, whose configuration is not read here.
     """
-    from recipes.options.task import TASKS
-
     if cfg.data.name in TASKS:
         return TASKS[cfg.data.name]
     if cfg.data.task is not None:
@@ -21,13 +28,10 @@ def task(cfg) -> str | None:
     return "classification" if cfg.model.family in model_families.ENCODERS else "language_modelling"
 
 
-def task_of(cfg, config) -> str:
-    """`task(cfg)`, asking the loaded configuration where the menus do not know."""
+def task_of(cfg: Config, config: PretrainedConfig) -> str:
+    """`task(cfg)`; where that is None, the task of the loaded configuration's architecture."""
     known = task(cfg)
     if known is not None:
         return known
     causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in config.architectures or [])
     return "language_modelling" if causal else "classification"
-
-
-TASKS = {"source": "language_modelling", "wikitext": "language_modelling", "mrpc": "classification"}  # the others: any

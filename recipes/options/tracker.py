@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
-MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # W&B's words; the first three are enough
+from recipes.config import Config
+from recipes.options import hooks
+
+MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # all that W&B takes
 
 
-def problems(cfg) -> list[str]:
-    """What W&B would refuse. A missing package is none: its failure never costs a run."""
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Values that W&B refuses. A missing package is no problem: a tracker that fails never ends a run."""
     tracker = cfg.tracker
     if tracker.name != "wandb":
         return []
@@ -22,3 +26,6 @@ def problems(cfg) -> list[str]:
             "W&B wants 1 to 128 characters without / \\ # ? % and :."
         )
     return found
+
+
+HOOKS = hooks.register("tracker", hooks.Hooks(problems=problems))

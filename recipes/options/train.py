@@ -1,35 +1,39 @@
-"""train: the plain settings of training that need a word of meaning."""
+"""train: length, learning rate and schedule of a training."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from recipes.config import Config
+from recipes.options import hooks
 
 PRETRAINED_LEARNING_RATE = 5e-5  # the default of transformers' TrainingArguments, made for fine-tuning
 
 
-def resolve(cfg) -> list[str]:
-    """Fill in the learning rate: the model's own from scratch, a smaller one for trained weights."""
+def resolve(cfg: Config) -> list[str]:
+    """Fills in the learning rate: the model's own from scratch, a smaller one for pretrained weights."""
     if cfg.train.learning_rate is None:
         cfg.train.learning_rate = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
     return []
 
 
-def problems(cfg) -> list[str]:
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Settings that would be ignored."""
+    found = []
     if cfg.train.schedule == "constant" and cfg.train.warmup_steps:
-        return [
+        found.append(
             "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
             "Choose train.schedule=constant_with_warmup."
-        ]
-    return []
-
-
-def given_problems(cfg, given: set[str]) -> list[str]:
-    """Two keys that say the same thing differently."""
+        )
     if cfg.train.max_steps is not None and "train.epochs" in given:
-        return ["train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."]
-    return []
+        found.append(
+            "train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."
+        )
+    return found
 
 
-def arguments(cfg) -> dict:
+def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     train = cfg.train
     return {
@@ -44,3 +48,6 @@ def arguments(cfg) -> dict:
         "seed": train.seed,
         "data_seed": train.seed,
     }
+
+
+HOOKS = hooks.register("train", hooks.Hooks(resolve=resolve, problems=problems, training_arguments=training_arguments))

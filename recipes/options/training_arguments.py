@@ -1,33 +1,39 @@
-"""recipes.options.training_arguments"""
+"""transformers.TrainingArguments of a configuration, for both recipes."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from recipes.config import Config
 from recipes.machine import host
-from recipes.options.validate import modules
+from recipes.options import hooks
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
-def training_arguments(cfg, folder: str):
-    """TrainingArguments for a job: the Trainer gets them whole, the raw loop reads from them.
+def training_arguments(cfg: Config, folder: str) -> TrainingArguments:
+    """The TrainingArguments of a job: the Trainer is built with them, the raw loop reads from them.
 
-    Every module of a menu gives its entries; two menus may not claim the same one.
+    folder: where the Trainer may write. The entries come from the hooks; two menus cannot give the same entry.
     """
     from transformers import TrainingArguments
 
-    entries = {
+    entries: dict[str, Any] = {
         "output_dir": folder,
         "report_to": [],
         "use_cpu": host.device(cfg) == "cpu",
-        "disable_tqdm": True,  # the parent draws the bar
-        # Our journal logs, saves and evaluates, so the Trainer has no reason to touch the device for it.
+        "disable_tqdm": True,  # the parent shows the progress
+        # The step log, the saver and the evaluation of this project do these, without a read from the device.
         "logging_strategy": "no",
         "save_strategy": "no",
         "eval_strategy": "no",
-        "logging_nan_inf_filter": False,  # would read the loss back at every step
+        "logging_nan_inf_filter": False,  # would read the loss from the device at every step
         "remove_unused_columns": False,
     }
-    for module in modules():
-        if hasattr(module, "arguments"):
-            new = module.arguments(cfg)
-            assert not entries.keys() & new.keys(), f"{module.__name__} claims {entries.keys() & new.keys()}"
+    for section, each in hooks.registered().items():
+        if each.training_arguments is not None:
+            new = each.training_arguments(cfg)
+            assert not entries.keys() & new.keys(), f"{section} repeats {entries.keys() & new.keys()}"
             entries |= new
     return TrainingArguments(**entries)

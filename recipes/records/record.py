@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
-from recipes.config import ESTIMATE_ONLY
+from recipes.config import ESTIMATE_ONLY, RUN, identity_of
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
@@ -130,13 +130,19 @@ class Record:
 def config_key(config: dict, versions: dict) -> str:
     """Twelve hex digits that name a job: same configuration and same libraries, same key.
 
-    How a job is started (`launch`), watched, repeated, saved and resumed is left out, except what changes its result: a
-    pretended memory size, and which repeat it is. So is a menu that this recipe does not read.
+    config: resolved. It counts every key whose identity in the schema says so (`config.RUN`), but for the menus that
+    this recipe does not read. versions: package -> version.
     """
     unread = [] if config["recipe"]["name"] == "estimate" else ESTIMATE_ONLY
-    told = {key: value for key, value in config.items() if key not in ("launch", "tracker", "resume", *unread)}
-    told["save"] = {"final": config["save"]["final"]}
-    told["measure"] = {key: value for key, value in config["measure"].items() if key != "repeats"}
-    told["launch"] = {"memory_limit_gib": config["launch"]["memory_limit_gib"]}
-    text = json.dumps([told, versions], sort_keys=True)
+    kept = {}
+    for section, values in config.items():
+        if section in unread:
+            continue
+        if isinstance(values, dict):
+            values = {key: value for key, value in values.items() if RUN in identity_of(f"{section}.{key}")}
+            if values:
+                kept[section] = values
+        elif RUN in identity_of(section):
+            kept[section] = values
+    text = json.dumps([kept, versions], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

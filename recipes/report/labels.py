@@ -5,18 +5,9 @@ from __future__ import annotations
 import json
 import re
 
+from recipes.config import LABEL, identity_of
 from recipes.records.record import Record
 
-NOT_IN_LABELS = (
-    "launch",
-    "tracker",
-    "train.log_seconds",
-    "train.seed",
-    "measure.repeat",
-    "measure.repeats",
-    "model.learning_rate",
-    "experiment",
-)
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 
 
@@ -29,14 +20,14 @@ def facts(found: Record) -> dict[str, str]:
     for section, values in found.config.items():
         for key, value in (values if isinstance(values, dict) else {"name": values}).items():
             words[section if key == "name" else f"{section}.{key}"] = _word(value)
-    limit = words.get("launch.memory_limit_gib")
+    limit = words.pop("launch.memory_limit_gib", None)
     words = {
         key: value
         for key, value in words.items()
-        if key == "experiment" or not {key, key.split(".")[0]} & set(NOT_IN_LABELS)
+        if key == "experiment" or (not key.startswith("experiment.") and LABEL in identity_of(key))
     }
     if limit is not None:
-        words["launch.memory_limit_gib"] = limit  # the one key of launch that changes the result
+        words["launch.memory_limit_gib"] = limit  # the last of a label
     environment = found.environment
     words["device"] = _word(environment.get("device", words.get("device")))
     words["device_name"] = _word(environment.get("device_name"))

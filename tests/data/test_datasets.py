@@ -593,7 +593,7 @@ def test_the_experts_listen_to_autocast():
     [
         (["model=mixtral_tiny", "model.experts_per_token=5"], "model.experts_per_token=5 is more than model.experts=4"),
         (["model=mixtral_tiny", "model.feed_forward=60"], "model.feed_forward=60: the grouped product"),
-        (["model=llama_tiny", "model.experts=2"], "model.experts has no meaning for model=llama_tiny"),
+        (["model=llama_tiny", "model.experts=2"], "model.experts is not used by model=llama_tiny"),
     ],
 )
 def test_experts_that_make_no_model_are_refused(overrides, words):

@@ -34,7 +34,7 @@ def candidates_of(search: space.SearchSpace, capacity_bytes: int, workers) -> tu
 
     workers: a concurrent.futures.Executor whose processes have imported the libraries.
     """
-    tried = {lever: search.values.get(lever, [None]) for lever in space.LEVERS}  # None: pinned
+    tried = {lever: search.values.get(lever, [None]) for lever in space.DIMENSIONS}  # None: pinned
     precisions, modes = {}, {}
     for precision in tried["precision"]:
         precisions.setdefault(SAME_OPERATIONS.get(precision, precision), []).append(precision)

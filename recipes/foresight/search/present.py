@@ -38,7 +38,7 @@ def heading(search: space.SearchSpace) -> str:
     ]
     if search.pinned:
         lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
-    changing = [lever for lever in space.CHANGES_TRAINING if lever in search.values]
+    changing = [key for key, each in space.DIMENSIONS.items() if each.changes_numbers and key in search.values]
     if changing:
         lines.append(
             f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "

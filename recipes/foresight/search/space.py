@@ -12,28 +12,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
 from recipes.machine import gpu_specs, host
-from recipes.options import compose, hydra_errors, menus, parallelism, suggestions, validate
+from recipes.options import compose, hooks, hydra_errors, menus, parallelism, suggestions, validate
 from recipes.paths import CONF
 
 BATCH = "batch.per_device"
-ALL = None  # every option of the menu
-# What is searched: key -> values to try, in the order in which a command names them.
-MODES = (
-    "ddp",
-    "fsdp",
-    "fsdp shard_grad_op",
-)  # of parallelism on several GPUs: an option, and a strategy not its default
-LEVERS = {
-    "precision": ALL,
-    "checkpointing": ALL,
-    "model.attention": ("sdpa", "eager"),
-    "optim": ALL,
-    "parallelism": MODES,
-    BATCH: ALL,
-}
-CHANGES_TRAINING = ("precision", "optim")  # levers that change the numbers a training computes
-NOT_TRIED = {"paged_adam8bit": "the estimate of time does not know what paging costs"}
-NOT_SEARCHED = "compile (the estimate of time does not know compiled code)"
+# What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
+DIMENSIONS = hooks.dimensions()
+MODES = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
+NOT_SEARCHED = ", ".join(
+    f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
+)
 KEYS = ("fit.top=5", "fit.keep=[optim]", "fit.measure=3", "fit.gpus=4")
 LEAST = {"fit.top": 1, "fit.measure": 0, "fit.gpus": 1}  # of the keys that are numbers
 
@@ -81,7 +69,7 @@ class SearchSpace:
 
     def command_words(self, chosen: dict) -> list[str]:
         """What to type for a choice after `python train.py`."""
-        return self.words + [word for key in LEVERS if key in chosen for word in self.lever_words(key, chosen[key])]
+        return self.words + [word for key in DIMENSIONS if key in chosen for word in self.lever_words(key, chosen[key])]
 
     def lever_words(self, lever: str, value) -> list[str]:
         return (
@@ -128,10 +116,10 @@ def read_options(words: list[str]) -> tuple[Options, list[str], list[str]]:
         elif key == "fit.keep":
             found["keep"] = tuple(filter(None, (name.strip() for name in text.strip("[]").split(","))))
             problems += [
-                f"fit.keep: {name} is not searched. Searched are {', '.join(LEVERS)}."
-                + suggestions.nearest(name, LEVERS)
+                f"fit.keep: {name} is not searched. Searched are {', '.join(DIMENSIONS)}."
+                + suggestions.nearest(name, DIMENSIONS)
                 for name in found["keep"]
-                if name not in LEVERS
+                if name not in DIMENSIONS
             ]
         else:
             problems.append(
@@ -164,7 +152,7 @@ def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[s
     given = {word.lstrip("+~").split("=")[0]: word for word in words}
     pinned = {
         lever: word
-        for lever in LEVERS
+        for lever in DIMENSIONS
         for key, word in given.items()
         if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))
     }
@@ -178,7 +166,7 @@ def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[s
         *words, *mode, *smallest
     )  # a batch of 1 divides the effective one, whatever it is
     if cfg is not None and smallest and cfg.batch.effective and cfg.batch.effective % parallelism.replicas(cfg):
-        problems = [problem for problem in problems if not problem.startswith("batch.effective=")]
+        problems = [problem for problem in problems if getattr(problem, "key", None) != "batch.effective"]
         problems.append(_uneven(cfg.batch.effective, parallelism.replicas(cfg)))
     problems = problems or _device_problems(cfg, options) or _count_problems(cfg, options, given)
     if problems:
@@ -187,7 +175,7 @@ def plan(words: list[str], options: Options) -> tuple[SearchSpace | None, list[s
         pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # an experiment's
     share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
     search = SearchSpace(words, cfg, share * cfg.parallelism.replicas)
-    for lever in LEVERS:
+    for lever in DIMENSIONS:
         if lever == "parallelism" and not searched:
             if typed or now(cfg, lever) != "single":
                 said = " ".join(word for word in words if word.startswith(lever))
@@ -309,13 +297,12 @@ def now(cfg, lever: str):
 def _allowed(search: SearchSpace, lever: str, words: list[str]) -> list:
     """The options of a lever that this GPU and the other words leave."""
     allowed, refused = [], {}
-    for value in LEVERS[lever] or menus.options(lever, [CONF]):
-        if value in NOT_TRIED:
-            refused[value] = f"{NOT_TRIED[value]}."
-            continue
+    dimension = DIMENSIONS[lever]
+    for value in dimension.values or menus.options(lever, [CONF]):
         cfg, _, problems = compose_estimate(*words, *search.lever_words(lever, value))
-        if problems:
-            refused[value] = " ".join(problems)
+        why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
+        if why is not None or problems:
+            refused[value] = " ".join(problems) if why is None else f"{why}."
             continue
         allowed.append(value)
         if "." not in lever:

@@ -30,7 +30,7 @@ def refused(*words: str, **options) -> str:
 
 def test_several_gpus_are_searched_for_how_they_train_together():
     search = planned("batch.effective=24", gpus=4)
-    assert list(search.values) == list(space.LEVERS) and search.values["parallelism"] == list(space.MODES)
+    assert list(search.values) == list(space.DIMENSIONS) and search.values["parallelism"] == list(space.MODES)
     assert search.values["batch.per_device"] == [1, 2], "the powers of two that divide the share of one"
     for chosen in (
         {"parallelism": "ddp", "batch.per_device": 2},
@@ -78,7 +78,7 @@ def test_what_is_typed_of_parallelism_is_kept():
         ("parallelism.num_processes=4", {}, "Type fit.gpus=4 instead"),
         ("batch.effective=6", {"gpus": 4}, "Type batch.effective=4 or 8"),
         ("batch.effective=3 parallelism=ddp parallelism.num_processes=4", {}, "Type batch.effective=4,"),
-        ("parallelism=dp", {}, "does not know parallelism=dp"),
+        ("parallelism=dp", {}, "does not support parallelism=dp"),
         ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "how fast the host is"),
     ],
 )
