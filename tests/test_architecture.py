@@ -42,7 +42,7 @@ LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in 
 PARENT = {"cli", "jobs", "report", "doctor", "tracking", "options", "records", "machine", "ranks"} | LAYERS[-1]
 # Started in a process that has the heavy libraries: a worker, the fork server, a rank, the tracker's own process.
 NOT_PARENT = {
-    "recipes.jobs.worker",
+    "recipes.jobs.training_run",  # imported by the worker alone
     "recipes.ranks.collectives",
 }
 HEAVY = {

@@ -1,21 +1,17 @@
-"""Start a job: a process for each rank, in a session of its own, with a pipe between it and its parent.
-
-One run starts a new interpreter. Several runs share a fork server: a process that has imported the
-libraries once and forks a child for each job, so that a short job does not pay seconds of imports.
-"""
+"""Starts the workers of a job: a process for each rank, with a session of its own and a pipe to its parent."""
 
 from __future__ import annotations
 
 import pickle
 import socket
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Protocol
 
-from recipes.jobs import fork_client
 from recipes.machine import interpreter
 from recipes.ranks.rank_info import RankInfo
 from recipes.records import record, run_folder
@@ -23,11 +19,30 @@ from recipes.records import record, run_folder
 WORKER_CODE = "import sys; from recipes.jobs.worker import entry; entry(int(sys.argv[1]))"
 
 
+class WorkerProcess(Protocol):
+    """The part of `subprocess.Popen` that a worker's supervisor uses."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+class WorkerSource(Protocol):
+    """Starts workers faster than a new interpreter does: a fork server, or a worker that was started in advance."""
+
+    def start_worker(self, pipe: socket.socket, log: IO[bytes]) -> WorkerProcess:
+        """A worker that receives its job from the pipe and prints to the log."""
+        ...
+
+
 @dataclass
 class Job:
-    """One run: its record so far (nothing but configuration and environment), its folder, and its place among ranks.
+    """One run: its record so far (configuration and environment), its folder, and which rank is to be started.
 
-    folder: None on a rank other than 0 that a launcher started; rank 0 tells it.
+    folder: None on a rank other than 0 that a launcher started; rank 0 sends its own.
     """
 
     record: record.Record
@@ -37,54 +52,61 @@ class Job:
 
 @dataclass
 class Running:
-    """A worker at work. process: has pid, returncode, poll(), wait(timeout) and send_signal(), as Popen."""
+    """A worker that was started."""
 
-    process: Any
+    process: WorkerProcess
     pipe: Connection
     rank_info: RankInfo
 
 
-def start(job: Job, fork_server: fork_client.ForkServer | None = None) -> list[Running]:
-    """Start the workers: all ranks of the job, or this process's own where a launcher started the ranks.
+def start(job: Job, source: WorkerSource | None = None) -> list[Running]:
+    """Start the workers: all ranks of the job, or the rank of this process where a launcher started the ranks.
 
-    They get the job through a pipe, and end when the pipe's other end closes.
+    source: what starts them; without one, each worker gets a new interpreter. Workers end when their pipe is closed.
     """
-    if job.rank_info.launched:
-        return [_start(job, fork_server)]
-    count = job.record.config["parallelism"]["num_processes"]
-    alone = count == 1 and job.record.config["parallelism"]["name"] in ("single", "dp")
-    if alone or job.record.recipe == "estimate":  # which plays one rank of many in one process
-        return [_start(job, fork_server)]
-    started = []
+    parallelism = job.record.config["parallelism"]
+    world_size = parallelism["num_processes"]
+    one_process = world_size == 1 and parallelism["name"] in ("single", "dp")
+    if job.rank_info.launched or one_process or job.record.recipe == "estimate":  # an estimate simulates the ranks
+        return [_start(job, source)]
+    return _start_ranks(job, world_size, source)
+
+
+def _start_ranks(job: Job, world_size: int, source: WorkerSource | None) -> list[Running]:
+    started: list[Running] = []
     with socket.create_server((RankInfo.address, 0)) as listener:
         port = listener.getsockname()[1]
         try:
-            for rank in range(count):
-                place = RankInfo(rank, count, rank, count, port=port)
-                started.append(_start(Job(job.record, job.folder, place), fork_server, listener))
+            for rank in range(world_size):
+                rank_info = RankInfo(rank, world_size, rank, world_size, port=port)
+                started.append(_start(Job(job.record, job.folder, rank_info), source, listener))
         except BaseException:
             for running in started:
-                running.pipe.close()  # which ends it
+                running.pipe.close()  # which ends the worker
             raise
     return started
 
 
-def _start(job: Job, fork_server: fork_client.ForkServer | None, listener: socket.socket | None = None) -> Running:
-    ours, theirs = socket.socketpair()
-    with theirs, open_log(job) as log:
-        if fork_server is not None:
-            process = fork_server.fork(theirs, log)
-        else:
-            process = interpreter.start_python(WORKER_CODE, theirs, stdout=log, stderr=log)
-    pipe = Connection(ours.detach())
+def _start(job: Job, source: WorkerSource | None, listener: socket.socket | None = None) -> Running:
+    """Start one worker and send it the job and, to rank 0, the socket on which it listens for the others."""
+    parent_end, worker_end = socket.socketpair()
+    with worker_end, open_log(job) as log:
+        start_worker = new_worker if source is None else source.start_worker
+        process = start_worker(worker_end, log)
+    pipe = Connection(parent_end.detach())
     pipe.send_bytes(pickle.dumps(job))
     if listener is not None and job.rank_info.is_main:
         reduction.send_handle(pipe, listener.fileno(), process.pid)
     return Running(process, pipe, job.rank_info)
 
 
-def open_log(job: Job):
+def new_worker(pipe: socket.socket, log: IO[bytes]) -> subprocess.Popen:
+    """A worker in a new interpreter."""
+    return interpreter.start_python(WORKER_CODE, pipe, stdout=log, stderr=log)
+
+
+def open_log(job: Job) -> IO[bytes]:
     """The open file to which a rank's libraries print."""
-    if job.folder is None:  # until rank 0 has told its folder
+    if job.folder is None:  # the worker opens its log when rank 0 has sent the folder
         return tempfile.TemporaryFile()
     return open(job.folder / run_folder.log_name(job.rank_info.rank), "wb")

@@ -1,19 +1,21 @@
-"""One command at a time in a run's folder: another one would write over its record, its steps and its checkpoints."""
+"""Locks a run's folder: a second command would overwrite the record, the steps and the checkpoints of the first."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.errors import Refusal
 
 
 @contextlib.contextmanager
-def hold(folder: Path):
-    """Hold a folder, which is made if need be, until the end. It is free again when the process is gone, however it went.
+def hold(folder: Path) -> Iterator[None]:
+    """Create the folder if it does not exist, and lock it for the duration of the block.
 
-    Raises Refusal where another command holds it, OSError where it cannot be made.
+    The lock is on the folder itself, so it adds no file, and the system releases it when the process ends, however it
+    ends. Raises Refusal if another command holds the lock, OSError if the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -24,10 +26,10 @@ def hold(folder: Path):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refusal(
-                f"{folder}: another command is training in this folder. Wait until it is over, or end it."
+                f"{folder}: another command is training in this folder. Wait until it has ended, or end it."
             ) from None
         except (ImportError, OSError):
-            pass  # a file system without locks: as safe as its user is careful
+            pass  # this system, or this file system, has no locks
         yield
     finally:
         os.close(descriptor)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 
 from recipes.checkpoint import stop_request
-from recipes.jobs import fork_client, launch, post_mortem
+from recipes.jobs import launch, post_mortem
 from recipes.jobs.post_mortem import WorkerExit
 from recipes.ranks import failure_store
 from recipes.records.messages import Message, PhaseStarted, RankFailed
@@ -24,13 +24,11 @@ POLL_SECONDS = 0.2
 LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def run(
-    job: launch.Job, on_message: Callable[[Message], None], fork_server: fork_client.ForkServer | None = None
-) -> Record:
+def run(job: launch.Job, on_message: Callable[[Message], None], source: launch.WorkerSource | None = None) -> Record:
     """Run a job, with all the ranks that it starts, to its end.
 
     on_message: called with each message of rank 0, except failures.
-    fork_server: forks the workers, where many jobs are run; without one each worker gets a new interpreter.
+    source: what starts the workers, for example a fork server; without one each worker gets a new interpreter.
 
     Returns the record, which is also in the job's folder. Ctrl-C (KeyboardInterrupt) ends the job with a record. A rank
     other than 0 that a launcher started writes no record; the record that is returned says how the rank ended.
@@ -38,7 +36,7 @@ def run(
     """
     kernel_kills = post_mortem.kernel_kills()
     supervisor = Supervisor(job, on_message)
-    reason = supervisor.run_workers(fork_server)
+    reason = supervisor.run_workers(source)
     with _signals_ignored():  # a second Ctrl-C must not cost the record
         return supervisor.conclude(reason, kernel_kills)
 
@@ -54,13 +52,13 @@ class Supervisor:
         self._on_message = on_message
         self._stop = stop_request.StopRequest()
 
-    def run_workers(self, fork_server: fork_client.ForkServer | None) -> str:
+    def run_workers(self, source: launch.WorkerSource | None) -> str:
         """Start the workers and watch them. Returns 'exited', 'timeout' or 'interrupted'."""
         config = self.job.record.config
         limit_seconds = config["launch"]["timeout_seconds"]
         try:
             with self._stop.listening(config["save"]["on_signal"]):
-                self.workers = launch.start(self.job, fork_server)
+                self.workers = launch.start(self.job, source)
                 deadline = time.monotonic() + limit_seconds if limit_seconds else None
                 return self._watch(deadline, forward_stop=True)
         except KeyboardInterrupt:
@@ -74,15 +72,15 @@ class Supervisor:
         if reason == "interrupted" and self.workers:
             self._signal_workers(signal.SIGINT)
             self._watch(time.monotonic() + GRACE_SECONDS)
-        exit_codes = {w.rank_info.rank: w.process.returncode for w in self.workers if w.process.poll() is not None}
-        for worker in self.workers:
-            _end(worker)
+        polled = {worker.rank_info.rank: worker.process.poll() for worker in self.workers}
+        exit_codes = {rank: code for rank, code in polled.items() if code is not None}
+        final_codes = [_end(worker) for worker in self.workers]
         if self._stop.to_stop and reason == "exited" and -signal.SIGTERM in exit_codes.values():
             reason, self.failures = "preempted", []  # SIGTERM arrived before the worker installed its handler
         if _launcher_is_gone() and not self._stop.listens:
             self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
         cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
-        code = self.workers[0].process.returncode if self.workers else 0
+        code = final_codes[0] if final_codes else 0
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
         out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
@@ -209,9 +207,10 @@ def _signals_ignored():
             signal.signal(number, handler)
 
 
-def _end(worker: launch.Running) -> None:
-    """Kill every process of the worker's session, its data loaders included."""
+def _end(worker: launch.Running) -> int:
+    """Kill every process of the worker's session, its data loaders included. Returns the worker's exit code."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
+    code = worker.process.wait()
     worker.pipe.close()
+    return code

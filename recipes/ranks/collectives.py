@@ -1,72 +1,48 @@
-"""Ranks: which process of how many this is, how they find each other, and the few words they exchange."""
+"""Process group and collectives: how the ranks of a training find each other, and what they exchange."""
 
 from __future__ import annotations
 
-import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from recipes.ranks import rank_info
+import torch
+import torch.distributed as dist
 
-RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=30)  # how long a rank waits for another, as gloo's own default
+from recipes.ranks.rank_info import RENDEZVOUS_TIMEOUT, RankInfo
 
 
-def init_process_group(place: rank_info.RankInfo, on_gpu: bool, listener: int | None = None) -> None:
-    """Meet the other ranks. listener: the open socket on which our own rank 0 listens (no port can be lost to others).
+def init_process_group(rank_info: RankInfo, on_gpu: bool, listener: int | None = None) -> None:
+    """Join the process group: NCCL for GPU tensors, and gloo for CPU tensors, which do not wait for the device.
 
-    CPU tensors travel too on a GPU: some words are exchanged without waiting for the device.
+    listener: for rank 0 of ranks that the parent started, the open socket on which it listens. The parent has bound
+    it, so no other process can take the port in between.
     """
-    import torch.distributed as dist
-
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    if place.launched:
+    if rank_info.launched:
         dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
-    else:
-        store = dist.TCPStore(
-            place.address,
-            place.port,
-            place.world_size,
-            place.rank == 0,
-            timeout=RENDEZVOUS_TIMEOUT,
-            wait_for_workers=False,
-            **({} if listener is None else {"master_listen_fd": listener}),
-        )
-        dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.world_size, timeout=RENDEZVOUS_TIMEOUT
-        )
+        return
+    store = dist.TCPStore(  # type: ignore[reportPrivateImportUsage]  (documented, but missing from __all__)
+        rank_info.address,
+        rank_info.port,
+        rank_info.world_size,
+        rank_info.is_main,
+        timeout=RENDEZVOUS_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+    dist.init_process_group(
+        backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=RENDEZVOUS_TIMEOUT
+    )
 
 
 def world_size() -> int:
-    """How many ranks train together."""
-    import torch.distributed as dist
-
+    """The number of ranks that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank_index() -> int:
-    """Which of them this one is."""
-    import torch.distributed as dist
-
+    """The number of this rank, from 0."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def barrier() -> None:
-    """Wait until all ranks have come here; the device is not waited for."""
-    if is_distributed():
-        any_rank(False)()
-
-
-def any_rank(yes: bool):
-    """Ask all ranks at once, without waiting. Returns a function that waits, and says whether any of them said yes."""
-    import torch
-    import torch.distributed as dist
-
-    answer = torch.tensor(int(yes))  # on the CPU, also beside GPUs: nothing waits for the device
-    work = dist.all_reduce(answer, dist.ReduceOp.MAX, async_op=True)
-
-    def heard() -> bool:
-        work.wait()
-        return bool(answer)
-
-    return heard
 
 
 def is_distributed() -> bool:
@@ -74,32 +50,43 @@ def is_distributed() -> bool:
     return world_size() > 1
 
 
-def all_reduce_sum(numbers, device):
-    """Sums over all ranks. numbers: N, each a number or () on the device. Returns (N,) on the device."""
-    import torch
-    import torch.distributed as dist
+def barrier() -> None:
+    """Wait for all ranks, but not for the device."""
+    if is_distributed():
+        any_rank(False)()
 
+
+def any_rank(value: bool) -> Callable[[], bool]:
+    """Start a logical OR over all ranks. Returns a function that waits for the result and returns it."""
+    flag = torch.tensor(int(value))  # on the CPU, so that the device is not waited for
+    work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+
+    def result() -> bool:
+        work.wait()  # type: ignore[union-attr]  (None only without async_op)
+        return bool(flag)
+
+    return result
+
+
+def all_reduce_sum(numbers: Sequence, device: torch.device | str) -> torch.Tensor:
+    """Sums over all ranks, (N,) float64 on the device. numbers: N, each a number or a tensor () on the device."""
     sums = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
     dist.all_reduce(sums)
     return sums
 
 
-def all_reduce_mean(loss):
-    """The mean over all ranks of a loss, () on the device; itself where there is one rank."""
-    import torch.distributed as dist
-
+def all_reduce_mean(loss: torch.Tensor) -> torch.Tensor:
+    """The mean over all ranks of a loss, () on the device; the loss itself if there is one rank."""
     if is_distributed():
         dist.all_reduce(loss)
         loss = loss / dist.get_world_size()
     return loss
 
 
-def all_gather(thing) -> list:
-    """What every rank has, in the order of the ranks, on every rank."""
-    import torch.distributed as dist
-
+def all_gather(value: Any) -> list:
+    """The values of all ranks, in the order of the ranks, on every rank. value: anything that can be pickled."""
     if not is_distributed():
-        return [thing]
-    things = [None] * dist.get_world_size()
-    dist.all_gather_object(things, thing)
-    return things
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,4 +1,7 @@
-"""Why a rank ended, published to the other ranks through the store that all of them share."""
+"""Why a rank failed, published to the ranks of a launcher through the store that they share.
+
+Ranks that a launcher started have no parent in common, so rank 0, which writes the record, reads the cause here.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import datetime
 import json
 import os
 
-from recipes.ranks import collectives, rank_info
+from recipes.ranks.rank_info import RENDEZVOUS_TIMEOUT, RankInfo
 
-GRACE_SECONDS = 3.0  # what the other ranks have left once one has failed
+GRACE_SECONDS = 3.0  # how long the other ranks may go on once one has failed
+REPORT_TIMEOUT_SECONDS = 8.0  # how long a rank that lost contact waits for the cause
+FAILURE_KEY = "headroom/failure"
 
-
-# --- last words: why a rank ends, for the record that rank 0 writes ---------------------------------
-
-FAILURE_KEY = "headroom/last words"
-REPORT_TIMEOUT_SECONDS = 8.0  # how long a rank that lost contact waits for the one that knows why
+# What torch 2.11's gloo, NCCL and TCPStore raise when another rank has ended: the exceptions' names, and parts of the
+# messages of those that are plain RuntimeErrors.
+LOST_CONTACT_ERRORS = ("DistNetworkError", "DistBackendError", "DistStoreError")
 LOST_CONTACT_MESSAGES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -30,39 +33,39 @@ LOST_CONTACT_MESSAGES = (
 
 
 def lost_contact(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone."""
-    kind = type(error).__name__
-    return kind in ("DistNetworkError", "DistBackendError", "DistStoreError") or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_CONTACT_MESSAGES)
-    )
+    """Whether an error only says that another rank has ended."""
+    if type(error).__name__ in LOST_CONTACT_ERRORS:
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in LOST_CONTACT_MESSAGES)
 
 
-def publish_failure(place: rank_info.RankInfo, words: dict) -> None:
-    """Leave the reason for which this rank ends in the store that all ranks share, unless another was first.
+def publish_failure(rank_info: RankInfo, failure: dict) -> None:
+    """Publish why this rank ends, unless another rank has published a failure. Does nothing if the store is gone.
 
-    For ranks of a launcher, which have no parent in common. Without a word where the store is gone too.
+    failure: JSON values.
     """
-    with contextlib.suppress(Exception):  # the others may be gone already, and nobody is left to be told
-        _store(place).compare_set(FAILURE_KEY, "", json.dumps(words))
+    with contextlib.suppress(Exception):  # this rank ends anyway, and its own record or exit code reports the failure
+        _connect(rank_info).compare_set(FAILURE_KEY, "", json.dumps(failure))
 
 
-def wait_for_failure(place: rank_info.RankInfo, seconds: float) -> dict | None:
-    """What some rank left, waited for so long; None if nothing came."""
+def wait_for_failure(rank_info: RankInfo, seconds: float) -> dict | None:
+    """The failure that a rank publishes within so many seconds, or None."""
     import torch.distributed as dist
 
     try:
-        store = _store(place)
+        store = _connect(rank_info)
         store.wait([FAILURE_KEY], datetime.timedelta(seconds=seconds))
         return json.loads(store.get(FAILURE_KEY))
-    except (dist.DistError, RuntimeError):  # the time is over, or the store is gone
+    except (dist.DistError, RuntimeError):  # nothing came in time, or the store is gone
         return None
 
 
-def _store(place: rank_info.RankInfo):
-    """A connection of its own: one that waits holds up everything else on it."""
+def _connect(rank_info: RankInfo):
+    """A connection of its own to the launcher's store: one that waits blocks everything else on it."""
     import torch.distributed as dist
 
-    store = dist.TCPStore(
-        place.address, place.port, None, False, timeout=collectives.RENDEZVOUS_TIMEOUT, wait_for_workers=False
+    store = dist.TCPStore(  # type: ignore[reportPrivateImportUsage]  (documented, but missing from __all__)
+        rank_info.address, rank_info.port, None, False, timeout=RENDEZVOUS_TIMEOUT, wait_for_workers=False
     )
-    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(attempt, store)  # type: ignore[reportPrivateImportUsage]  (as above)

@@ -1,17 +1,22 @@
-"""Which rank of how many this process is."""
+"""Which of the job's ranks this process is."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 from dataclasses import dataclass
 
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=30)  # how long a rank waits for another; gloo's default
+
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process among the ranks of one job. `launched`: a launcher started the ranks, not we.
+    """One rank of a job; the defaults are those of the only rank.
 
-    address, port: where rank 0 listens, for ranks that are our own.
+    local_rank, local_world_size: among the ranks on the same machine.
+    launched: torchrun, `accelerate launch` or a cluster started the ranks; otherwise the parent of the workers did.
+    address, port: where rank 0 listens.
     """
 
     rank: int = 0
@@ -24,43 +29,50 @@ class RankInfo:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that writes, prints and tracks."""
+        """Whether this is rank 0, which writes, prints and tracks."""
         return self.rank == 0
+
+    @property
+    def in_process_group(self) -> bool:
+        """Whether the rank joins a process group, which may also be a group of one."""
+        return self.launched or self.has_own_store
+
+    @property
+    def has_own_store(self) -> bool:
+        """Whether the ranks were started by the parent of the workers and meet at a store of rank 0."""
+        return not self.launched and (self.world_size > 1 or self.port != 0)
 
 
 def current_rank() -> RankInfo:
-    """The place that torchrun, `accelerate launch` or a cluster gave this process; the only one where none did."""
-    given = os.environ
-    if "MASTER_ADDR" not in given or not (given.get("RANK", "").isdigit() and given.get("WORLD_SIZE", "").isdigit()):
+    """The rank that torchrun, `accelerate launch` or a cluster gave to this process; the only one without them."""
+    env = os.environ
+    if "MASTER_ADDR" not in env or not (env.get("RANK", "").isdigit() and env.get("WORLD_SIZE", "").isdigit()):
         return RankInfo()
-    rank, ranks = int(given["RANK"]), int(given["WORLD_SIZE"])
+    rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
     return RankInfo(
         rank,
-        ranks,
-        int(given.get("LOCAL_RANK", rank)),
-        int(given.get("LOCAL_WORLD_SIZE", ranks)),
-        True,
-        given["MASTER_ADDR"],
-        int(given.get("MASTER_PORT", 29500)),
-    )  # the port that torch takes, too
+        world_size,
+        local_rank=int(env.get("LOCAL_RANK", rank)),
+        local_world_size=int(env.get("LOCAL_WORLD_SIZE", world_size)),
+        launched=True,
+        address=env["MASTER_ADDR"],
+        port=int(env.get("MASTER_PORT", 29500)),  # torch's default
+    )
 
 
-# --- in the worker: what needs torch imports it --------------------------------------------------
-
-
-def export_environment(place: RankInfo) -> None:
-    """Put the place where the libraries look for it."""
+def export_environment(rank_info: RankInfo) -> None:
+    """Set the environment variables from which torch, Accelerate and DeepSpeed read the rank."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
-    if place.world_size == 1 and not place.launched and not place.port:
+    if not rank_info.in_process_group:
         return
     os.environ |= {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
+        "RANK": str(rank_info.rank),
+        "WORLD_SIZE": str(rank_info.world_size),
+        "LOCAL_RANK": str(rank_info.local_rank),
+        "LOCAL_WORLD_SIZE": str(rank_info.local_world_size),
+        "MASTER_ADDR": rank_info.address,
+        "MASTER_PORT": str(rank_info.port),
     }
-    if not place.launched:  # all on this machine: a host name that leads nowhere must not matter
+    if not rank_info.launched:  # all ranks are on this machine, whose host name may not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -167,7 +167,7 @@ def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
 def test_nothing_of_a_job_stays_behind(train, fork_server):
     """Loader processes neither, also where the job was ended by force."""
     train(*LONG, "data.workers=2", "launch.timeout_seconds=4", status="timeout")
-    wait_for(lambda: not psutil.Process(fork_server._process.pid).children(recursive=True), 5)
+    wait_for(lambda: not psutil.Process(fork_server.pid).children(recursive=True), 5)
 
 
 # --- the ledger's step comes when the result is safe ------------------------------------------------
