@@ -32,3 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, (RuntimeError, OSError)) and any(text in str(error) for text in OUT_OF_MEMORY)
+
+
+class UnknownOperation(Exception):
+    """An operation whose result the fake device cannot infer."""

@@ -54,8 +54,7 @@ def entry() -> None:
     os.dup2(2, 1)  # libraries print where they like
     cfg = config.from_dict(json.load(sys.stdin))
     worker_environment.prepare(cfg, rank_info.RankInfo())
-    from recipes.errors import Refusal
-    from recipes.foresight.fake_gpu.device import UnknownOperation  # which imports torch
+    from recipes.errors import Refusal, UnknownOperation
 
     try:
         with tempfile.TemporaryDirectory() as folder:

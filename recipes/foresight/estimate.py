@@ -42,11 +42,11 @@ def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
     capacity = prediction.allocator_bytes(cfg) if host.gpu(cfg) else None
     try:
-        explain.picture(seen.tape, folder / TIMELINE, title, capacity)
+        explain.picture(seen.trace, folder / TIMELINE, title, capacity)
     except ImportError:
         outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
     if outcome.estimate is not None:
-        outcome.estimate.largest = explain.largest(seen.tape)
+        outcome.estimate.largest = explain.largest(seen.trace)
         outcome.estimate.levers = [
             asdict(lever) for lever in explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))
         ]

@@ -14,11 +14,9 @@ from pathlib import Path
 
 from recipes import config, paths
 from recipes.config import Config
-from recipes.errors import Refusal
-from recipes.foresight.fake_gpu import attribution
-from recipes.foresight.fake_gpu.device import UnknownOperation
+from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight.fake_gpu.op_trace import OpTrace
-from recipes.measure.memory_ledger import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
+from recipes.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from recipes.options import hooks, menus, validate
 from recipes.units import MIB
 
@@ -37,17 +35,17 @@ class Lever:
     step_seconds: float | None
 
 
-def largest(tape: attribution.AttributedTrace) -> list[dict]:
+def largest(trace: OpTrace) -> list[dict]:
     """The largest storages alive at the last step's peak: bytes, part, made_by; equal ones counted once."""
     alive = {}
-    for entry, sign in tape.log[: tape.peak() + 1]:
+    for entry, sign in trace.log.events[: trace.log.peak_index() + 1]:
         if sign > 0:
             alive[id(entry)] = entry
         else:
             alive.pop(id(entry), None)
     rows: dict[tuple, dict] = {}
     for key, entry in alive.items():
-        made_by = tape.makers[key]
+        made_by = trace.origins[key]
         row = rows.setdefault(
             (entry.bytes, entry.kind, _without_numbers(made_by)),
             {"bytes": entry.bytes, "part": entry.kind, "made_by": made_by, "count": 0},
@@ -100,32 +98,32 @@ def _device_used(cfg, folder: str) -> tuple[int, float | None]:
     return outcome.memory.device_used_bytes, outcome.speed.step_seconds_median
 
 
-def picture(tape: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
+def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
     """Memory over the last step, part upon part, as a PNG. Raises ImportError where matplotlib is missing."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    start = tape.starts[-1]
+    start = trace.log.step_start
     now, lines = dict.fromkeys(ORDER, 0), {kind: [] for kind in ORDER}
     phases: list[tuple[int, str]] = []
-    for index, (entry, sign) in enumerate(tape.log):
+    for index, (entry, sign) in enumerate(trace.log.events):
         now[entry.kind] += sign * entry.bytes
         if index >= start:
             for kind in ORDER:
                 lines[kind].append(now[kind] / MIB)
-            if sign > 0 and not entry.given and (not phases or phases[-1][1] != entry.phase):
+            if sign > 0 and not entry.preexisting and (not phases or phases[-1][1] != entry.phase):
                 phases.append((index - start, entry.phase))
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.stackplot(
-        range(len(tape.log) - start),
+        range(len(trace.log.events) - start),
         *lines.values(),
         colors=COLOURS,
         step="post",
         labels=["weights", "their low-precision copies", "optimizer states", "gradients", "activations", "other"],
     )
-    peak = tape.peak() - start
+    peak = trace.log.peak_index() - start
     top = sum(lines[kind][peak] for kind in ORDER)
     axes.plot([peak], [top], "kv", markersize=6)
     axes.annotate(f"{top:,.0f} MiB", (peak, top), textcoords="offset points", xytext=(0, 7), ha="center")
@@ -136,7 +134,7 @@ def picture(tape: OpTrace, path: Path, title: str, capacity_bytes: int | None) -
         axes.annotate(
             f" {phase}", (place, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676"
         )
-    axes.set_xlim(0, max(1, len(tape.log) - start - 1))
+    axes.set_xlim(0, max(1, len(trace.log.events) - start - 1))
     axes.set_ylim(0, top * 1.15)
     axes.set_xlabel("births and deaths of tensors in one optimizer step, in their order")
     axes.set_ylabel("MiB of live tensors")

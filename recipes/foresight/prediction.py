@@ -91,7 +91,7 @@ def notes(cfg, evaluates: bool) -> list[str]:
     if host.gpu(cfg) is None:
         return []
     found = []
-    if simulation.amd(cfg):
+    if simulation.is_amd(cfg):
         found.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are taken to be CUDA's on an "
             "A100; ROCm's own rules are not known to the estimate."

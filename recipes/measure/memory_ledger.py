@@ -1,273 +1,132 @@
-"""The ledger: every storage of one training step, from birth to death, and what it was for.
-
-A dispatch mode sees each operation's results; a weak reference tells when a storage dies. Nothing
-is read or synchronised, so it works on any device, and on tensors that hold no data. What a storage
-is for may become clear after its birth (a matrix product turns out to be a gradient), so the log is
-written first and read when the step is over.
-"""
+"""The memory ledger: the memory of one training step by its parts at the peak, and the FLOPs of the step."""
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Hashable
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
-    "parameters",
-    "weight_copies",
-    "gradients",
-    "optimizer",
-    "activations",
-    "other",
+from recipes.measure.memory_attribution import (
+    ACTIVATION,
+    COPY,
+    GRADIENT,
+    KINDS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETER,
+    MemoryAttribution,
+    kept_tensors,
 )
-RESIZE = torch.UntypedStorage.resize_
-FAKE = torch._C._TorchDispatchModeKey.FAKE
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+from recipes.measure.op_flops import has_flop_formula, operation_flops
+from recipes.measure.op_observer import OpObserverMode
+from recipes.measure.storage_log import StorageLog
+from recipes.third_party.torch_private import observed_resizes, storage_key
+
 BACKWARD_PER_FORWARD = 2  # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward costs twice the forward
 
 
-@dataclass
-class Storage:
-    """One block of memory: its size, what it is for, the phase of its birth, and whether it was there before."""
+class MemoryLedger:
+    """Use as `with MemoryLedger(model, optimizer, device) as ledger: step()`, then read `parts()` and `model_flops`.
 
-    bytes: int
-    kind: str
-    phase: str
-    given: bool
-    again: bool = False  # made by checkpointing, which computes it a second time
+    model: the plain module, whose parameters carry the gradients. optimizer: its states must exist, so at least one
+    step has been taken. device: storages on other types of device are not counted.
 
-
-class MemoryLedger(TorchDispatchMode):
-    """Use as `with Ledger(model, optimizer, device) as ledger: step()`, then read `parts()` and `flops`.
-
-    model: the plain module, whose parameters carry the gradients. optimizer: its states must exist,
-    so at least one step has been taken. device: storages elsewhere are not counted.
+    It is an OpObserver. Without `with`, call `begin_step`, pass on every operation, and call `end_step`.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device):
-        super().__init__()
-        self.model, self.optimizer, self.device = model, optimizer, torch.device(device)
-        self.log: list[tuple[Storage, int]] = []  # (storage, +1 at birth or -1 at death), in order
-        self.flops = 0  # of the forward passes alone, without what checkpointing computes again
-        self._gathering = any(hasattr(weight, "ds_tensor") for weight in model.parameters())  # ZeRO's stage 3
-        self._alive: dict[int, tuple[weakref.ref, Storage]] = {}
-        self._phase = "forward"
-        self._start = 0  # where in the log the last step begins, which is the one that `parts` tells of
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str):
+        self.model, self.optimizer = model, optimizer
+        self.log = StorageLog(torch.device(device).type)
+        self.attribution = MemoryAttribution(model, optimizer, self.log)
+        self.flops: int | None = 0  # of the forward passes, without recomputation; None: an operation has no formula
+        self._hooks = contextlib.ExitStack()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled in here: no need to tell dynamo so at every operation
+    # --- during the step ---
 
-    # --- what happens during the step ---
+    def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        self.attribution.record_arguments(tensors)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if is_fake(types):
-            return func(*args, **kwargs)
-        if types and any(kind not in PLAIN for kind in types):
-            if func._overloadpacket in flop_registry:
-                self.flops = None  # tensor parallelism: what several ranks compute alike would count several times
-            return NotImplemented  # a sharded tensor: its own rules turn this into operations on this rank's part
-        for tensor in self._given(func, args, kwargs):
-            self._see(tensor, OTHER, given=True)  # what is new here was born before: the batch, mostly
-        result = self._run(func, args, kwargs)
-        phase = self.phase()
-        if phase == "forward":
-            self._add_flops(func, args, kwargs, result)
-        kind = OTHER
-        if func is torch.ops.aten._to_copy.default and self._kind(args[0]) == PARAMETER:
-            kind = COPY  # autocast's cast of a weight
-        again = phase == "backward" and torch.is_grad_enabled()  # the backward pass itself runs without grad
-        for tensor in tensors_in((result,)):
-            entry = self._see(tensor, kind)
-            if again and entry is not None and not entry.given:
-                entry.again = True
-        # Checkpointing's own hooks stand before ours when it computes again; but what it saves, it detaches.
-        if phase == "backward" and func is torch.ops.aten.detach.default:
-            entry = self._see(args[0], OTHER, given=True)
-            if entry is not None and entry.again and entry.kind == OTHER:
-                entry.kind = ACTIVATION
-        return result
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
+        phase = self.log.phase.current()
+        if phase == "forward" and self.flops is not None:
+            try:
+                self.flops += operation_flops(func, args, kwargs, result)
+            except (AssertionError, TypeError, ValueError):  # the formula does not accept these shapes
+                self.flops = None
+        self.attribution.record_result(func, args, result, phase)
 
-    def _given(self, func, args, kwargs) -> list[torch.Tensor]:
-        return tensors_in(args) + tensors_in(kwargs.values())
-
-    def _run(self, func, args, kwargs):
-        return func(*args, **kwargs)
-
-    def _add_flops(self, func, args, kwargs, result) -> None:
-        try:
-            self.flops = self.flops + operation_flops(func, args, kwargs, result) if self.flops is not None else None
-        except (AssertionError, TypeError, ValueError):  # a formula that does not know these shapes: no figure at all
-            self.flops = None
-
-    def phase(self) -> str:
-        """forward, backward or step: what is running now. Clipping belongs to the step."""
-        if torch._C._current_graph_task_id() != -1:
-            self._phase = "backward"
-        elif self._phase == "backward":
-            self._phase = "step"  # until a forward pass begins
-        return self._phase
-
-    def _see(self, tensor: torch.Tensor, kind: str, given: bool = False) -> Storage | None:
-        """Enter a tensor's storage into the log if it is new."""
-        if tensor.layout is not torch.strided:
-            return None
-        storage = tensor.untyped_storage()
-        known = self._alive.get(storage._cdata)
-        if known is not None and known[0]() is not None:
-            entry = known[1]
-        elif tensor.device.type == self.device.type or getattr(tensor, "is_paged", False):  # bitsandbytes' paged states
-            entry = self._enter(storage, kind, given)
-        else:
-            return None
-        if self._gathering and entry.kind == OTHER and hasattr(tensor, "ds_tensor"):
-            entry.kind = COPY  # a weight that ZeRO's stage 3 has gathered for now
-        return entry
-
-    def _enter(self, storage: torch.UntypedStorage, kind: str, given: bool) -> Storage:
-        """A storage is born; from now on its death is heard of."""
-        key, entry = storage._cdata, Storage(storage.nbytes(), kind, self.phase(), given)
-        self.log.append((entry, +1))
-
-        def died(_):
-            self.log.append((entry, -1))
-            if self._alive.get(key, (None, None))[1] is entry:
-                del self._alive[key]
-
-        self._alive[key] = (weakref.ref(storage, died), entry)
-        return entry
-
-    def _resize(self, storage: torch.UntypedStorage, size: int):
-        """FSDP gives gathered weights back by shrinking their storage to nothing, and lets it grow for the next time."""
-        known = self._alive.get(storage._cdata)
-        before = storage.nbytes()
-        result = RESIZE(storage, size)
-        if storage.device.type == self.device.type and size != before:
-            if known is not None and known[0]() is not None:
-                self.log.append((known[1], -1))
-            self._enter(storage, COPY, given=False)
-        return result
-
-    def _mark(self, tensor: torch.Tensor, kind: str) -> None:
-        entry = self._see(local_tensor(tensor), kind, given=True)
-        if entry is not None:
-            entry.kind = kind
-
-    def _kind(self, tensor) -> str | None:
-        local = local_tensor(tensor)
-        known = self._alive.get(local.untyped_storage()._cdata) if isinstance(local, torch.Tensor) else None
-        return known[1].kind if known else None
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Called for what autograd saves. Inputs and weights keep their own name."""
-        entry = self._see(local_tensor(tensor), OTHER, given=True)  # what is new even now was born before: the batch
-        if entry is not None and entry.kind == OTHER and not entry.given:
-            entry.kind = ACTIVATION
-        return tensor
+    def on_subclass(self, func: Any) -> None:
+        if has_flop_formula(func):
+            self.flops = None  # tensor parallelism: work that several ranks do alike would count several times
 
     # --- around the step ---
 
-    def __enter__(self):
-        self._start = len(self.log)
+    def begin_step(self) -> None:
+        """Everything from here on belongs to the step."""
+        self.log.step_start = len(self.log.events)
+        attribution = self.attribution
         for buffer in self.model.buffers():
-            self._mark(buffer, OTHER)
-        self._mark_states()
-        # What the optimizer finds are the gradients; what DDP and FSDP reduce them from has come and gone by then.
-        self._hooks = [self.optimizer.register_step_pre_hook(lambda *_: self._mark_states())]
-        torch.UntypedStorage.resize_ = lambda storage, size: self._resize(storage, size)
-        self._hooks.append(
-            self.model.register_forward_pre_hook(lambda *_: setattr(self, "_phase", "forward"), prepend=True)
-        )
-        self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-        self._saved.__enter__()
-        self._watch()
+            attribution.mark(buffer, OTHER)
+        attribution.mark_model_and_optimizer()
+        with contextlib.ExitStack() as hooks:
+            # The gradients are those that the optimizer finds: DDP and FSDP have reduced and freed theirs by then.
+            before_optimizer = self.optimizer.register_step_pre_hook(lambda *_: attribution.mark_model_and_optimizer())
+            hooks.callback(before_optimizer.remove)
+            hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, COPY)))
+            before_forward = self.model.register_forward_pre_hook(
+                lambda *_: self.log.phase.begin_forward(), prepend=True
+            )
+            hooks.callback(before_forward.remove)
+            hooks.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(attribution.saved_for_backward, lambda tensor: tensor)
+            )
+            self._hooks = hooks.pop_all()
+
+    def end_step(self) -> list[int]:
+        """Remove all hooks. Returns the indices in the log of allocations that were moved to the step's beginning."""
+        self._hooks.close()
+        self.attribution.mark_model_and_optimizer()
+        return self.log.move_preexisting_first()
+
+    def __enter__(self) -> MemoryLedger:
+        self.begin_step()
+        self._mode = OpObserverMode(self)
+        self._mode.__enter__()
         return self
 
-    def _watch(self) -> None:
-        super().__enter__()
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        self.end_step()
 
-    def _look_away(self, *error) -> None:
-        super().__exit__(*error)
+    # --- after the step ---
 
-    def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = RESIZE
-        self._look_away(*error)
-        self._saved.__exit__(*error)
-        for hook in self._hooks:
-            hook.remove()
-        self._mark_states()
-        self._put_first({id(entry) for storage, entry in self._alive.values() if storage() is not None})
-
-    def _put_first(self, alive: set[int]) -> list[int]:
-        """What a step came by without having made it, and left behind, was there when it began: DDP's buckets, batches.
-
-        (gloo's own buffers come late, too, and go.) Returns where in the log the births stood that are put first.
-        """
-        late = [
-            index
-            for index in range(self._start, len(self.log))
-            if self.log[index][1] > 0 and self.log[index][0].given and id(self.log[index][0]) in alive
-        ]
-        moved = set(late)
-        others = [self.log[index] for index in range(self._start, len(self.log)) if index not in moved]
-        self.log[self._start :] = [self.log[index] for index in late] + others
-        return late
-
-    def _mark_states(self) -> None:
-        owners = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-        for weight in [*owners, *self.optimizer.state]:  # ZeRO's optimizer has copies of its own: flat pieces in fp32
-            self._mark(weight, COPY)
-            if weight.grad is not None:
-                self._mark(weight.grad, GRADIENT)
-        for weight in self.model.parameters():
-            for kept in _kept(weight):
-                self._mark(kept, PARAMETER)
-            if weight.grad is not None:
-                self._mark(weight.grad, GRADIENT)
-        for state in self.optimizer.state.values():
-            for value in tensors_in((state,)):
-                self._mark(value, OPTIMIZER)
-
-    # --- what it says afterwards ---
-
-    def peak(self) -> int:
-        """Where in the log the last step takes the most."""
-        live = most = where = 0
-        for index, (entry, sign) in enumerate(self.log):
-            live += sign * entry.bytes
-            if live > most and index >= self._start - 1:
-                most, where = live, index
-        return where
-
-    def parts(self) -> dict:
+    def parts(self) -> dict[str, Any]:
         """The five parts at the peak, their sum, and the phase of the peak; bytes, as the record names them."""
-        where = self.peak()
-        peak = sum(sign * entry.bytes for entry, sign in self.log[: where + 1])
-        now = dict.fromkeys((PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER), 0)
-        kinds, largest = now, dict(now)
-        for index, (entry, sign) in enumerate(self.log):
-            now[entry.kind] += sign * entry.bytes
-            if index < self._start:
-                largest = dict(now)
-            elif now[entry.kind] > largest[entry.kind]:
-                largest = largest | {entry.kind: now[entry.kind]}
-            if index == where:
-                kinds = dict(now)
-        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in _kept(weight)]
-        weights = {storage._cdata: storage.nbytes() for storage in stored}
+        events = self.log.events
+        peak_index = self.log.peak_index()
+        peak_bytes = sum(sign * entry.bytes for entry, sign in events[: peak_index + 1])
+        live_bytes = dict.fromkeys(KINDS, 0)
+        at_peak, largest = live_bytes, dict(live_bytes)
+        for index, (entry, sign) in enumerate(events):
+            live_bytes[entry.kind] += sign * entry.bytes
+            if index < self.log.step_start:
+                largest = dict(live_bytes)
+            elif live_bytes[entry.kind] > largest[entry.kind]:
+                largest = largest | {entry.kind: live_bytes[entry.kind]}
+            if index == peak_index:
+                at_peak = dict(live_bytes)
+        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in kept_tensors(weight)]
+        weights = {storage_key(storage): storage.nbytes() for storage in stored}
         return {
-            "parameters_bytes": kinds[PARAMETER] + kinds[COPY],
-            "gradients_bytes": kinds[GRADIENT],
-            "optimizer_bytes": kinds[OPTIMIZER],
-            "activations_bytes": kinds[ACTIVATION],
-            "other_bytes": kinds[OTHER],
-            "peak_tensor_bytes": peak,
-            "peak_phase": self.log[where][0].phase if self.log else None,
+            "parameters_bytes": at_peak[PARAMETER] + at_peak[COPY],
+            "gradients_bytes": at_peak[GRADIENT],
+            "optimizer_bytes": at_peak[OPTIMIZER],
+            "activations_bytes": at_peak[ACTIVATION],
+            "other_bytes": at_peak[OTHER],
+            "peak_tensor_bytes": peak_bytes,
+            "peak_phase": events[peak_index][0].phase if events else None,
             "weights_bytes": sum(weights.values()),
             "largest_bytes": largest,
         }
@@ -276,51 +135,3 @@ class MemoryLedger(TorchDispatchMode):
     def model_flops(self) -> int | None:
         """FLOPs of forward and backward, without recomputation; None where an operation has no formula."""
         return None if self.flops is None else self.flops * (1 + BACKWARD_PER_FORWARD)
-
-
-def operation_flops(func, args, kwargs, result) -> int:
-    """FLOPs of one operation by torch's own formulas; 0 for what they do not count (element-wise work)."""
-    packet = func._overloadpacket
-    if packet._qualified_op_name.startswith("aten::_scaled_dot_product"):
-        # One rule for every attention kernel. torch's table lacks the CPU's, and before 2.13 refuses heads that
-        # share keys and values: the work is that of as many heads as the queries have.
-        backward = "backward" in packet.__name__  # whose first argument is the result's gradient
-        query, key, value = (tuple(tensor.shape) for tensor in (args[1:4] if backward else args[:3]))
-        heads = query[1]
-        shapes = query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
-        return sdpa_backward_flop_count(tuple(args[0].shape), *shapes) if backward else sdpa_flop_count(*shapes)
-    formula = flop_registry.get(packet)
-    return formula(*args, **kwargs, out_val=result) if formula else 0
-
-
-def is_fake(types) -> bool:
-    """Whether an operation is on torch's own fake tensors, by which DTensor works out what a result will be like.
-
-    Their mode comes after any other, so that this one sees what takes neither memory nor time. types: as a mode gets them.
-    """
-    return torch._C._get_dispatch_mode(FAKE) is not None or FakeTensor in types
-
-
-def tensors_in(values) -> list[torch.Tensor]:
-    """Every tensor among values, and in the lists, tuples and dictionaries among them."""
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
-        elif isinstance(value, dict):
-            found += tensors_in(value.values())
-    return found
-
-
-def local_tensor(tensor):
-    """This rank's part of a tensor that FSDP has sharded; any other as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _kept(weight) -> list[torch.Tensor]:
-    """What a rank keeps of a weight between steps: its part under FSDP; under ZeRO's stage 3, too, and small ones whole."""
-    if not hasattr(weight, "ds_tensor"):
-        return [local_tensor(weight)]
-    return [weight.ds_tensor, weight] if weight.ds_persist else [weight.ds_tensor]

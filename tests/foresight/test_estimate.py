@@ -164,7 +164,7 @@ def test_fsdp_leaves_each_rank_its_part(predicted):
     assert memory.weights_bytes == pytest.approx(4 * count / 8, rel=0.01)
     assert memory.largest_bytes["optimizer"] == pytest.approx(8 * count / 8, rel=0.01)
     assert memory.peak_tensor_bytes < 20 * count / 3
-    workspaces = 2 * op_trace.workspace_bytes((8, 0))
+    workspaces = 2 * op_trace.cublas_workspace_bytes((8, 0))
     assert memory.peak_allocated_bytes == pytest.approx(
         memory.peak_tensor_bytes + workspaces, rel=0.01
     )  # the first step's too

@@ -180,7 +180,7 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     run = train(
         status="ok",
         fork_server=fault(
-            f"import recipes.measure.memory_ledger as ledger\ndef enter(self):\n    {what}\nledger.Ledger.__enter__ = enter"
+            f"import recipes.measure.memory_ledger as ledger\ndef enter(self):\n    {what}\nledger.MemoryLedger.__enter__ = enter"
         ),
     )
     assert run.record.training.steps == 2 and run.record.evaluation is not None

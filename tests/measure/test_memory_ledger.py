@@ -133,7 +133,7 @@ def test_autocasts_copies_are_copies_of_weights(x):
 def most_in_forward(ledger) -> int:
     """The most that activations born in the forward pass take."""
     live = most = 0
-    for entry, sign in ledger.log:
+    for entry, sign in ledger.log.events:
         if entry.kind == "activations" and entry.phase == "forward":
             live += sign * entry.bytes
             most = max(most, live)
@@ -200,10 +200,10 @@ def test_no_hook_is_left_behind(x, breaks):
                 raise RuntimeError("in the middle of the step")
     except RuntimeError:
         assert breaks
-    entries = len(ledger.log)
+    entries = len(ledger.log.events)
     step(model, optimizer, x)
     del x
-    assert [entry for entry, sign in ledger.log[entries:] if sign > 0] == []
+    assert [entry for entry, sign in ledger.log.events[entries:] if sign > 0] == []
     assert not model._forward_pre_hooks and not any(w._post_accumulate_grad_hooks for w in model.parameters())
 
 

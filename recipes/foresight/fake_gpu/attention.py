@@ -1,6 +1,6 @@
-"""Attention by the kernel that a GPU would choose, on tensors that hold no data.
+"""scaled_dot_product_attention on the fake GPU, by the kernel that torch would choose on a real one.
 
-The rules are those of torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (which kernel) and
+The rules are those of torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (the choice of the kernel) and
 .../attention.cpp (what is done to its inputs), for dense tensors and a CUDA 13 build, whose cuDNN is new enough.
 B batch, H heads, T queries, S keys, D head size.
 """
@@ -8,17 +8,26 @@ B batch, H heads, T queries, S keys, D head size.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"
-# pull request 191085 of torch: before it, heads that share keys and values left this kernel out
-EFFICIENT_SHARES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-CUDNN_DROPOUT_STEPS = 16  # check_cudnn_dropout: cuDNN knows multiples of 1/16 only
+# Grouped-query attention in the efficient kernel, from torch's pull request 191085 on.
+EFFICIENT_HAS_GQA = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+CUDNN_DROPOUT_STEPS = 16  # check_cudnn_dropout: cuDNN supports multiples of 1/16 only
 
 
-def kernel(query, key, value, mask, dropout: float, causal: bool, capability: tuple[int, int]) -> str:
-    """Which kernel runs: select_sdp_backend. query (B, H, T, D); key, value (B, H or fewer, S, D)."""
+def kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    capability: tuple[int, int],
+) -> str:
+    """The kernel that runs (select_sdp_backend). query (B, H, T, D); key, value (B, H or fewer, S, D)."""
     if query.dim() != 4:
         return MATH
     order = (CUDNN, FLASH, EFFICIENT) if capability[0] in (9, 10) else (FLASH, EFFICIENT)
@@ -26,19 +35,28 @@ def kernel(query, key, value, mask, dropout: float, causal: bool, capability: tu
     return next((name for name in order if checks[name](query, key, value, mask, dropout, causal, capability)), MATH)
 
 
-def _sixteen_bits(query, capability) -> bool:
+def _has_16_bit_type(query: Tensor, capability: tuple[int, int]) -> bool:
     return query.dtype == torch.float16 or (query.dtype == torch.bfloat16 and capability >= (8, 0))
 
 
-def _trains(*tensors) -> bool:
+def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _cudnn(query, key, value, mask, dropout, causal, capability) -> bool:
+def _cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    capability: tuple[int, int],
+) -> bool:
+    """can_use_cudnn_attention."""
     size, limit = query.shape[-1], 256
-    trainable = size <= 128 or size == 256 or not _trains(query, key, value)
+    trainable = size <= 128 or size == 256 or not _needs_gradient(query, key, value)
     return (
-        _sixteen_bits(query, capability)
+        _has_16_bit_type(query, capability)
         and (8, 0) <= capability <= (12, 1)
         and size == value.shape[-1] <= limit
         and size % 8 == 0
@@ -49,14 +67,23 @@ def _cudnn(query, key, value, mask, dropout, causal, capability) -> bool:
     )
 
 
-def _flash(query, key, value, mask, dropout, causal, capability) -> bool:
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    capability: tuple[int, int],
+) -> bool:
+    """can_use_flash_attention."""
     size = query.shape[-1]
     older = (8, 6) <= capability <= (8, 9) or capability in ((12, 0), (12, 1))
-    trainable = not (older and _trains(query, key, value)) or size <= 192 or (size > 224 and not dropout)
+    trainable = not (older and _needs_gradient(query, key, value)) or size <= 192 or (size > 224 and not dropout)
     square = not causal or query.shape[2] == key.shape[2]
     return (
         mask is None
-        and _sixteen_bits(query, capability)
+        and _has_16_bit_type(query, capability)
         and (8, 0) <= capability <= (12, 1)
         and square
         and size == key.shape[-1] == value.shape[-1] <= 256
@@ -64,16 +91,24 @@ def _flash(query, key, value, mask, dropout, causal, capability) -> bool:
     )
 
 
-def _efficient(query, key, value, mask, dropout, causal, capability) -> bool:
-    """check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    capability: tuple[int, int],
+) -> bool:
+    """can_use_mem_efficient_attention: check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
     halves = query.dtype in HALVES
     tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and halves)
     alignment = max(4 if capability >= (8, 0) else 1, (8 if halves else 4) if tensor_cores else 1)
-    known = _sixteen_bits(query, capability) or query.dtype == torch.float32
-    alone = EFFICIENT_SHARES or query.shape[1] == key.shape[1]
+    supported_dtype = _has_16_bit_type(query, capability) or query.dtype == torch.float32
+    same_heads = EFFICIENT_HAS_GQA or query.shape[1] == key.shape[1]
     return (
-        known
-        and alone
+        supported_dtype
+        and same_heads
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0
@@ -81,18 +116,18 @@ def _efficient(query, key, value, mask, dropout, causal, capability) -> bool:
 
 
 def attend(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    scale=None,
-    enable_gqa=False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
     *,
     capability: tuple[int, int],
-):
-    """scaled_dot_product_attention as on a GPU of that compute capability: (B, H, T, D)."""
+) -> Tensor:
+    """scaled_dot_product_attention as on a GPU of that compute capability. Returns (B, H, T, D)."""
     chosen = kernel(query, key, value, attn_mask, dropout_p, is_causal, capability)
     if chosen == MATH:
         return aten._scaled_dot_product_attention_math(
@@ -109,14 +144,14 @@ def attend(
         ]
     if attn_mask is not None:
         attn_mask = _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
-    trains = _trains(query, key, value)
     run = aten._scaled_dot_product_cudnn_attention if chosen == CUDNN else aten._scaled_dot_product_efficient_attention
-    more = (False,) if chosen == CUDNN else ()  # return_debug_mask
-    return run(query, key, value, attn_mask, trains, dropout_p, is_causal, *more, scale=scale)[0]
+    keep_logsumexp = _needs_gradient(query, key, value)
+    debug_mask = (False,) if chosen == CUDNN else ()
+    return run(query, key, value, attn_mask, keep_logsumexp, dropout_p, is_causal, *debug_mask, scale=scale)[0]
 
 
-def _aligned(mask):
-    """preprocess_mask: rows start at multiples of 16 bytes' worth of elements, or the mask is copied so that they do."""
+def _aligned(mask: Tensor) -> Tensor:
+    """preprocess_mask: if the rows do not have a multiple of 16 elements, the mask is copied into one whose rows have."""
     multiple = 16
     if mask.shape[-1] % multiple == 0:
         return mask
@@ -124,22 +159,22 @@ def _aligned(mask):
     return torch.nn.functional.pad(mask, (0, multiple - columns % multiple))[..., :columns]
 
 
-def hidden_bytes(name: str, query, key) -> int:
-    """What a backward kernel asks for besides its results, and gives back when it is done.
+def backward_workspace_bytes(name: str, query: Tensor, key: Tensor) -> int:
+    """The workspace of a backward kernel: allocated beside its results, and freed when it ends.
 
-    name: of the aten operation. query: (B, H, T, D), key: (B, H or fewer, S, D), as the kernel gets them.
+    name: of the aten operation. query (B, H, T, D), key (B, H or fewer, S, D): as the kernel receives them.
     """
     batch, heads, length, size = query.shape
     padded = -(-length // 128) * 128
     if "flash_attention_backward" in name:
-        # flash_api.cpp, mha_bwd: the gradient of the queries in fp32, and a sum a row; where heads share keys and
-        # values, those gradients for each head first
+        # flash_api.cpp, mha_bwd: the gradient of the queries in fp32, and one sum per row. With grouped-query attention
+        # also the gradients of keys and values per query head.
         wide = -(-size // 32) * 32 if size <= 192 else 256
         shared = 2 * query.element_size() * batch * heads * key.shape[2] * size if key.shape[1] != heads else 0
         return 4 * batch * heads * padded * (wide + 1) + shared
     if "efficient_attention_backward" in name:
-        # kernel_backward.h: a sum a row; and in 16 bits the gradient of the queries is summed in fp32 first
+        # kernel_backward.h: one sum per row; with 16-bit inputs also the gradient of the queries in fp32
         return 4 * batch * heads * (length + (0 if query.dtype == torch.float32 else padded * size))
-    if "cudnn_attention_backward" in name:  # its workspace is cuDNN's choice: what flash takes is assumed
+    if "cudnn_attention_backward" in name:  # cuDNN chooses its workspace; flash attention's is assumed
         return 4 * batch * heads * padded * (size + 1)
     return 0

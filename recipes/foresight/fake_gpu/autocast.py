@@ -1,15 +1,29 @@
-"""CUDA's autocast for the fake device: which operations run in 16 bits, which in 32, and its copies of the weights.
+"""CUDA's autocast for the fake GPU: which operations run in 16 bits, which in fp32, and the cached copies of weights.
 
-The lists are those of torch 2.13's ATen/autocast_mode.h, the casts those of its autocast_mode.cpp.
+torch registers these lists for CUDA only; a PrivateUse1 backend has to bring its own. The lists are those of torch 2.13's
+ATen/autocast_mode.h, the casts those of its autocast_mode.cpp.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+
+from recipes.third_party.torch_backend_private import (
+    dispatch_keys,
+    excluded_dispatch_keys,
+    fallthrough_for,
+    is_view,
+    observed_autocast_exit,
+    registered_kernels,
+)
+from recipes.third_party.torch_private import overload_name, schema
 
 LOWER = [
     "_convolution.deprecated",
@@ -119,7 +133,7 @@ FP32_RESULT = [
     "linalg_matrix_norm.str_ord",
     "sum",
     "sum.dim_IntList",
-]  # a dtype that the caller names comes first
+]  # unless the caller passes a dtype
 FP32_APPENDED = ["norm.Scalar", "norm.ScalarOpt_dim"]
 WIDEST = [
     "addcdiv",
@@ -136,105 +150,107 @@ WIDEST = [
 ]
 
 
-class Autocast:
-    """The lists, registered for a device's autocast key as long as this object is kept. One at a time."""
+@contextlib.contextmanager
+def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterator[None]:
+    """Inside, autocast on a device type casts as CUDA's does. key: the device's dispatch key for autocast."""
+    policies = _Policies(device_type, key)
+    kernels: dict[str, Callable] = {}
+    for names, policy in (
+        (LOWER, policies.lower),
+        (FP32, policies.fp32),
+        (FP32_RESULT, policies.fp32_result),
+        (FP32_APPENDED, policies.fp32_appended),
+        (WIDEST, policies.widest),
+    ):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            if hasattr(torch.ops.aten, packet):  # not in a later torch that has dropped it
+                func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+                kernels[name] = functools.partial(policy, func)
+    with fallthrough_for(key), registered_kernels(key, kernels), observed_autocast_exit(policies.clear_cache):
+        yield
 
-    def __init__(self, device_type: str, key: str = "AutocastPrivateUse1"):
-        self.type = device_type
-        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-        self._cache: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # a weight -> its copy, until autocast ends
-        everything, self._library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-        self._kept = [everything, self._library]
-        everything.fallback(torch.library.fallthrough_kernel, key)
-        for names, policy in (
-            (LOWER, self._lower),
-            (FP32, self._fp32),
-            (FP32_RESULT, self._fp32_result),
-            (FP32_APPENDED, self._fp32_appended),
-            (WIDEST, self._widest),
-        ):
-            for name in names:
-                packet, _, overload = name.partition(".")
-                if hasattr(torch.ops.aten, packet):  # a name that a later torch has dropped
-                    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-                    self._library.impl(name, functools.partial(policy, op), key)
-        torch.clear_autocast_cache, self._clear = self._forget, torch.clear_autocast_cache
 
-    def close(self) -> None:
-        """Take everything back."""
-        torch.clear_autocast_cache = self._clear
-        for library in self._kept:
-            library._destroy()
+class _Policies:
+    """What autocast does with the arguments of an operation: one method for each list."""
 
-    def _forget(self) -> None:
-        """torch.autocast calls this when the outermost one ends."""
+    def __init__(self, device_type: str, key: str):
+        self.device_type = device_type
+        self._keys = dispatch_keys(key)
+        self._cache: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # id of a weight -> (weight, its cast)
+
+    def clear_cache(self) -> None:
         self._cache.clear()
-        self._clear()
 
     # --- casts ---
 
-    def _eligible(self, value) -> bool:
+    def _eligible(self, value: Any) -> bool:
         return (
             isinstance(value, torch.Tensor)
-            and value.device.type == self.type
+            and value.device.type == self.device_type
             and value.is_floating_point()
             and value.dtype != torch.float64
         )
 
-    def _cast(self, value, dtype: torch.dtype):
-        """cached_cast: the copy of a weight is kept, so that a weight used twice is cast once."""
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """cached_cast: a weight that is used twice is cast once."""
         if isinstance(value, (list, tuple)):
             return type(value)(self._cast(item, dtype) for item in value)
         if not self._eligible(value) or value.dtype == dtype:
             return value
-        keep = (
-            dtype == torch.get_autocast_dtype(self.type)
+        cacheable = (
+            dtype == torch.get_autocast_dtype(self.device_type)
             and value.dtype == torch.float32
             and value.requires_grad
             and value.is_leaf
-            and not value._is_view()
+            and not is_view(value)
             and torch.is_autocast_cache_enabled()
         )
-        if not keep:
+        if not cacheable:
             return value.to(dtype)
         known = self._cache.get(id(value))
         if known is None or known[0]() is not value:
             known = self._cache[id(value)] = (weakref.ref(value), value.to(dtype))
         return known[1]
 
-    def _call(self, op, args, kwargs, dtype: torch.dtype | None = None):
-        with torch._C._ExcludeDispatchKeyGuard(self._keys):
+    def _call(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype | None = None) -> Any:
+        with excluded_dispatch_keys(self._keys):
             if dtype is not None:
                 args = [self._cast(value, dtype) for value in args]
                 kwargs = {name: self._cast(value, dtype) for name, value in kwargs.items()}
-            return op(*args, **kwargs)
+            return func(*args, **kwargs)
 
     # --- policies ---
 
-    def _lower(self, op, *args, **kwargs):
-        return self._call(op, args, kwargs, torch.get_autocast_dtype(self.type))
+    def lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """lower_precision_fp: in autocast's dtype."""
+        return self._call(func, args, kwargs, torch.get_autocast_dtype(self.device_type))
 
-    def _fp32(self, op, *args, **kwargs):
-        return self._call(op, args, kwargs, torch.float32)
+    def fp32(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._call(func, args, kwargs, torch.float32)
 
-    def _fp32_result(self, op, *args, **kwargs):
-        names = [argument.name for argument in op._schema.arguments]
-        given = kwargs.get("dtype") or (args[names.index("dtype")] if names.index("dtype") < len(args) else None)
-        if self._eligible(args[0]) and given is None:
-            args = args[: names.index("dtype")]
+    def fp32_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """fp32_set_opt_dtype: the result is fp32, unless the caller passes a dtype."""
+        names = [argument.name for argument in schema(func).arguments]
+        dtype_index = names.index("dtype")
+        dtype = kwargs.get("dtype") or (args[dtype_index] if dtype_index < len(args) else None)
+        if self._eligible(args[0]) and dtype is None:
+            args = args[:dtype_index]
             kwargs = kwargs | {"dtype": torch.float32}
-        return self._call(op, args, kwargs)
+        return self._call(func, args, kwargs)
 
-    def _fp32_appended(self, op, *args, **kwargs):
+    def fp32_appended(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """fp32_append_dtype: the overload with a dtype is called instead."""
         if not self._eligible(args[0]):
-            return self._call(op, args, kwargs)
-        with_dtype = {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[op._overloadname]
+            return self._call(func, args, kwargs)
+        with_dtype = {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[overload_name(func)]
         return self._call(getattr(torch.ops.aten.norm, with_dtype), args, kwargs | {"dtype": torch.float32})
 
-    def _widest(self, op, *args, **kwargs):
+    def widest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """promote: in fp32 if an argument is fp32, in autocast's dtype otherwise."""
         flat = itertools.chain.from_iterable(
             v if isinstance(v, (list, tuple)) else [v] for v in (*args, *kwargs.values())
         )
         dtypes = {value.dtype for value in flat if self._eligible(value)}
-        lower = torch.get_autocast_dtype(self.type)
-        return self._call(op, args, kwargs, torch.float32 if torch.float32 in dtypes else lower)
+        lower = torch.get_autocast_dtype(self.device_type)
+        return self._call(func, args, kwargs, torch.float32 if torch.float32 in dtypes else lower)

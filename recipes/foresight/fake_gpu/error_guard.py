@@ -1,37 +1,38 @@
-"""What keeps an error in a backward pass from ending the process.
+"""Keeps an exception in a backward pass on the fake device from aborting the process.
 
-While C++ takes its stack down, torch asks a backend written in Python for its type (torch/csrc/acc/Module.cpp,
-PythonDeviceGuard, behind noexcept). A Python call that begins while an error is set fails with that error, and the
-process aborts without a word. So the guard's first act is to take the error away; the device raises it again.
+When a Python exception crosses the C++ autograd engine, the engine's device guard asks our backend for its device type
+while the exception is still set (torch/csrc/acc/Module.cpp, PythonDeviceGuard, in a `noexcept` function). A Python call
+that begins with an exception set fails, and the process aborts. So our guard takes the exception away first, and the
+FakeDevice raises it again when it is left.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
-import torch
-from torch.utils.backend_registration import _DummyDeviceGuard
+from recipes.third_party.torch_backend_private import PRIVATE_USE_1, DeviceGuard, fetch_python_error
 
 _type, _value, _traceback = (ctypes.py_object() for _ in range(3))
-_PLACES = tuple(map(ctypes.byref, (_type, _value, _traceback)))
-_lost: list[BaseException] = []
+_REFERENCES = tuple(map(ctypes.byref, (_type, _value, _traceback)))
+_taken: list[BaseException] = []
 
 
-class Guard(_DummyDeviceGuard):
-    """The device guard of a backend whose errors reach who called."""
+class ErrorGuard(DeviceGuard):
+    """The backend's device guard."""
 
-    # All that the first line needs is bound beforehand: with an error set, even making a tuple may fail.
-    def type_(self, fetch=ctypes.pythonapi.PyErr_Fetch, places=_PLACES, kind=torch._C._autograd.DeviceType.PrivateUse1):
-        fetch(*places)
+    # Everything that the first line needs is bound here: with an exception set, even building a tuple may fail.
+    def type_(self, fetch: Any = fetch_python_error, references: Any = _REFERENCES, kind: Any = PRIVATE_USE_1) -> Any:
+        fetch(*references)
         if _type:
             value = _value.value if _value else None
             error = value if isinstance(value, BaseException) else _type.value(*([value] if _value else []))
-            _lost.append(error.with_traceback(_traceback.value if _traceback else None))
+            _taken.append(error.with_traceback(_traceback.value if _traceback else None))
         return kind
 
 
 def take_error() -> BaseException | None:
-    """The error that was taken away, once."""
-    error = _lost[0] if _lost else None
-    _lost.clear()
+    """The first exception that the guard took away since the last call."""
+    error = _taken[0] if _taken else None
+    _taken.clear()
     return error

@@ -1,4 +1,7 @@
-"""Accelerate, TrainingArguments and bitsandbytes on the fake device: what asks for a real GPU before it does its work."""
+"""Accelerate, TrainingArguments, torch.distributed and bitsandbytes on the fake device.
+
+These libraries ask for a real GPU, or for other ranks, before they do their work. Everything here is undone afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,149 +9,125 @@ import contextlib
 import functools
 import math
 import os
-from unittest import mock
+from collections.abc import Iterator
+from typing import Any
 
 import accelerate
 import torch
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType
+import torch.distributed as dist
+from transformers import TrainingArguments
 
+from recipes.config import Config
+from recipes.foresight.fake_gpu import fake_storages
+from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.machine import host
-from recipes.options import parallelism
+from recipes.options import parallelism, training_arguments
 from recipes.ranks import collectives, rank_info
+from recipes.third_party import accelerate_private, torch_private, transformers_private
+from recipes.third_party.patching import patched
 
 
-class Scaler(torch.amp.GradScaler):
-    """fp16's scaler. There is nothing that could overflow, so it never skips a step."""
-
-    def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
-        return optimizer.step(*args, **kwargs)
-
-
-class FakeAccelerator(accelerate.Accelerator):
-    """Accelerate's own, which takes the fake device for CUDA as long as it asks for the name."""
-
-    device_to_use: torch.device
-
-    def __init__(self, **settings):
-        PartialState._shared_state["device"] = torch.device("cuda")
-        if collectives.is_distributed():
-            PartialState._shared_state |= {
-                "distributed_type": DistributedType.MULTI_GPU,
-                "process_index": 0,
-                "num_processes": torch.distributed.get_world_size(),
-                "local_process_index": 0,
-            }
-        super().__init__(**settings | {"cpu": False})
-        AcceleratorState._shared_state["device"] = PartialState._shared_state["device"] = self.device_to_use
-        if self.scaler is not None:
-            self.scaler = Scaler(self.device_to_use.type)
-
-
-def training_arguments(cfg, folder: str, device: torch.device):
-    """`arguments.training_arguments` for a GPU that is not there; its batches go to the fake device."""
-    from transformers import training_args
-
-    from recipes.options import training_arguments
-
-    with mock.patch.multiple(
-        training_args,
-        is_torch_bf16_gpu_available=lambda: True,
-        is_torch_tf32_available=lambda: True,
-        enable_tf32=lambda enable: None,
-    ):
+def arguments_for(cfg: Config, folder: str, device: torch.device) -> TrainingArguments:
+    """`training_arguments.training_arguments` for a GPU that this machine lacks; batches go to the fake device."""
+    with transformers_private.unchecked_gpu_support():
         args = training_arguments.training_arguments(cfg, folder)
-        args.device  # settles Accelerate's state
+        _ = args.device  # sets up Accelerate's state
     if device.type != "cpu":
-        args.__dict__["_setup_devices"] = device
+        transformers_private.set_arguments_device(args, device)
         args.dataloader_pin_memory = False
     args.dataloader_num_workers = 0  # two batches are read
     return args
 
 
-@contextlib.contextmanager
-def pretended(fake):
-    """Inside, `accelerate.Accelerator` is ours, and bitsandbytes pages states without CUDA. fake: the FakeDevice."""
-    with contextlib.ExitStack() as left:
-        if fake.capability is not None:
-            ours = type("Accelerator", (FakeAccelerator,), {"device_to_use": fake.device})
-            left.enter_context(mock.patch.object(accelerate, "Accelerator", ours))
-            if host.has("bitsandbytes"):
-                from bitsandbytes import functional
+# --- one process ------------------------------------------------------------------------------------
 
-                left.enter_context(
-                    mock.patch.multiple(
-                        functional, get_paged=functools.partial(_paged, fake), fill=_nothing, prefetch_tensor=_nothing
-                    )
-                )
+
+class FakeAccelerator(accelerate.Accelerator):
+    """An Accelerator that sets itself up as for CUDA, and then uses `device`."""
+
+    fake_device: torch.device
+
+    def __init__(self, **settings: Any):
+        accelerate_private.set_process_device(torch.device("cuda"))
+        if collectives.is_distributed():
+            accelerate_private.set_process_multi_gpu(dist.get_world_size())
+        super().__init__(**settings | {"cpu": False})
+        accelerate_private.set_accelerator_device(self.fake_device)
+        if self.scaler is not None:
+            self.scaler = torch_private.UncheckedGradScaler(self.fake_device.type)
+
+
+@contextlib.contextmanager
+def libraries_on(fake: FakeDevice) -> Iterator[None]:
+    """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA."""
+    with contextlib.ExitStack() as patches:
+        if fake.capability is not None:
+            accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
+            patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
+            if host.has("bitsandbytes"):
+                from recipes.third_party import bitsandbytes_private
+
+                patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
         yield
 
 
+def _paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+    """A paged optimizer state: managed memory that the driver moves between host and GPU, outside torch's allocator."""
+    stride = torch.empty(shape, device="meta").stride()
+    made = fake_storages.empty(shape, stride, dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu"))
+    made.is_paged = True  # type: ignore[attr-defined]  # bitsandbytes sets this attribute, and the ledger reads it
+    return made
+
+
+# --- several ranks ----------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
-def ranks_of(cfg, fake):
-    """Inside, this process is rank 0 of as many as the configuration has; the others are not there. fake: the FakeDevice."""
+def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
+    """Inside, this process is rank 0 of `parallelism.num_processes`, whose collectives return at once.
+
+    They run on torch's "fake" process group, which communicates nothing.
+    """
     count = cfg.parallelism.num_processes
-    if count == 1 and not parallelism.sharded(cfg):  # Accelerate, too, has no DDP for one GPU
+    if count == 1 and not parallelism.sharded(cfg):  # nor does Accelerate use DDP for one GPU
         yield
         return
-    import torch.distributed as dist
-    from torch.nn.parallel import distributed
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    before = dict(os.environ)  # Accelerate, too, says there what it does
+    environment = dict(os.environ)  # Accelerate writes to it, too
     rank_info.export_environment(rank_info.RankInfo(0, count, 0, count))
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
-    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=count)
+    dist.init_process_group(backend, store=torch_private.fake_process_group_store(), rank=0, world_size=count)
     try:
-        with (
-            mock.patch.object(torch.nn.parallel, "DistributedDataParallel", FakeDDP),
-            mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *_: True),
-            mock.patch.object(collectives, "all_reduce_sum", functools.partial(_total, collectives.all_reduce_sum)),
-        ):
+        all_reduce_sum = functools.partial(_all_reduce_sum, collectives.all_reduce_sum)
+        with torch_private.replaced_ddp(FakeDDP), patched(collectives, all_reduce_sum=all_reduce_sum):
             yield
     finally:
         dist.destroy_process_group()
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
 
 
-def _total(ask, numbers, device):
-    """`ranks.total` where nobody answers: every rank has what this one has. () numbers that are known, (N,) on the host."""
-    ask(numbers, device)  # what it sends is sent
-    return torch.tensor([int(number) for number in numbers], dtype=torch.float64) * torch.distributed.get_world_size()
+def _all_reduce_sum(all_reduce_sum: Any, numbers: list, device: torch.device) -> torch.Tensor:
+    """`collectives.all_reduce_sum` where every rank has the numbers of this one: () each, known. Returns (N,) on the host."""
+    all_reduce_sum(numbers, device)  # for its operations
+    return torch.tensor([int(number) for number in numbers], dtype=torch.float64) * dist.get_world_size()
 
 
 class FakeDDP(torch.nn.parallel.DistributedDataParallel):
-    """DDP whose reduction gives back what it got: the fake process group's own has no result that DDP could read."""
+    """DDP whose all-reduce returns its input: the result of the fake process group's own cannot be read by DDP."""
 
-    def __init__(self, module, device_ids=None, output_device=None, **settings):
+    def __init__(self, module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any):
         super().__init__(module, **settings)
-        self.register_comm_hook(None, _reduced)
+        self.register_comm_hook(None, _all_reduce)
 
 
-def settle_buckets(model) -> None:
-    """What DDP does as its second forward pass begins, once for all: put gradients into buckets in the order in which
-    they came. Done between two steps, so that the second is like every later one.
-    """
-    if isinstance(model, FakeDDP):
-        model.reducer._rebuild_buckets()
-
-
-def _reduced(_, bucket):  # DDP reads the annotation that would stand here, and it must be no text
-    torch.distributed.all_reduce(bucket.buffer())
+def _all_reduce(_, bucket):  # no annotations: DDP compares them with types, and here they would be strings
+    dist.all_reduce(bucket.buffer())
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-def _paged(fake, *shape: int, dtype: torch.dtype = torch.float32, device=None) -> torch.Tensor:
-    """A paged state: memory that the driver moves between the host and the GPU, and torch's allocator knows nothing of."""
-    made = fake.empty(
-        shape, torch.empty(shape, device="meta").stride(), dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu")
-    )
-    made.is_paged = True
-    return made
-
-
-def _nothing(*_, **__) -> None:
-    pass
+def rebuild_buckets(model: torch.nn.Module) -> None:
+    """Rebuild DDP's gradient buckets between two steps, so that the second step is like every later one."""
+    if isinstance(model, FakeDDP):
+        torch_private.rebuild_ddp_buckets(model)

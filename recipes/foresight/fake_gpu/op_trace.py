@@ -1,125 +1,159 @@
-"""The tape: a ledger of a step on a fake device, with what CUDA's kernels ask for behind torch's back.
+"""The trace of a training step on the fake device: its memory ledger, its operations, and workspaces of CUDA's kernels.
 
-Entered once for each step, so that it holds all that happened since the model was built; its parts are
-those of the last step. It also tallies the operations, for the time that they would take.
+From it follow the requests to CUDA's caching allocator (`allocator_events`) and the operations for the roofline
+(`step_tally`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter, deque
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from recipes.foresight.fake_gpu import attention
 from recipes.foresight.fake_gpu.device import FakeDevice
-from recipes.foresight.fake_gpu.op_cache import signed
+from recipes.foresight.fake_gpu.tensor_origins import TensorOrigins
 from recipes.foresight.speed.operation_names import PRODUCTS
 from recipes.foresight.speed.operations import Tally
-from recipes.measure.memory_ledger import OTHER, MemoryLedger, Storage, is_fake
+from recipes.measure.memory_attribution import OTHER
+from recipes.measure.memory_ledger import MemoryLedger
+from recipes.third_party.torch_private import op_name
 from recipes.units import MIB
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """Memory that an operation takes and no tensor shows. place: in the log. kept: until the process ends."""
+class Workspace:
+    """Memory that a kernel allocates and that no tensor shows.
 
-    place: int
+    index: in the log, before which it is allocated. kept: until the process ends, instead of until the kernel ends.
+    """
+
+    index: int
     bytes: int
     kept: bool
 
 
-def workspace_bytes(capability: tuple[int, int]) -> int:
-    """cuBLAS's workspace for one handle: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize."""
+def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """cuBLAS's workspace of one handle: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize."""
     return 32 * MIB if capability >= (9, 0) else 8_519_680
 
 
-class OpTrace(MemoryLedger):
-    """Use as a Ledger, several times. capability: of the GPU; None: of a CPU, where nothing is hidden."""
+class OpTrace:
+    """Use as `with trace: step()` once for each step; parts, tallies and `log.step_start` are those of the last step.
 
-    def __init__(self, model, optimizer, device, capability: tuple[int, int] | None):
-        super().__init__(model, optimizer, device)
-        self.capability, self.fake = capability, FakeDevice.current
-        self.hidden: list[Hidden] = []
-        self.starts: list[int] = []  # where in the log each step begins
-        self.passes: list[Tally] = []  # of the last step: a tally for each forward and backward pass
-        self._seen: dict[tuple, object] = {}  # for all tallies: an operation is looked at once
-        self.tally = Tally(seen=self._seen)  # of the last step: all that is in no pass
-        self.paged: dict[int, Storage] = {}  # states that the driver pages: not the allocator's
-        self._handles: set[str] = set()  # the threads that have a cuBLAS handle
+    fake: the device; without a compute capability it is the CPU, which has no workspaces. model, optimizer: as for the
+    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`).
+    """
 
-    def __enter__(self):
-        self.starts.append(len(self.log))
-        self.passes, self.tally, self.flops = [], Tally(seen=self._seen), 0
-        super().__enter__()
-        new_pass = lambda *_: self.passes.append(Tally(seen=self._seen))  # noqa: E731
-        self._hooks.append(self.model.register_forward_pre_hook(new_pass, prepend=True))
+    def __init__(
+        self,
+        fake: FakeDevice,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        record_origins: bool = False,
+    ):
+        self.fake, self.model = fake, model
+        self.ledger = MemoryLedger(model, optimizer, fake.device)
+        self.log = self.ledger.log
+        self.origins = TensorOrigins(self.ledger) if record_origins else None
+        self.workspaces: list[Workspace] = []
+        self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
+        self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
+        self.tally = Tally(seen=self._seen)  # of the operations outside the passes
+        self._threads_with_handle: set[str] = set()
+        self._arguments: list[
+            torch.Tensor
+        ] = []  # of the latest operation: freed as the next one begins at the earliest
+        self._contexts = contextlib.ExitStack()
+
+    # --- during the step ---
+
+    def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        self._arguments = tensors
+        if self.origins is not None:
+            self.origins.operation = op_name(func)
+        self.ledger.before(func, tensors)
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
+        self.ledger.after(func, args, kwargs, result, signature)
+        phase = self.log.phase.latest
+        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
+        tally.add(func, args, kwargs, result, phase, signature)
+        if self.fake.capability is not None:
+            self._add_workspace(func, args, phase)
+        elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
+            copy = self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {})
+            self.log.record(copy, OTHER)
+
+    def on_subclass(self, func: Any) -> None:
+        self.ledger.on_subclass(func)
+
+    def _add_workspace(self, func: Any, args: Any, phase: str) -> None:
+        name = op_name(func)
+        if name in PRODUCTS:
+            # On a GPU the backward pass runs in a thread of its own, and each thread has a cuBLAS handle.
+            thread = "backward" if phase == "backward" else "main"
+            if thread not in self._threads_with_handle:
+                self._threads_with_handle.add(thread)
+                size = cublas_workspace_bytes(self.fake.capability or (0, 0))
+                self.workspaces.append(Workspace(len(self.log.events), size, kept=True))
+        elif name.endswith("attention_backward"):
+            size = attention.backward_workspace_bytes(name, args[1], args[2])
+            self.workspaces.append(Workspace(len(self.log.events), size, kept=False))
+
+    # --- around the step ---
+
+    def __enter__(self) -> OpTrace:
+        self.passes, self.tally, self.ledger.flops = [], Tally(seen=self._seen), 0
+        with contextlib.ExitStack() as contexts:
+            self.ledger.begin_step()
+            contexts.callback(self._end_ledger_step)
+            contexts.enter_context(self.fake.observed_by(self))
+            hook = self.model.register_forward_pre_hook(
+                lambda *_: self.passes.append(Tally(seen=self._seen)), prepend=True
+            )
+            contexts.callback(hook.remove)
+            if self.origins is not None:
+                self.origins.name_states()
+                contexts.enter_context(self.origins.recording())
+            self._contexts = contexts.pop_all()
         return self
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented or is_fake(types):
-            return result
-        phase = self._phase  # the ledger has just asked
-        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        tally.add(func, args, kwargs or {}, result, phase, self._signature)
-        if self.capability is not None:
-            self._hide(func, args, phase)
-        elif func._opname == "_reduce_scatter_base_":  # on a CPU by gloo, in a copy of what is sent; NCCL needs none
-            self._see(self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {}), OTHER)
-        return result
+    def __exit__(self, *error: Any) -> None:
+        self._contexts.close()
 
-    # The device tells of its operations: a mode of one's own for that would take as long as all the rest.
-
-    def _watch(self) -> None:
-        self.fake.watcher = self
-
-    def _look_away(self, *error) -> None:
-        self.fake.watcher = None
-
-    def _given(self, func, args, kwargs) -> list[torch.Tensor]:
-        self._signature, self._arguments = signed(func, args, kwargs)
-        return self._arguments
-
-    def _run(self, func, args, kwargs):
-        return self.fake.compute(func, args, kwargs, self._signature, self._arguments)
+    def _end_ledger_step(self) -> None:
+        moved = self.ledger.end_step()
+        if self.origins is not None:
+            self.origins.name_states()
+        self.workspaces = [
+            replace(workspace, index=workspace.index + sum(index >= workspace.index for index in moved))
+            if workspace.index >= self.log.step_start
+            else workspace
+            for workspace in self.workspaces
+        ]
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor that is on the device without being used."""
-        self._mark(tensor, OTHER)
+        self.ledger.attribution.mark(tensor, OTHER)
 
-    def _enter(self, storage, kind, given):
-        entry = super()._enter(storage, kind, given)
-        if storage.device.type != self.device.type:
-            self.paged[id(entry)] = entry
-        return entry
+    # --- after the step ---
 
-    def _put_first(self, alive):
-        late = super()._put_first(alive)
-        self.hidden = [
-            replace(one, place=one.place + sum(index >= one.place for index in late))
-            if one.place >= self._start
-            else one
-            for one in self.hidden
-        ]
-        return late
+    @property
+    def paged_bytes(self) -> int:
+        """Bytes of optimizer states that the driver pages between host and GPU, outside torch's allocator."""
+        return sum(entry.bytes for entry, sign in self.log.events if sign > 0 and entry.paged)
 
-    def _hide(self, func, args, phase: str) -> None:
-        name = func._opname
-        if name in PRODUCTS:
-            # The backward pass has a thread of its own, and each thread a handle of its own.
-            thread = "backward" if phase == "backward" else "main"
-            if thread not in self._handles:
-                self._handles.add(thread)
-                self.hidden.append(Hidden(len(self.log), workspace_bytes(self.capability), kept=True))
-        elif name.endswith("attention_backward"):
-            size = attention.hidden_bytes(name, args[1], args[2])
-            self.hidden.append(Hidden(len(self.log), size, kept=False))
+    def step_tally(self, micro_batches: int) -> Tally:
+        """The operations of one optimizer step of `micro_batches`.
 
-    def step_tally(self, steps: int) -> Tally:
-        """The operations of one optimizer step of `steps` micro-batches. Those that were not run are as the last one, or
-        where three were, as the second: the last alone sends gradients to the other ranks.
+        Micro-batches that were not run count as the last one; where three were run, as the second: the last alone sends
+        gradients to the other ranks.
         """
         repeated = 1 if len(self.passes) == 3 else len(self.passes) - 1
         whole = Tally(
@@ -127,57 +161,71 @@ class OpTrace(MemoryLedger):
             Counter(self.tally.calls),
             set(self.tally.unknown),
         )
-        for index, part in enumerate(self.passes):
-            times = 1 + (steps - len(self.passes)) * (index == repeated)
-            for phase, counts in part.counts.items():
+        for index, tally in enumerate(self.passes):
+            times = 1 + (micro_batches - len(self.passes)) * (index == repeated)
+            for phase, counts in tally.counts.items():
                 into = whole.counts.setdefault(phase, Counter())
                 for operation, count in counts.items():
                     into[operation] += count * times
-            for phase, calls in part.calls.items():
+            for phase, calls in tally.calls.items():
                 whole.calls[phase] += calls * times
-            whole.unknown |= part.unknown
+            whole.unknown |= tally.unknown
         return whole
 
-    # --- for the allocator ---
+    def allocator_events(self, repeats: int = 1) -> list[tuple[int, int]]:
+        """All requests to the allocator in order, the last step `repeats` times: (key, bytes), and (key, -1) to free.
 
-    def events(self, repeats: int = 1) -> list[tuple[int, int]]:
-        """(key, bytes) for a request and (key, -1) for its end, in order; the last step `repeats` times.
-
-        What a step leaves behind (its loss) takes in the next one the place of what the step before left.
+        What a step leaves behind (its loss) is freed in the next step where that frees what the step before it left.
         """
-        made: list[tuple[int, int]] = []
-        keys: dict[int, int] = {}  # of a storage that is alive, by its identity
-        left: dict[int, list[int]] = {}  # bytes -> keys of what the last step left
-        fresh = itertools.count()
-
-        def ask(size: int) -> int:
-            made.append((key := next(fresh), size))
-            return key
-
-        def play(first: int, hidden: list[Hidden]) -> None:
-            due = deque(hidden)
-            for place in range(first, len(self.log) + 1):
-                while due and due[0].place <= place:
-                    key = ask(due[0].bytes)
-                    if not due.popleft().kept:
-                        made.append((key, -1))
-                entry, sign = self.log[place] if place < len(self.log) else (None, 0)
-                if entry is None or id(entry) in self.paged:
-                    continue
-                if sign > 0:
-                    if id(entry) not in keys:
-                        keys[id(entry)] = ask(entry.bytes)
-                elif id(entry) in keys:
-                    made.append((keys.pop(id(entry)), -1))
-                elif left.get(entry.bytes):
-                    made.append((left[entry.bytes].pop(), -1))
-
-        start = self.starts[-1]
-        play(0, self.hidden)
+        requests = _AllocatorRequests(self)
+        requests.replay(0, self.workspaces)
+        start = self.log.step_start
         for _ in range(repeats - 1):
-            left.clear()
-            for entry, sign in self.log[start:]:
-                if sign > 0 and id(entry) in keys and not entry.given:  # what it found, the next one finds too
-                    left.setdefault(entry.bytes, []).append(keys.pop(id(entry)))
-            play(start, [one for one in self.hidden if one.place >= start and not one.kept])
-        return made
+            requests.begin_repetition()
+            requests.replay(start, [one for one in self.workspaces if one.index >= start and not one.kept])
+        return requests.events
+
+
+class _AllocatorRequests:
+    """Builds the list of `OpTrace.allocator_events`."""
+
+    def __init__(self, trace: OpTrace):
+        self.events: list[tuple[int, int]] = []
+        self._log, self._step_start = trace.log.events, trace.log.step_start
+        self._next_key = itertools.count()
+        self._keys: dict[int, int] = {}  # id of an entry that is alive -> key
+        self._left_behind: dict[int, list[int]] = {}  # bytes -> keys of storages that the last repetition left behind
+
+    def _allocate(self, size_bytes: int) -> int:
+        key = next(self._next_key)
+        self.events.append((key, size_bytes))
+        return key
+
+    def replay(self, first: int, workspaces: list[Workspace]) -> None:
+        """The requests of the log from index `first` on. workspaces: ordered by index."""
+        pending = deque(workspaces)
+        for index in range(first, len(self._log) + 1):
+            while pending and pending[0].index <= index:
+                workspace = pending.popleft()
+                key = self._allocate(workspace.bytes)
+                if not workspace.kept:
+                    self.events.append((key, -1))
+            if index == len(self._log):
+                break
+            entry, sign = self._log[index]
+            if entry.paged:
+                continue
+            if sign > 0:
+                if id(entry) not in self._keys:
+                    self._keys[id(entry)] = self._allocate(entry.bytes)
+            elif id(entry) in self._keys:
+                self.events.append((self._keys.pop(id(entry)), -1))
+            elif self._left_behind.get(entry.bytes):
+                self.events.append((self._left_behind[entry.bytes].pop(), -1))
+
+    def begin_repetition(self) -> None:
+        """Forget the entries of the last step: the next repetition allocates them again."""
+        self._left_behind.clear()
+        for entry, sign in self._log[self._step_start :]:
+            if sign > 0 and id(entry) in self._keys and not entry.preexisting:
+                self._left_behind.setdefault(entry.bytes, []).append(self._keys.pop(id(entry)))

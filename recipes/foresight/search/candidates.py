@@ -11,8 +11,7 @@ import itertools
 import tempfile
 from dataclasses import dataclass
 
-from recipes.errors import Refusal
-from recipes.foresight.fake_gpu.device import UnknownOperation
+from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
 

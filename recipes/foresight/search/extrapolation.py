@@ -159,12 +159,12 @@ def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]]
     seen = simulation.simulate_step(cfg, folder)
     states = seen.parts["largest_bytes"]["optimizer"] - seen.paged_bytes
     passes, step = _peaks(seen)
-    workspaces = sum(hidden.bytes for hidden in seen.tape.hidden if hidden.kept)
+    workspaces = sum(workspace.bytes for workspace in seen.trace.workspaces if workspace.kept)
     sizes = [
         passes - states + workspaces,
         step + workspaces,
         states,
-        _gathered_bytes(cfg, seen.tape.model),
+        _gathered_bytes(cfg, seen.trace.model),
         seen.micro_batches,
     ]
     made = []
@@ -174,14 +174,14 @@ def _figures(cfg, precisions: list[str], folder: str) -> tuple[list[list[float]]
             for phases in (PASSES, STEP)
         ]
         made.append(sizes + [getattr(told, time) for told in parts for time in TIMES])
-    return made, [(weight.numel(), weight.dtype) for weight in reversed(list(seen.tape.model.parameters()))]
+    return made, [(weight.numel(), weight.dtype) for weight in reversed(list(seen.trace.model.parameters()))]
 
 
 def _peaks(seen) -> tuple[int, int]:
     """The most bytes that are alive on the device in the last step: until its last pass ends, and after that."""
     passes = step = 0
-    live, start = -seen.paged_bytes, seen.tape.starts[-1]
-    for index, (entry, sign) in enumerate(seen.tape.log):
+    live, start = -seen.paged_bytes, seen.trace.log.step_start
+    for index, (entry, sign) in enumerate(seen.trace.log.events):
         live += sign * entry.bytes
         if index < start or sign < 0:
             continue

@@ -10,9 +10,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from recipes.errors import Refusal
+from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import prediction, simulation
-from recipes.foresight.fake_gpu.device import UnknownOperation
 from recipes.foresight.search import space
 from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.machine import host

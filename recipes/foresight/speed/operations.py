@@ -37,7 +37,7 @@ from recipes.foresight.speed.operation_names import (
     REDUCTIONS,
     TENSORS_PER_LAUNCH,
 )
-from recipes.measure.memory_ledger import operation_flops, tensors_in
+from recipes.measure.op_flops import operation_flops, tensors_in
 from recipes.third_party import torch_distributed_private
 
 MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce")  # part of the name
@@ -84,7 +84,7 @@ class Tally:
         """Count one dispatched operation.
 
         func: the OpOverload. phase: forward | backward | step. signature: equal for calls that are classified alike
-        (`op_cache.sign`).
+        (`op_cache.call_signature`).
         """
         op_class = _class_of(func)
         if op_class is None:

@@ -113,7 +113,7 @@ def _simulate(
         for _ in range(ITERATIONS):
             with trace:
                 iteration(network, optim, inputs, state)
-        return SimulatedRun(allocator.replay(trace.events(), capacity_bytes), trace.step_tally(1))
+        return SimulatedRun(allocator.replay(trace.allocator_events(), capacity_bytes), trace.step_tally(1))
 
 
 # --- earlier versions of the libraries ------------------------------------------------------------------

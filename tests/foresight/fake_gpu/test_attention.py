@@ -121,7 +121,7 @@ def test_a_mask_of_odd_length_is_padded_for_the_efficient_kernel(on):
 def test_heads_that_share_keys(on, capability, dtype, expected):
     fake = on(capability)
     query, key, value = heads(fake, dtype), heads(fake, dtype, count=2), heads(fake, dtype, count=2)
-    if expected != "math" or not attention.EFFICIENT_SHARES:
+    if expected != "math" or not attention.EFFICIENT_HAS_GQA:
         assert attention.kernel(query, key, value, None, 0.0, True, capability) == expected
     torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
@@ -129,12 +129,12 @@ def test_heads_that_share_keys(on, capability, dtype, expected):
     assert key.grad.shape == key.shape
 
 
-def test_hidden_memory_by_hand(on):
+def test_backward_workspaces_by_hand(on):
     fake = on(A100)
     query, key = (heads(fake, BF16, size=64, length=100, count=count) for count in (4, 2))
     flash, efficient = (f"_scaled_dot_product_{name}_attention_backward" for name in ("flash", "efficient"))
     rows = 2 * 4 * 128  # B, H, and T padded to 128
-    assert attention.hidden_bytes(flash, query, query) == 4 * rows * (64 + 1)
-    assert attention.hidden_bytes(flash, query, key) == 4 * rows * (64 + 1) + 2 * 2 * (2 * 4 * 100 * 64)
-    assert attention.hidden_bytes(efficient, query, query) == 4 * (2 * 4 * 100 + rows * 64)
-    assert attention.hidden_bytes("_softmax_backward_data", query, key) == 0
+    assert attention.backward_workspace_bytes(flash, query, query) == 4 * rows * (64 + 1)
+    assert attention.backward_workspace_bytes(flash, query, key) == 4 * rows * (64 + 1) + 2 * 2 * (2 * 4 * 100 * 64)
+    assert attention.backward_workspace_bytes(efficient, query, query) == 4 * (2 * 4 * 100 + rows * 64)
+    assert attention.backward_workspace_bytes("_softmax_backward_data", query, key) == 0

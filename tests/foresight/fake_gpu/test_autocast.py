@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes.foresight.fake_gpu import autocast
-from recipes.foresight.fake_gpu.device import NAME, FakeDevice
+from recipes.foresight.fake_gpu.device import FakeDevice
+from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 
@@ -47,7 +48,7 @@ def tensor(gpu, *shape, dtype=torch.float32, grad=False):
 
 def test_products_run_in_16_bits_and_sums_in_32(gpu):
     half = torch.float16
-    with torch.autocast(NAME, dtype=half):
+    with torch.autocast(DEVICE_TYPE, dtype=half):
         assert (tensor(gpu, 4, 8) @ tensor(gpu, 8, 2)).dtype == half
         assert torch.softmax(tensor(gpu, 4, 8, dtype=half), -1).dtype == torch.float32
         assert tensor(gpu, 4, 8, dtype=half).sum().dtype == torch.float32
@@ -73,7 +74,7 @@ def test_a_weight_is_cast_once_until_autocast_ends(gpu, cached, expected):
     weight, x = tensor(gpu, 8, 8, grad=True), tensor(gpu, 4, 8)
     with Casts() as casts:
         for passes in (1, 2):
-            with torch.autocast(NAME, torch.float16, cache_enabled=cached):
+            with torch.autocast(DEVICE_TYPE, torch.float16, cache_enabled=cached):
                 for _ in range(3):
                     x @ weight
             assert casts.count == passes * expected
@@ -82,7 +83,7 @@ def test_a_weight_is_cast_once_until_autocast_ends(gpu, cached, expected):
 def test_only_weights_are_kept(gpu):
     """What has a history, or needs no gradient, is cast each time."""
     weight, x = tensor(gpu, 8, 8), tensor(gpu, 4, 8)
-    with Casts() as casts, torch.autocast(NAME, torch.float16):
+    with Casts() as casts, torch.autocast(DEVICE_TYPE, torch.float16):
         for _ in range(3):
             x @ weight
     assert casts.count == 3

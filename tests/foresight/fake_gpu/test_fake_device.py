@@ -1,4 +1,4 @@
-"""The fake device: what it gives for operations, and where it decides as CUDA does."""
+"""The fake device: the results of operations, and where it behaves as CUDA does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recipes.foresight.fake_gpu.device import NAME, FakeDevice, UnknownOperation
+from recipes.errors import UnknownOperation
+from recipes.foresight.fake_gpu import op_cache
+from recipes.foresight.fake_gpu.device import FakeDevice
+from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
+from recipes.third_party.torch_private import op_name, storage_key
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ class Seen(TorchDispatchMode):
         self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func._opname)
+        self.names.append(op_name(func))
         return func(*args, **kwargs or {})
 
 
@@ -32,7 +36,7 @@ def ones(gpu, *shape, **settings):
     return torch.ones(shape, device=gpu.device, **settings)
 
 
-# --- what comes out of operations ---------------------------------------------------------------------
+# --- the results of operations ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_shapes_strides_and_views_are_those_of_the_cpu(gpu, run):
             here.storage_offset(),
         )
         assert here.device == gpu.device and there.untyped_storage().nbytes() == here.untyped_storage().nbytes()
-        same = [_place(there) == _place(real), _place(here) == _place(fake)]
+        same = [_storage(there) == _storage(real), _storage(here) == _storage(fake)]
         assert same[0] == same[1]  # a view of it, or a tensor of its own
 
 
@@ -74,8 +78,8 @@ def _tensors(result):
     return [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
 
 
-def _place(tensor):
-    return tensor.untyped_storage()._cdata
+def _storage(tensor):
+    return storage_key(tensor.untyped_storage())
 
 
 def test_gradients_and_their_shapes(gpu):
@@ -91,15 +95,15 @@ def test_gradients_and_their_shapes(gpu):
 )
 @pytest.mark.parametrize("operation", ["cos", "mul"])
 def test_an_unknown_operation_in_a_backward_pass_is_named(run, operation, monkeypatch):
-    def plan(self, func, *rest, plan=FakeDevice._plan):
-        if func._opname == operation:
-            raise UnknownOperation(f"the fake device cannot follow {func}")
-        return plan(self, func, *rest)
+    def run_on_meta(func, args, kwargs, run=op_cache.run_on_meta):
+        if op_name(func) == operation:
+            raise NotImplementedError(f"no meta kernel of {func}")
+        return run(func, args, kwargs)
 
-    monkeypatch.setattr(FakeDevice, "_plan", plan)
-    with pytest.raises(UnknownOperation, match=f"cannot follow aten.{operation}"), FakeDevice((7, 0)) as gpu:
+    monkeypatch.setattr(op_cache, "run_on_meta", run_on_meta)
+    with pytest.raises(UnknownOperation, match=f"cannot infer aten.{operation}"), FakeDevice((7, 0)) as gpu:
         run(ones(gpu, 4, requires_grad=True)).backward()
-    with FakeDevice((7, 0)) as gpu:  # and the next one knows nothing of it
+    with FakeDevice((7, 0)) as gpu:  # the error is not raised again by the next device
         ones(gpu, 4, requires_grad=True).sum().backward()
 
 
@@ -114,7 +118,7 @@ def test_an_error_of_a_hook_in_a_backward_pass_comes_as_it_is():
         y.sum().backward()
 
 
-def test_nothing_is_held(gpu):
+def test_a_fake_tensor_takes_no_memory(gpu):
     assert ones(gpu, 2**20, 2**20).untyped_storage().nbytes() == 4 * 2**40
 
 
@@ -122,10 +126,12 @@ def test_tensors_on_the_host_are_real(gpu):
     assert (torch.ones(3) + 1).tolist() == [2, 2, 2]
     assert ones(gpu, 3).cpu().device.type == "cpu"
     assert torch.tensor([1.0], device=gpu.device).device == gpu.device
-    assert (ones(gpu, 3) * torch.tensor(2.0)).device == gpu.device  # a number on the host is welcome on a GPU
+    assert (
+        ones(gpu, 3) * torch.tensor(2.0)
+    ).device == gpu.device  # as on CUDA, a 0-dim tensor on the host may be mixed in
 
 
-def test_what_cannot_be_followed_is_said(gpu):
+def test_an_operation_without_a_meta_kernel_is_named(gpu):
     with pytest.raises(UnknownOperation, match="nonzero"):
         torch.nonzero(ones(gpu, 3))
 
@@ -143,7 +149,7 @@ def test_numbers_that_follow_from_known_ones_can_be_read(gpu):
     assert not gpu.warnings
 
 
-def test_a_number_that_is_nowhere_is_made_up_and_its_reader_named(gpu):
+def test_an_unknown_number_is_taken_as_1_with_a_warning_that_names_its_reader(gpu):
     assert ones(gpu, 3).sum().item() == 1
     assert (ones(gpu, 3) > 0).all()
     assert any("test_fake_device.py" in line and "taken as 1" in line for line in gpu.warnings)
@@ -154,7 +160,7 @@ def test_random_numbers_are_not_known(gpu):
     assert gpu.warnings
 
 
-# --- what CUDA does otherwise than a CPU ----------------------------------------------------------------
+# --- where CUDA differs from a CPU ----------------------------------------------------------------
 
 
 def test_dropout_keeps_a_mask_of_bytes(gpu):
@@ -186,10 +192,10 @@ def test_optimizers_and_clipping_take_their_foreach_forms(gpu):
     assert "_fused_adamw_" in seen.names
 
 
-def test_the_cpu_can_be_faked_and_keeps_its_own_ways():
+def test_the_cpu_can_be_faked_and_keeps_its_own_kernels():
     with FakeDevice(None) as fake:
         with fake.building():
-            layer = torch.nn.Linear(2**16, 2**16)  # 16 GiB that nobody has
+            layer = torch.nn.Linear(2**16, 2**16)  # 16 GiB
         x = torch.ones(2, 2**16)
         out = layer(x)
         assert out.device.type == "cpu" and x[0, 0].item() == 1  # what was not made in there is real
@@ -200,7 +206,7 @@ def test_the_cpu_can_be_faked_and_keeps_its_own_ways():
     assert "native_dropout" not in seen.names  # CUDA's
 
 
-def test_everything_is_as_before_afterwards():
+def test_all_patches_are_undone_afterwards():
     with FakeDevice((8, 0)):
         pass
     with torch.autocast("cpu", torch.bfloat16):
@@ -208,4 +214,4 @@ def test_everything_is_as_before_afterwards():
     assert torch.ones(2, requires_grad=True).softmax(0).sum().item() == pytest.approx(1)
     assert torch.autograd.is_multithreading_enabled()
     with pytest.raises(RuntimeError):
-        torch.ones(2, device=NAME) + 1
+        torch.ones(2, device=DEVICE_TYPE) + 1

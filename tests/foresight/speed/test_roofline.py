@@ -8,7 +8,7 @@ import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes import config
-from recipes.foresight.fake_gpu.op_cache import sign
+from recipes.foresight.fake_gpu.op_cache import signature_of
 from recipes.foresight.speed import operations, roofline
 from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
@@ -55,7 +55,7 @@ def classified(func, *args, **kwargs) -> Operation | None:
 
 
 def told_apart(func, args, kwargs=None) -> tuple:
-    return func, sign(args, []), sign((kwargs or {}).items(), [])
+    return func, signature_of(args, []), signature_of((kwargs or {}).items(), [])
 
 
 def meta(*shape, dtype=torch.float32):

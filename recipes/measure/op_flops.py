@@ -1,0 +1,47 @@
+"""FLOPs of one operation, and the tensors among its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from recipes.third_party.torch_private import op_packet, qualified_packet_name
+
+
+def has_flop_formula(func: Any) -> bool:
+    """Whether torch has a formula for the operation. func: an OpOverload."""
+    return op_packet(func) in flop_registry
+
+
+def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """FLOPs of one operation by torch's own formulas; 0 for operations that torch does not count (element-wise work).
+
+    func: an OpOverload. Raises AssertionError, TypeError or ValueError if the formula does not accept these shapes.
+    """
+    packet = op_packet(func)
+    if qualified_packet_name(packet).startswith("aten::_scaled_dot_product"):
+        # One rule for every attention kernel: torch's table lacks the CPU's, and before 2.13 refuses query heads that
+        # share keys and values. The work is that of as many heads as the queries have.
+        backward = "backward" in packet.__name__  # its first argument is the gradient of the result
+        query, key, value = (tuple(tensor.shape) for tensor in (args[1:4] if backward else args[:3]))
+        heads = query[1]
+        shapes = query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
+        return sdpa_backward_flop_count(tuple(args[0].shape), *shapes) if backward else sdpa_flop_count(*shapes)
+    formula = flop_registry.get(packet)
+    return formula(*args, **kwargs, out_val=result) if formula else 0
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Every tensor among `values`, and in the lists, tuples and dictionaries among them."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+        elif isinstance(value, dict):
+            found += tensors_in(value.values())
+    return found

@@ -1,0 +1,51 @@
+"""How operations reach whoever records them: the interface, and the dispatch mode that serves it on a real device.
+
+torch calls the active `TorchDispatchMode` for every operation below autograd, also for those of the backward pass and
+of the optimizer. The fake GPU (recipes/foresight/fake_gpu/device.py) is such a mode itself and serves the same
+interface, because a second mode would double the overhead of every operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+import torch
+
+from recipes.measure.op_flops import tensors_in
+from recipes.third_party.torch_private import DispatchMode, runs_on_fake_tensors
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+class OpObserver(Protocol):
+    """Receives every dispatched operation. func: the OpOverload."""
+
+    def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        """The operation is about to run. tensors: those among its arguments."""
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
+        """The operation has run. signature: equal for calls with equal results; None on a real device."""
+
+    def on_subclass(self, func: Any) -> None:
+        """An operation of a tensor subclass (DTensor) comes, which turns into operations on this rank's tensors."""
+
+
+class OpObserverMode(DispatchMode):
+    """Inside `with OpObserverMode(observer):` the observer receives the operations of this thread's device."""
+
+    def __init__(self, observer: OpObserver):
+        super().__init__()
+        self.observer = observer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if runs_on_fake_tensors(types):
+            return func(*args, **kwargs)
+        if types and any(kind not in PLAIN_TYPES for kind in types):
+            self.observer.on_subclass(func)
+            return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
+        self.observer.before(func, tensors_in(args) + tensors_in(kwargs.values()))
+        result = func(*args, **kwargs)
+        self.observer.after(func, args, kwargs, result, None)
+        return result
