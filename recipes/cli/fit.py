@@ -14,7 +14,7 @@ from rich.console import Console
 
 from recipes import paths
 from recipes.cli import console, single_run
-from recipes.foresight.search import pool, present, space
+from recipes.foresight.search import fit_options, plan, pool, present, space
 from recipes.jobs import fork_client, launch, supervise
 from recipes.options import compose
 from recipes.records.record import Error, Record
@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
 
 def find(argv: list[str]) -> int:
     """Search for what the command line leaves open, and print it. Returns the exit code."""
-    options, overrides, problems = space.read_options(argv)
-    search, more = (None, []) if problems else space.plan(overrides, options)
+    options, overrides, problems = fit_options.read_options(argv)
+    search, more = (None, []) if problems else plan.plan(overrides, options)
     if search is None:
         console.say_problems(problems + more)
         return single_run.EXIT_CODES["refused"]
@@ -74,7 +74,7 @@ def measure(
     records = []
     with tempfile.TemporaryDirectory() as scratch:
         for number, found in enumerate(rows, 1):
-            _, outcome, problems = compose.compose(paths.CONF, *search.command_words(found.chosen), *MEASURED)
+            _, outcome, problems = compose.compose(paths.CONF, *search.overrides_of(found.chosen), *MEASURED)
             if problems:
                 outcome.status, outcome.error = "refused", Error("load", "Refusal", " ".join(problems))
             else:

@@ -1,52 +1,49 @@
-"""recipe=estimate: the record of a training that does not take place. Its figures are predictions."""
+"""recipe=estimate: the record of a training that is not run. Its figures are predictions."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from recipes.foresight import prediction
+import transformers
+
+from recipes.config import Config
+from recipes.foresight import explain, prediction, simulation
+from recipes.foresight.simulation import SimulatedStep
 from recipes.machine import host
 from recipes.records.record import Record
 
 TIMELINE = "timeline.png"
 
 
-# --- in the worker -----------------------------------------------------------------------------------
+def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
+    """Predict a step, and enter it into the record. If it does not fit, the status is oom and the figures are complete.
 
-
-def run(cfg, outcome: Record, folder: Path, progress) -> None:
-    """Predict, and fill the record in. Status oom: it would not fit, and the figures are of what it demands."""
-    import torch  # noqa: F401
-    import transformers
-    import transformers.trainer
-
-    from recipes.foresight import simulation
-
+    progress: the worker's, for `enter(phase, text)`.
+    """
     transformers.logging.disable_progress_bar()
     progress.enter("load", "estimating")
     start = time.perf_counter()
-    seen = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), cfg.estimate.explain)
-    prediction.fill(cfg, outcome, seen)
+    simulated = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+    prediction.fill(cfg, outcome, simulated)
     if cfg.estimate.explain:
         progress.enter("load", "trying levers")
-        _explain(cfg, outcome, seen, folder)
+        _explain(cfg, outcome, simulated, folder)
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
 
 
-def _explain(cfg, outcome: Record, seen, folder: Path) -> None:
-    from recipes.foresight import explain
-
+def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path) -> None:
+    """Draw the picture, list the largest tensors, and try the levers."""
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
     capacity = prediction.allocator_bytes(cfg) if host.gpu(cfg) else None
     try:
-        explain.picture(seen.trace, folder / TIMELINE, title, capacity)
+        explain.picture(simulated.trace, folder / TIMELINE, title, capacity)
     except ImportError:
         outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
     if outcome.estimate is not None:
-        outcome.estimate.largest = explain.largest(seen.trace)
+        outcome.estimate.largest = explain.largest(simulated.trace)
         outcome.estimate.levers = [
-            asdict(lever) for lever in explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))
+            lever.entry() for lever in explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))
         ]

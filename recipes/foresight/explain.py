@@ -1,7 +1,7 @@
-"""Where the memory of an estimate goes: a picture over the step, the largest tensors at the peak, and what each lever saves.
+"""estimate.explain: a picture of the memory over the step, the largest tensors at its peak, and what each lever saves.
 
-The makers of tensors are module and operation; in the backward pass a tensor's module is the one whose
-forward pass made what the operation works on, as far as that is known.
+A tensor is described by the module and the operation that made it. In the backward pass the module is the one whose
+forward pass made the inputs of the operation, where that is known.
 """
 
 from __future__ import annotations
@@ -11,32 +11,47 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recipes import config, paths
 from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
+from recipes.foresight import prediction, simulation
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from recipes.options import hooks, menus, validate
+from recipes.records.record import Record
 from recipes.units import MIB
 
-LARGEST = 10  # tensors that are listed
-ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # from the ground up
-COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito
+LARGEST = 10  # how many tensors are listed
+ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # of the picture's areas, from the bottom
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito, for colour-blind readers
 
 
 @dataclass(frozen=True)
 class Lever:
-    """A change of the configuration, as typed, and what it would come to."""
+    """A change of the configuration, and the prediction with it."""
 
-    words: str
+    overrides: str
     device_used_bytes: int
     saved_bytes: int  # negative: it takes more
     step_seconds: float | None
 
+    def entry(self) -> dict[str, Any]:
+        """As the record has it."""
+        return {
+            "words": self.overrides,
+            "device_used_bytes": self.device_used_bytes,
+            "saved_bytes": self.saved_bytes,
+            "step_seconds": self.step_seconds,
+        }
 
-def largest(trace: OpTrace) -> list[dict]:
-    """The largest storages alive at the last step's peak: bytes, part, made_by; equal ones counted once."""
+
+def largest(trace: OpTrace) -> list[dict[str, Any]]:
+    """The largest storages alive at the peak of the last step, with bytes, part and made_by.
+
+    Storages that differ only in the number of their layer are one entry, with their count.
+    """
     alive = {}
     for entry, sign in trace.log.events[: trace.log.peak_index() + 1]:
         if sign > 0:
@@ -55,21 +70,21 @@ def largest(trace: OpTrace) -> list[dict]:
 
 
 def _without_numbers(name: str) -> str:
-    """layers.3.mlp and layers.4.mlp are one row."""
+    """ "layers.*.mlp" for "layers.3.mlp" and "layers.4.mlp"."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def levers(cfg, before_bytes: int, folder: str) -> list[Lever]:
-    """Each lever on its own, the one that saves most first. before_bytes: the device memory without any."""
+def levers(cfg: Config, before_bytes: int, folder: str) -> list[Lever]:
+    """Estimate each lever on its own; the one that saves most comes first. before_bytes: device memory without any."""
     found = []
-    for words, changed in _changes(cfg):
+    for overrides, changed in _changes(cfg):
         if validate.validate(changed):
             continue
         try:
             used, seconds = _device_used(changed, folder)
         except (Refusal, UnknownOperation):
             continue
-        found.append(Lever(words, used, before_bytes - used, seconds))
+        found.append(Lever(overrides, used, before_bytes - used, seconds))
     return sorted(found, key=lambda lever: -lever.saved_bytes)
 
 
@@ -89,17 +104,18 @@ def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:
         yield lever.overrides, changed
 
 
-def _device_used(cfg, folder: str) -> tuple[int, float | None]:
-    from recipes.foresight import prediction, simulation
-    from recipes.records.record import Record
-
+def _device_used(cfg: Config, folder: str) -> tuple[int, float | None]:
+    """(bytes of device memory, seconds of a step) as predicted."""
     outcome = Record(cfg.recipe.name, [], {}, "", {})
     prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
     return outcome.memory.device_used_bytes, outcome.speed.step_seconds_median
 
 
 def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
-    """Memory over the last step, part upon part, as a PNG. Raises ImportError where matplotlib is missing."""
+    """Draw the memory over the last step as a PNG, one area for each part.
+
+    capacity_bytes: what the GPU has for the allocator; None: no line. Raises ImportError where matplotlib is missing.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -128,15 +144,15 @@ def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) 
     axes.plot([peak], [top], "kv", markersize=6)
     axes.annotate(f"{top:,.0f} MiB", (peak, top), textcoords="offset points", xytext=(0, 7), ha="center")
     if capacity_bytes is not None and capacity_bytes / MIB < 1.5 * top:
-        axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8, label="what the GPU has")
-    for place, phase in phases:
-        axes.axvline(place, color="#767676", linewidth=0.4)
+        axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8, label="capacity of the GPU")
+    for index, phase in phases:
+        axes.axvline(index, color="#767676", linewidth=0.4)
         axes.annotate(
-            f" {phase}", (place, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676"
+            f" {phase}", (index, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676"
         )
     axes.set_xlim(0, max(1, len(trace.log.events) - start - 1))
     axes.set_ylim(0, top * 1.15)
-    axes.set_xlabel("births and deaths of tensors in one optimizer step, in their order")
+    axes.set_xlabel("allocations and frees of tensors in one optimizer step, in order")
     axes.set_ylabel("MiB of live tensors")
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10)
     axes.legend(

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from conftest import small
 
-from recipes.foresight.search import space
+from recipes.foresight.search import fit_options, plan, space
 
 GPU = "gpu=rtx4090_24gb"
 
@@ -32,7 +32,7 @@ class SameProcessExecutor:
 
 def planned(*overrides: str, **options) -> space.SearchSpace:
     """The search space of `tiny(*overrides)`; options: of fit."""
-    search, problems = space.plan(tiny(*overrides), space.Options(**options))
+    search, problems = plan.plan(tiny(*overrides), fit_options.Options(**options))
     assert not problems
     return search
 

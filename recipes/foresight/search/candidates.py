@@ -1,63 +1,76 @@
-"""The configurations of a search, and what sketches say of each: how long a step takes, and how much memory at least.
+"""The configurations of a search, with the seconds and a lower bound on the memory of each, from extrapolations.
 
-A sketch of each precision, mode of parallelism, checkpointing, attention and batch tells of the passes, and one of each
-precision, mode and optimizer of what is done after them. Precisions that differ in speed only, and modes that differ
-only in when FSDP gives weights back, have the same.
+One extrapolation for each precision, mode of parallelism, checkpointing, attention and batch gives the forward and
+backward passes, and one for each precision, mode and optimizer gives the rest of the step. Precisions that differ in
+speed only, and modes that differ only in when FSDP frees gathered weights, share their extrapolations.
 """
 
 from __future__ import annotations
 
 import itertools
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Any
 
+from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
 
-SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one of which it is the same step at another speed
-CHEAP = ("sgd", "full", "sdpa")  # what a sketch has where it tells nothing of that lever
+SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
+CHEAP = ("sgd", "full", "sdpa")  # the value of a lever in extrapolations that are not about it
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice (lever -> value), and what sketches say of it."""
+    """A choice (lever -> value), its predicted seconds of a step, and a lower bound on its memory."""
 
-    chosen: dict
+    chosen: dict[str, Any]
     step_seconds: float
     least_bytes: float
 
 
-def candidates_of(search: space.SearchSpace, capacity_bytes: int, workers) -> tuple[list[Candidate], list[str], int]:
-    """(all choices but those whose passes alone take too much, what was refused, how many sketches it took).
+def candidates_of(
+    search: space.SearchSpace, capacity_bytes: int, workers: Executor
+) -> tuple[list[Candidate], list[str], int]:
+    """(all choices but those whose passes alone take too much, what was refused, number of extrapolations).
 
-    workers: a concurrent.futures.Executor whose processes have imported the libraries.
+    workers: an executor whose processes have imported the libraries.
     """
     tried = {lever: search.values.get(lever, [None]) for lever in space.DIMENSIONS}  # None: pinned
     precisions, modes = {}, {}
     for precision in tried["precision"]:
         precisions.setdefault(SAME_OPERATIONS.get(precision, precision), []).append(precision)
     for mode in tried["parallelism"]:
-        own = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
-        modes.setdefault((own.name, own.strategy), []).append(mode)
+        kept = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
+        modes.setdefault((kept.name, kept.strategy), []).append(mode)
     groups = []
-    for same in itertools.product(precisions.values(), modes.values()):
-        optims = [optim for optim in tried["optim"] if search.possible({"parallelism": same[1][0], "optim": optim})]
+    for shared in itertools.product(precisions.values(), modes.values()):
+        optims = [optim for optim in tried["optim"] if search.possible({"parallelism": shared[1][0], "optim": optim})]
         if optims:
-            groups.append(_Group(search, tried | {"optim": optims}, *same, capacity_bytes, workers))
+            groups.append(_Group(search, tried | {"optim": optims}, *shared, capacity_bytes, workers))
     made = [candidate for group in groups for candidate in group.candidates()]
-    results = [future.result() for group in groups for future in group.asked]
-    return made, [why for _, why in results if why], sum(len(sketches) for sketches, _ in results)
+    results = [future.result() for group in groups for future in group.submitted]
+    return made, [why for _, why in results if why], sum(len(chain) for chain, _ in results)
 
 
 class _Group:
-    """All choices with one of these precisions and modes, which share their sketches."""
+    """All choices with one of these precisions and modes, which share their extrapolations."""
 
     def __init__(
-        self, search: space.SearchSpace, tried: dict, precisions: list, modes: list, capacity_bytes: int, workers
+        self,
+        search: space.SearchSpace,
+        tried: dict[str, list],
+        precisions: list,
+        modes: list,
+        capacity_bytes: int,
+        workers: Executor,
     ):
         self.search, self.tried, self.precisions, self.modes = search, tried, precisions, modes
-        self.asked: list = []  # futures of `sketch_chain`
+        self.capacity_bytes, self.workers = capacity_bytes, workers
+        self.submitted: list[Future] = []  # of `extrapolate_chain`
         self.light = {
             lever: next((value for value in values if value in CHEAP), values[0]) for lever, values in tried.items()
         }
@@ -66,32 +79,40 @@ class _Group:
         self.resharding = [
             mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]
         ]
-        names = [precision or search.base.precision.name for precision in precisions]
-
-        def ask(levers: dict, batches: list, as_it_is: bool = False):
-            made = [_config(search, self.light | levers | {space.BATCH: batch}) for batch in batches]
-            made = made if as_it_is else list(map(extrapolation.without_resharding, made))
-            self.asked.append(workers.submit(sketch_chain, made, names, capacity_bytes, bool(self.resharding)))
-            return self.asked[-1]
-
         batches = tried[space.BATCH]
         self.chains = {
-            (checkpointing, attention): ask({"checkpointing": checkpointing, "model.attention": attention}, batches)
+            (checkpointing, attention): self._submit(
+                {"checkpointing": checkpointing, "model.attention": attention}, batches
+            )
             for checkpointing in tried["checkpointing"]
             for attention in tried["model.attention"]
         }
         self.steps = {
-            optim: ask({"optim": optim}, batches[:1]) for optim in tried["optim"] if optim != self.light["optim"]
+            optim: self._submit({"optim": optim}, batches[:1])
+            for optim in tried["optim"]
+            if optim != self.light["optim"]
         }
         self.steps[self.light["optim"]] = self.chains[self.light["checkpointing"], self.light["model.attention"]]
         self.small = {
-            checkpointing: ask({"checkpointing": checkpointing, "parallelism": mode}, batches[:1], as_it_is=True)
+            checkpointing: self._submit(
+                {"checkpointing": checkpointing, "parallelism": mode}, batches[:1], resharding=True
+            )
             for mode in self.resharding[:1]
             for checkpointing in tried["checkpointing"]
         }
 
-    def candidates(self):
-        """Waits for the sketches. What was refused has no candidates."""
+    def _submit(self, levers: dict[str, Any], batches: list, resharding: bool = False) -> Future:
+        """Extrapolate in a worker, for growing batches. resharding: as configured; otherwise weights stay gathered."""
+        configs = [_config(self.search, self.light | levers | {space.BATCH: batch}) for batch in batches]
+        if not resharding:
+            configs = list(map(extrapolation.without_resharding, configs))
+        precisions = [precision or self.search.base.precision.name for precision in self.precisions]
+        future = self.workers.submit(extrapolate_chain, configs, precisions, self.capacity_bytes, bool(self.resharding))
+        self.submitted.append(future)
+        return future
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Wait for the extrapolations, and combine them. What was refused gives no candidates."""
         steps = {optim: first for optim, future in self.steps.items() for first in future.result()[0][:1]}
         light = steps.get(self.light["optim"])
         for mode, (checkpointing, attention) in itertools.product(self.modes, self.chains):
@@ -108,52 +129,49 @@ class _Group:
                     if self.search.possible(chosen):
                         passes, step = of_passes[index], steps[optim][index]
                         yield Candidate(
-                            _free(chosen),
+                            _without_pinned(chosen),
                             extrapolation.step_seconds(passes, step, light[index]),
                             extrapolation.least_bytes(passes, step),
                         )
 
-    def _passes(self, mode, checkpointing, attention) -> list[list[Extrapolation]]:
-        """The sketches of growing batches."""
+    def _passes(self, mode: str | None, checkpointing: str | None, attention: str | None) -> list[list[Extrapolation]]:
+        """The extrapolations of growing batches, one for each precision."""
         made = self.chains[checkpointing, attention].result()[0]
         if mode not in self.resharding:
             return made
         gathered = self.chains[checkpointing, self.light["model.attention"]].result()[0]
         small = self.small[checkpointing].result()[0]
-        return (
-            [list(map(extrapolation.resharding, told, small[0], gathered[0])) for told in made]
-            if small and gathered
-            else []
-        )
+        if not small or not gathered:
+            return []
+        return [list(map(extrapolation.resharding, of_batch, small[0], gathered[0])) for of_batch in made]
 
 
-def _config(search: space.SearchSpace, chosen: dict):
-    return search.config(_free(chosen))
+def _config(search: space.SearchSpace, chosen: dict[str, Any]) -> Config:
+    return search.config(_without_pinned(chosen))
 
 
-def _free(chosen: dict) -> dict:
-    """A choice without the levers that are pinned."""
+def _without_pinned(chosen: dict[str, Any]) -> dict[str, Any]:
     return {lever: value for lever, value in chosen.items() if value is not None}
 
 
 # --- in a worker ----------------------------------------------------------------------------------------
 
 
-def sketch_chain(
-    configs: list, precisions: list[str], capacity_bytes: int, resharding: bool = False
+def extrapolate_chain(
+    configs: list[Config], precisions: list[str], capacity_bytes: int, resharding: bool = False
 ) -> tuple[list[list[Extrapolation]], str]:
-    """(sketches of configurations with growing batches, for each of the precisions; why there are no more, or '').
+    """Extrapolate configurations with growing batches, until the passes of one take too much with any optimizer.
 
-    None is made after the first whose passes take too much, whatever the optimizer. resharding: they also stand for
-    those that give weights back, which take less.
+    resharding: the extrapolations also serve for strategies that free gathered weights, which take less. Returns the
+    extrapolations, a list with one for each precision for each configuration, and why there are no more, or ''.
     """
     made: list[list[Extrapolation]] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             for cfg in configs:
                 made.append(extrapolation.extrapolate(cfg, precisions, folder))
-                seen = made[-1][0]
-                if seen.pass_bytes - (seen.gathered_bytes if resharding else 0) > capacity_bytes:
+                first = made[-1][0]
+                if first.pass_bytes - (first.gathered_bytes if resharding else 0) > capacity_bytes:
                     break
     except (Refusal, UnknownOperation) as error:
         return made, str(error)

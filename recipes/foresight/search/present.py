@@ -52,7 +52,7 @@ def heading(search: space.SearchSpace) -> str:
 
 def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
     """The table, the commands in the order of its rows, and the assumptions behind the figures. seconds: it took."""
-    lines = [f"\n{seconds:.0f} s: {result.sketched} sketches, {result.estimated} estimates."]
+    lines = [f"\n{seconds:.0f} s: {result.extrapolated} extrapolations, {result.estimated} estimates."]
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:

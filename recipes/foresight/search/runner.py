@@ -1,29 +1,31 @@
-"""The fastest configurations that fit a GPU. What is shown of one is its own estimate; sketches say which are worth it.
+"""The search for the fastest configurations that fit: extrapolations decide which configurations are estimated.
 
-workers: a concurrent.futures.Executor whose processes have imported the libraries.
+Every row of the result is the estimate of that very configuration.
 """
 
 from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import prediction, simulation
 from recipes.foresight.search import space
 from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.machine import host
-from recipes.records import record
+from recipes.records.record import Record
 
 
 @dataclass
 class Found:
-    """A choice with the record of its estimate; None where it was refused, with the reason."""
+    """A choice with the record of its estimate. outcome: None where it was refused, with the reason in `refused`."""
 
-    chosen: dict
-    outcome: record.Record | None
+    chosen: dict[str, Any]
+    outcome: Record | None
     refused: str = ""
 
     @property
@@ -33,11 +35,11 @@ class Found:
 
 @dataclass
 class Result:
-    """rows: the fastest that fit, or where none does what comes closest. refused: reasons. The rest are counts."""
+    """rows: the fastest that fit, or where none does, those that miss by least. refused: reasons. The rest: counts."""
 
     rows: list[Found]
     refused: list[str]
-    sketched: int
+    extrapolated: int
     estimated: int
 
     @property
@@ -45,16 +47,21 @@ class Result:
         return any(found.fits for found in self.rows)
 
 
-def run(search: space.SearchSpace, top: int, workers, tell: Callable[[str], None] = lambda text: None) -> Result:
-    """Search. top: how many rows. tell: hears how it goes."""
+def run(
+    search: space.SearchSpace, top: int, workers: Executor, show_status: Callable[[str], None] = lambda text: None
+) -> Result:
+    """Search for `top` configurations.
+
+    workers: an executor whose processes have imported the libraries. show_status: called with the progress.
+    """
     capacity = prediction.allocator_bytes(search.base)
-    tell("sketching")
-    candidates, refused, sketched = candidates_of(search, capacity, workers)
+    show_status("extrapolating")
+    candidates, refused, extrapolated = candidates_of(search, capacity, workers)
     promising = [one for one in candidates if one.least_bytes <= capacity]
     tried: list[Found] = []
     for found in _estimates(search, sorted(promising, key=lambda one: one.step_seconds), workers):
         tried.append(found)
-        tell(f"{len(tried)} estimated, {sum(found.fits for found in tried)} fit")
+        show_status(f"{len(tried)} estimated, {sum(found.fits for found in tried)} fit")
         if sum(found.fits for found in tried) == top:
             break
     rows = [found for found in tried if found.fits]
@@ -67,15 +74,15 @@ def run(search: space.SearchSpace, top: int, workers, tell: Callable[[str], None
     else:
         rows.sort(key=lambda found: found.outcome.speed.step_seconds_median)
     refused += [found.refused for found in tried if found.refused]
-    return Result(rows[:top], list(dict.fromkeys(refused)), sketched, len(tried))
+    return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried))
 
 
-def _estimates(search: space.SearchSpace, order: list[Candidate], workers):
-    """Estimates in that order, with as many on the way as there are cores."""
+def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Executor) -> Iterator[Found]:
+    """The estimates of candidates in their order; one more than there are cores is submitted ahead."""
     waiting = []
     for one in itertools.chain(order, itertools.repeat(None, host.usable_cores())):
         if one is not None:
-            waiting.append((one, workers.submit(predict, search.command_words(one.chosen))))
+            waiting.append((one, workers.submit(predict, search.overrides_of(one.chosen))))
         if waiting and (one is None or len(waiting) > host.usable_cores()):
             first, future = waiting.pop(0)
             yield Found(first.chosen, *future.result())
@@ -84,9 +91,9 @@ def _estimates(search: space.SearchSpace, order: list[Candidate], workers):
 # --- in a worker ----------------------------------------------------------------------------------------
 
 
-def predict(words: list[str]) -> tuple[record.Record | None, str]:
+def predict(overrides: list[str]) -> tuple[Record | None, str]:
     """(record, '') of the estimate of a command line, as recipe=estimate gives it; or (None, why it was refused)."""
-    cfg, outcome, problems = space.compose_estimate(*words)
+    cfg, outcome, problems = space.compose_estimate(*overrides)
     if problems:
         return None, " ".join(problems)
     try:

@@ -109,7 +109,7 @@ def _simulate(
             network.forward = functools.partial(architecture.forward, network)
         network.train()
         optim = getattr(torch.optim, optimizer)(network.parameters(), lr=1e-3)
-        trace, state = OpTrace(network, optim, fake.device, capability), {}
+        trace, state = OpTrace(fake, network, optim), {}
         for _ in range(ITERATIONS):
             with trace:
                 iteration(network, optim, inputs, state)

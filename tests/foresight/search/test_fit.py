@@ -12,7 +12,7 @@ from conftest import CONF, ROOT, small
 from fit_search import GPU, planned, searched, tiny
 
 from recipes.cli import fit
-from recipes.foresight.search import present, space
+from recipes.foresight.search import fit_options, plan, present, space
 from recipes.machine import host
 from recipes.options import menus
 from recipes.records import record_file
@@ -34,13 +34,13 @@ MIB = 2**20
     ],
 )
 def test_a_misspelt_key_of_fit_is_refused(word, said):
-    _, _, problems = space.read_options([word])
+    _, _, problems = fit_options.read_options([word])
     assert len(problems) == 1 and said in problems[0]
 
 
 def test_its_own_keys_are_not_trains():
-    options, words, problems = space.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
-    assert (options, words, problems) == (space.Options(2, ("optim", "precision")), ["model=gpt2"], [])
+    options, words, problems = fit_options.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
+    assert (options, words, problems) == (fit_options.Options(2, ("optim", "precision")), ["model=gpt2"], [])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_its_own_keys_are_not_trains():
 )
 def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, said, monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = space.plan(tiny(word), space.Options())
+    search, problems = plan.plan(tiny(word), fit_options.Options())
     assert search is None and any(said in problem for problem in problems)
 
 
@@ -78,11 +78,11 @@ def test_what_is_typed_or_kept_is_pinned():
 
 def test_the_effective_batch_is_kept_where_only_a_default_says_it():
     search = planned()
-    assert search.effective == 4 and "batch.effective=4" in search.command_words({"batch.per_device": 2})
+    assert search.effective == 4 and "batch.effective=4" in search.overrides_of({"batch.per_device": 2})
 
 
 def test_what_the_gpu_lacks_is_left_out_and_said():
-    search, problems = space.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], space.Options())
+    search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], fit_options.Options())
     assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}
     said = [line.split(": ")[0] for line in search.left_out if "compute capability" in line]
     assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
@@ -90,12 +90,12 @@ def test_what_the_gpu_lacks_is_left_out_and_said():
 
 def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu):
     monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = space.plan(tiny(), space.Options(measure=3))
+    search, problems = plan.plan(tiny(), fit_options.Options(measure=3))
     assert search is None and "here is none, not gpu=rtx4090_24gb" in problems[0]
     pretend_gpu((8, 9), "NVIDIA L4")
-    assert "here is NVIDIA L4" in space.plan(tiny(), space.Options(measure=3))[1][0]
+    assert "here is NVIDIA L4" in plan.plan(tiny(), fit_options.Options(measure=3))[1][0]
     pretend_gpu((8, 9), "NVIDIA GeForce RTX 4090")
-    assert space.plan(tiny(), space.Options(measure=3))[0] is not None
+    assert plan.plan(tiny(), fit_options.Options(measure=3))[0] is not None
 
 
 def test_a_choice_is_the_configuration_that_its_command_composes():
@@ -104,7 +104,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
         {"precision": "bf16", "checkpointing": "full", "model.attention": "eager", "batch.per_device": 2},
         {"precision": "tf32", "batch.per_device": 8},
     ):
-        composed, _, problems = space.compose_estimate(*search.command_words(chosen))
+        composed, _, problems = space.compose_estimate(*search.overrides_of(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
 
 
@@ -120,7 +120,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
         ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
     ],
 )
-def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
+def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_path):
     from recipes.foresight.search import extrapolation, runner
 
     words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
@@ -133,7 +133,7 @@ def test_a_sketch_knows_the_time_and_never_too_much_memory(words, tmp_path):
     assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
 
 
-def test_the_optimizer_of_one_sketch_goes_with_the_passes_of_another(tmp_path):
+def test_the_optimizer_of_one_extrapolation_goes_with_the_passes_of_another(tmp_path):
     from recipes.foresight.search import extrapolation, runner
 
     words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
@@ -162,7 +162,7 @@ def test_it_finds_what_trying_all_finds():
     all_of_them = []
     for told in itertools.product(*search.values.values()):
         chosen = dict(zip(search.values, told))
-        outcome, why = runner.predict(search.command_words(chosen))
+        outcome, why = runner.predict(search.overrides_of(chosen))
         assert not why
         all_of_them.append((outcome.speed.step_seconds_median, chosen, outcome))
     fitting = sorted((one for one in all_of_them if one[2].estimate.fits), key=lambda one: one[0])
@@ -222,7 +222,7 @@ def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):
     def pressed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(space, "plan", pressed)
+    monkeypatch.setattr(plan, "plan", pressed)
     assert fit.main(tiny()) == 130
 
 

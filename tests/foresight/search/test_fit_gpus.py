@@ -1,4 +1,4 @@
-"""fit over several GPUs: what it searches there, that its sketches know it, and that its commands give its table."""
+"""fit over several GPUs: what it searches, that its extrapolations include the link, that its commands give its table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conftest import small
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
 from recipes.cli import fit
-from recipes.foresight.search import present, space
+from recipes.foresight.search import fit_options, plan, present, space
 from recipes.machine import host
 from recipes.records import record_file
 
@@ -20,7 +20,7 @@ FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
 
 
 def refused(*words: str, **options) -> str:
-    search, problems = space.plan(tiny(*words), space.Options(**options))
+    search, problems = plan.plan(tiny(*words), fit_options.Options(**options))
     assert search is None and len(problems) == 1, problems
     return problems[0]
 
@@ -36,7 +36,7 @@ def test_several_gpus_are_searched_for_how_they_train_together():
         {"parallelism": "ddp", "batch.per_device": 2},
         {"parallelism": "fsdp shard_grad_op", "batch.per_device": 1},
     ):
-        composed, _, problems = space.compose_estimate(*search.command_words(chosen))
+        composed, _, problems = space.compose_estimate(*search.overrides_of(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
         assert composed.batch.per_device * composed.accumulation.steps * 4 == 24
     assert "parallelism=fsdp parallelism.num_processes=4" in search.command({"parallelism": "fsdp"})
@@ -63,7 +63,7 @@ def test_what_is_typed_of_parallelism_is_kept():
     assert search.effective == 16 and search.values["batch.per_device"] == [1, 2]
     search = planned("parallelism=ddp", gpus=2, keep=ALL_ELSE)
     assert search.base.parallelism.num_processes == 2 and "parallelism.num_processes=2" in search.command({})
-    assert "batch.effective=8" in search.words, "4 a GPU, as a run has it"
+    assert "batch.effective=8" in search.overrides, "4 a GPU, as a run has it"
     assert planned(keep=(*ALL_ELSE, "parallelism")).pinned["parallelism"] == "parallelism=single"
     assert "parallelism" not in planned(gpus=1, keep=ALL_ELSE).values
 
@@ -79,7 +79,7 @@ def test_what_is_typed_of_parallelism_is_kept():
         ("batch.effective=6", {"gpus": 4}, "Type batch.effective=4 or 8"),
         ("batch.effective=3 parallelism=ddp parallelism.num_processes=4", {}, "Type batch.effective=4,"),
         ("parallelism=dp", {}, "does not support parallelism=dp"),
-        ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "how fast the host is"),
+        ("parallelism=fsdp parallelism.num_processes=2 parallelism.cpu_offload=true", {}, "whose speed is not known"),
     ],
 )
 def test_words_that_contradict_each_other_are_refused(words, options, said, monkeypatch):
@@ -123,13 +123,13 @@ def tried():
     found = []
     for told in itertools.product(*search.values.values()):
         chosen = dict(zip(search.values, told))
-        outcome, why = runner.predict(search.command_words(chosen))
+        outcome, why = runner.predict(search.overrides_of(chosen))
         assert not why
         found.append((chosen, outcome))
     return search, found
 
 
-def test_sketches_know_the_link_and_never_too_much_memory(tried):
+def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
     from recipes.foresight.search import candidates
 
     search, found = tried
@@ -145,7 +145,7 @@ def test_sketches_know_the_link_and_never_too_much_memory(tried):
         assert 0.8 < share <= 1, (candidate.chosen, share)
 
 
-def test_a_sketch_counts_the_buckets_of_all_layers(tmp_path):
+def test_an_extrapolation_counts_the_buckets_of_all_layers(tmp_path):
     from recipes.foresight.search import extrapolation, runner
 
     words = [
@@ -207,8 +207,8 @@ def test_its_commands_start_the_ranks_that_are_measured(fork_server):
     from recipes.foresight.search import runner
 
     search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
-    outcome, _ = runner.predict(search.command_words({"parallelism": "ddp", "batch.per_device": 1}))
-    search.words = small("model=gpt2_tiny", "batch.per_device=1")
+    outcome, _ = runner.predict(search.overrides_of({"parallelism": "ddp", "batch.per_device": 1}))
+    search.overrides = small("model=gpt2_tiny", "batch.per_device=1")
     (measured,) = fit.measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], fork_server)
     assert measured.status == "ok" and len(measured.memory.per_rank) == 2
     assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)

@@ -1,0 +1,203 @@
+"""From the command line of fit to its search space, or to the problems that prevent a search. Never imports torch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.config import Config
+from recipes.foresight.search.fit_options import Options
+from recipes.foresight.search.space import (
+    BATCH,
+    DIMENSIONS,
+    MODES,
+    SearchSpace,
+    compose_estimate,
+    mode_overrides,
+    now,
+)
+from recipes.machine import gpu_specs, host
+from recipes.options import menus, parallelism, validate
+from recipes.paths import CONF
+
+
+@dataclass
+class _Request:
+    """What a command line says about the levers.
+
+    given: key -> override. pinned: lever -> the override that sets it or one of its keys. keeps_mode: parallelism is
+    typed or kept. mode: overrides for the first of MODES where modes are searched. smallest: a batch of 1 where the
+    batch is searched, because 1 divides any effective batch.
+    """
+
+    overrides: list[str]
+    options: Options
+    given: dict[str, str]
+    pinned: dict[str, str]
+    keeps_mode: bool
+    mode: list[str]
+    smallest: list[str]
+
+    @property
+    def searches_modes(self) -> bool:
+        return bool(self.mode)
+
+
+def _read(overrides: list[str], options: Options) -> _Request:
+    given = {override.lstrip("+~").split("=")[0]: override for override in overrides}
+    pinned = {
+        lever: override
+        for lever in DIMENSIONS
+        for key, override in given.items()
+        if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))
+    }
+    fixed = (*pinned, *options.keep)
+    keeps_mode = "parallelism" in fixed
+    gpus = options.gpus or 1
+    if keeps_mode and options.gpus and "parallelism.num_processes" not in given:
+        overrides = [*overrides, f"parallelism.num_processes={options.gpus}"]
+    mode = mode_overrides(MODES[0], gpus) if not keeps_mode and gpus > 1 else []
+    smallest = [f"{BATCH}=1"] if BATCH not in fixed and "batch.effective" in given else []
+    return _Request(overrides, options, given, pinned, keeps_mode, mode, smallest)
+
+
+def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, list[str]]:
+    """The search space of a command line without fit's own keys; or None, and the problems, a line each."""
+    overrides = [override for override in overrides if override != "recipe=estimate"]
+    if "accumulation=auto" in overrides:
+        return None, ["fit chooses the batch itself: leave accumulation=auto out."]
+    request = _read(overrides, options)
+    cfg, _, problems = compose_estimate(*request.overrides, *request.mode, *request.smallest)
+    if cfg is not None and request.smallest and cfg.batch.effective:
+        replicas = parallelism.replicas(cfg)
+        if cfg.batch.effective % replicas:
+            problems = [problem for problem in problems if getattr(problem, "key", None) != "batch.effective"]
+            problems.append(_uneven(cfg.batch.effective, replicas))
+    problems = problems or _device_problems(cfg, options) or _count_problems(cfg, options, request.given)
+    if problems:
+        return None, problems
+    if cfg.accumulation.name != "none":
+        request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
+    share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
+    search = SearchSpace(request.overrides, cfg, share * cfg.parallelism.replicas)
+    for lever in DIMENSIONS:
+        _add_lever(search, lever, request, share)
+    _exclude(search)
+    return search, []
+
+
+def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -> None:
+    """Enter a lever into the search space, as pinned or with the values to try. share: the batch of each replica."""
+    if lever == "parallelism" and not request.searches_modes:
+        if request.keeps_mode or now(search.base, lever) != "single":
+            typed = " ".join(override for override in request.overrides if override.startswith(lever))
+            search.pinned[lever] = typed or f"{lever}={now(search.base, lever)}"
+    elif lever in request.pinned:
+        search.pinned[lever] = request.pinned[lever]
+    elif lever in request.options.keep:
+        search.pinned[lever] = f"{lever}={now(search.base, lever)}"
+    elif lever == BATCH:
+        search.values[lever] = [2**power for power in range(share.bit_length()) if share % 2**power == 0]
+        if "batch.effective" not in request.given:
+            search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
+    else:
+        mode = request.mode if lever != "parallelism" else []
+        search.values[lever] = _allowed(search, lever, [*request.overrides, *mode, *request.smallest])
+
+
+def _allowed(search: SearchSpace, lever: str, overrides: list[str]) -> list[str]:
+    """The options of a lever that the GPU and the other overrides allow; the others are noted in search.left_out."""
+    allowed, refused = [], {}
+    dimension = DIMENSIONS[lever]
+    for value in dimension.values or menus.options(lever, [CONF]):
+        cfg, _, problems = compose_estimate(*overrides, *search.lever_overrides(lever, value))
+        why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
+        if why is not None or problems:
+            refused[value] = " ".join(problems) if why is None else f"{why}."
+            continue
+        allowed.append(value)
+        if "." not in lever:
+            search.sections[lever, value] = getattr(cfg, lever)
+    search.left_out += _by_reason(lever, refused)
+    return allowed
+
+
+def _exclude(search: SearchSpace) -> None:
+    """Find which values of the other levers each mode of parallelism excludes."""
+    lines = []
+    for mode, lever in itertools.product(search.values.get("parallelism", ()), search.values):
+        values = [] if lever in ("parallelism", BATCH) else search.values[lever]
+        found = {value: validate.validate(search.config({"parallelism": mode, lever: value})) for value in values}
+        refused = {value: " ".join(problems) for value, problems in found.items() if problems}
+        search.excluded |= {(mode, lever, value) for value in refused}
+        lines += [f"parallelism={mode.split()[0]} with {line}" for line in _by_reason(lever, refused)]
+    search.left_out += dict.fromkeys(lines)
+
+
+def _by_reason(lever: str, refused: dict[Any, str]) -> list[str]:
+    """A line for each reason, with the values of the lever that are refused for it. refused: value -> reason."""
+    alike: dict[str, list] = {}
+    for value, why in refused.items():
+        alike.setdefault(why.replace(f"{lever}={value.split()[0]}", ""), []).append(value)
+    return [f"{lever}={', '.join(values)}: {refused[values[0]]}" for values in alike.values()]
+
+
+# --- problems -----------------------------------------------------------------------------------------
+
+
+def _device_problems(cfg: Config, options: Options) -> list[str]:
+    """No GPU to fit, no predicted speed, or no GPU to measure on."""
+    if host.device(cfg) == "cpu":
+        return ["fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."]
+    if cfg.parallelism.cpu_offload:
+        return [
+            "fit searches for the fastest configuration, and with parallelism.cpu_offload=true the optimizer's step runs "
+            "on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a rank."
+        ]
+    if options.measure and cfg.gpu.name != "auto" and not gpu_specs.is_installed(cfg.gpu.name):
+        installed = host.gpus()[0].name if host.gpus() else "none"
+        return [
+            f"fit.measure={options.measure} runs on the installed GPU, and here is {installed}, not "
+            f"gpu={cfg.gpu.name}. Leave one of them out."
+        ]
+    return []
+
+
+def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> list[str]:
+    """A number of GPUs that is missing, contradicted, or larger than what is visible."""
+    mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
+    typed = given.get("parallelism.num_processes")
+    are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
+    if mode.name in parallelism.ONE_PROCESS and typed and typed != "parallelism.num_processes=1":
+        return [
+            f"{typed} has no effect on parallelism={mode.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
+            "with it: parallelism=fsdp."
+        ]
+    if asked and asked != mode.num_processes:
+        other = typed or f"parallelism={mode.name}"
+        return [
+            f"fit.gpus={asked} contradicts {other}, which is {mode.num_processes} "
+            f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp for {asked}."
+        ]
+    if not mode.num_processes:
+        return [
+            f"parallelism={mode.name}: the number of GPUs is missing. Add fit.gpus=4 or parallelism.num_processes=4."
+        ]
+    if asked and cfg.gpu.name == "auto" and asked > visible:
+        return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]
+    if options.measure and mode.num_processes > visible:
+        return [
+            f"fit.measure={options.measure} runs on the installed GPUs, and {are_visible}, not {mode.num_processes}. "
+            f"Type fit.gpus={visible}, or leave fit.measure out."
+        ]
+    return []
+
+
+def _uneven(effective: int, replicas: int) -> str:
+    above = effective - effective % replicas + replicas
+    below = f"{above - replicas} or " if above > replicas else ""
+    return (
+        f"batch.effective={effective} cannot be divided by {replicas} GPUs. Type batch.effective={below}{above}, "
+        "or another number of GPUs."
+    )
