@@ -35,13 +35,13 @@ def predicted(tmp_path):
 
 def test_the_record(train):
     run = train(*V100, "precision=fp16", "optim=adam8bit", "checkpointing=full", "accumulation=x4", "model.width=64")
-    memory, told = run.record.memory, run.record.estimate
+    memory, result = run.record.memory, run.record.estimate
     assert run.record.recipe == "estimate" and run.record.environment["device_name"] == "Tesla V100-SXM2-16GB"
     assert sum(getattr(memory, part) for part in FIVE) == memory.peak_tensor_bytes
     assert memory.peak_tensor_bytes < memory.peak_allocated_bytes <= memory.peak_reserved_bytes
     assert memory.device_used_bytes == memory.peak_reserved_bytes + memory.context_bytes
-    assert told.fits and told.margin_bytes == told.capacity_bytes - memory.device_used_bytes
-    assert told.capacity_bytes == run.record.environment["device_memory_bytes"]
+    assert result.fits and result.margin_bytes == result.capacity_bytes - memory.device_used_bytes
+    assert result.capacity_bytes == run.record.environment["device_memory_bytes"]
     assert run.record.speed.samples_per_second > 0 and run.record.training.steps == 0
     assert any("context" in line and "assumed" in line for line in run.record.warnings)
     assert record_file.read(run.folder) == run.record
@@ -60,11 +60,11 @@ def test_a_model_that_does_not_fit_says_by_how_much(predicted):
         "data.samples=4",
         "launch.memory_limit_gib=8",
     )
-    memory, told = outcome.memory, outcome.estimate
-    assert outcome.status == "oom" and not told.fits
+    memory, result = outcome.memory, outcome.estimate
+    assert outcome.status == "oom" and not result.fits
     assert memory.peak_tensor_bytes / memory.parameter_count == pytest.approx(20, rel=0.01)
-    assert -told.margin_bytes == memory.peak_reserved_bytes - 8 * 2**30
-    assert f"{-told.margin_bytes / MIB:,.0f} MiB are missing" in outcome.error.message
+    assert -result.margin_bytes == memory.peak_reserved_bytes - 8 * 2**30
+    assert f"{-result.margin_bytes / MIB:,.0f} MiB are missing" in outcome.error.message
     assert "optim=adam8bit" in outcome.error.hint
 
 
@@ -181,9 +181,9 @@ def test_ranks_that_share_a_layer_share_its_samples(predicted):
     """Eight ranks, four replicas. A rank keeps an eighth of the layers' matrices, and a quarter of both embeddings."""
     whole, halves = predicted(*LARGE, "parallelism=fsdp"), predicted(*LARGE, "parallelism=fsdp_tp")
     for outcome, replicas in ((whole, 8), (halves, 4)):
-        told = outcome.speed
-        assert told.samples_per_second == pytest.approx(replicas / told.step_seconds_median)
-        assert told.tokens_per_second == pytest.approx(8 * told.samples_per_second)
+        result = outcome.speed
+        assert result.samples_per_second == pytest.approx(replicas / result.step_seconds_median)
+        assert result.tokens_per_second == pytest.approx(8 * result.samples_per_second)
     ends, everything = 4 * 2 * 8192 * 512, 4 * halves.memory.parameter_count
     assert halves.memory.weights_bytes == pytest.approx((everything - ends) / 8 + ends / 4, rel=0.01)
 
@@ -204,10 +204,10 @@ def test_ddp_that_sends_which_weights_took_part(predicted, word):
     ],
 )
 def test_a_step_larger_than_the_data_has_what_there_is(predicted, words):
-    told = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=8", "data.samples=64", *words.split())
-    assert told.speed.samples_per_second * told.speed.step_seconds_median == pytest.approx(64)
-    assert told.speed.tokens_per_second == pytest.approx(8 * told.speed.samples_per_second)
-    assert any("there are 64 to train on" in line for line in told.warnings)
+    result = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.seq_len=8", "data.samples=64", *words.split())
+    assert result.speed.samples_per_second * result.speed.step_seconds_median == pytest.approx(64)
+    assert result.speed.tokens_per_second == pytest.approx(8 * result.speed.samples_per_second)
+    assert any("there are 64 to train on" in line for line in result.warnings)
 
 
 def test_a_limit_is_named_where_it_decides(predicted, monkeypatch):
@@ -215,8 +215,10 @@ def test_a_limit_is_named_where_it_decides(predicted, monkeypatch):
     assert "the limit" in predicted(*words, "launch.memory_limit_gib=0.01").error.message
     assert "the limit" not in predicted(*words, "launch.memory_limit_gib=100", "model.width=32768").error.message
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.01")
-    told = predicted(*words)
-    assert told.estimate.margin_bytes + told.memory.peak_reserved_bytes == int(0.01 * told.estimate.capacity_bytes)
+    result = predicted(*words)
+    assert result.estimate.margin_bytes + result.memory.peak_reserved_bytes == int(
+        0.01 * result.estimate.capacity_bytes
+    )
 
 
 def test_a_rank_of_many_is_one_process(train):
@@ -321,15 +323,15 @@ def test_a_sweep_of_estimates_has_a_table(command):
 
 def test_explained(train):
     run = train(*V100, "estimate.explain=true", "batch.per_device=4", "model=gpt2_tiny")
-    told = run.record.estimate
+    result = run.record.estimate
     assert (run.folder / estimate.TIMELINE).read_bytes().startswith(b"\x89PNG")
-    assert told.largest[0]["bytes"] * told.largest[0]["count"] > 0.05 * run.record.memory.peak_tensor_bytes
-    assert {"activations", "optimizer"} <= {row["part"] for row in told.largest}
-    assert any("transformer" in row["made_by"] for row in told.largest)
-    words = {lever["words"] for lever in told.levers}
+    assert result.largest[0]["bytes"] * result.largest[0]["count"] > 0.05 * run.record.memory.peak_tensor_bytes
+    assert {"activations", "optimizer"} <= {row["part"] for row in result.largest}
+    assert any("transformer" in row["made_by"] for row in result.largest)
+    words = {lever["words"] for lever in result.levers}
     assert {"checkpointing=full", "precision=fp16", "batch.per_device=2 accumulation.steps=2"} <= words
     assert not any("bf16" in word for word in words)  # a V100 has none
-    saved = [lever["saved_bytes"] for lever in told.levers]
+    saved = [lever["saved_bytes"] for lever in result.levers]
     assert saved == sorted(saved, reverse=True)
 
 

@@ -152,8 +152,9 @@ def _device_problems(cfg: Config, options: Options) -> list[str]:
         return ["fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."]
     if cfg.parallelism.cpu_offload:
         return [
-            "fit searches for the fastest configuration, and with parallelism.cpu_offload=true the optimizer's step runs "
-            "on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a rank."
+            "fit searches for the fastest configuration, and with parallelism.cpu_offload=true the optimizer's step "
+            "runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a "
+            "rank."
         ]
     if options.measure and cfg.gpu.name != "auto" and not gpu_specs.is_installed(cfg.gpu.name):
         installed = host.gpus()[0].name if host.gpus() else "none"
@@ -178,7 +179,8 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
         other = typed or f"parallelism={mode.name}"
         return [
             f"fit.gpus={asked} contradicts {other}, which is {mode.num_processes} "
-            f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp for {asked}."
+            f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp "
+            f"for {asked}."
         ]
     if not mode.num_processes:
         return [

@@ -38,7 +38,7 @@ from recipes.foresight.speed.operation_names import (
     TENSORS_PER_LAUNCH,
 )
 from recipes.measure.op_flops import operation_flops, tensors_in
-from recipes.third_party import torch_distributed_private
+from recipes.third_party import torch_distributed_private, torch_private
 
 MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce")  # part of the name
 
@@ -133,13 +133,13 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
 @functools.cache
 def _class_of(func: Any) -> _OperationClass | None:
     """None: the host does nothing either (a property of a tensor, a profiler's mark)."""
-    namespace, _, full = func._schema.name.partition("::")
+    namespace, _, full = torch_private.schema(func).name.partition("::")
     if namespace in ("prim", "profiler"):
         return None
     name = full.rstrip("_")
     written = tuple(
         index
-        for index, argument in enumerate(func._schema.arguments)
+        for index, argument in enumerate(torch_private.schema(func).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     if func.is_view or name in NO_KERNEL:
@@ -204,7 +204,7 @@ def _ranks(args: Sequence) -> tuple[int, ...]:
 
 def _argument(func: Any, name: str, args: Sequence, kwargs: Mapping) -> Any:
     """The value of an argument by its name, or None."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in torch_private.schema(func).arguments]
     if name in kwargs:
         return kwargs[name]
     return args[names.index(name)] if name in names and names.index(name) < len(args) else None

@@ -160,8 +160,8 @@ def test_it_finds_what_trying_all_finds():
     )
     search.values["optim"] = ["adamw", "sgd"]
     all_of_them = []
-    for told in itertools.product(*search.values.values()):
-        chosen = dict(zip(search.values, told))
+    for values in itertools.product(*search.values.values()):
+        chosen = dict(zip(search.values, values))
         outcome, why = runner.predict(search.overrides_of(chosen))
         assert not why
         all_of_them.append((outcome.speed.step_seconds_median, chosen, outcome))

@@ -1,4 +1,4 @@
-"""fit over several GPUs: what it searches, that its extrapolations include the link, that its commands give its table."""
+"""fit over several GPUs: what it searches, that extrapolations include the link, that its commands give its table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_no_mode_can_do_is_said_once_and_not_tried():
     search = planned("batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", gpus=2)
     lines = [line for line in search.left_out if "parallelism=" in line.split(":")[0]]
     assert len(lines) == 1 and "parallelism=fsdp with optim=" in lines[0] and "works on whole weights" in lines[0]
-    possible = [dict(zip(search.values, told)) for told in itertools.product(*search.values.values())]
+    possible = [dict(zip(search.values, values)) for values in itertools.product(*search.values.values())]
     possible = [chosen for chosen in possible if search.possible(chosen)]
     assert search.count() == len(possible) == 6 + 3 + 3
     assert not any(chosen["optim"] in FSDP_REFUSES and "fsdp" in chosen["parallelism"] for chosen in possible)
@@ -121,8 +121,8 @@ def tried():
         gpus=2,
     )
     found = []
-    for told in itertools.product(*search.values.values()):
-        chosen = dict(zip(search.values, told))
+    for values in itertools.product(*search.values.values()):
+        chosen = dict(zip(search.values, values))
         outcome, why = runner.predict(search.overrides_of(chosen))
         assert not why
         found.append((chosen, outcome))
@@ -174,8 +174,8 @@ def test_it_finds_what_trying_all_finds(tried):
     )
     assert 3 < len(fitting) < len(found), "some fit and some do not"
     result = searched(search, 3)
-    told = [(row.outcome.speed.step_seconds_median, row.chosen["parallelism"]) for row in result.rows]
-    assert told == fitting[:3] and result.estimated < len(found)
+    rows = [(row.outcome.speed.step_seconds_median, row.chosen["parallelism"]) for row in result.rows]
+    assert rows == fitting[:3] and result.estimated < len(found)
 
 
 # --- what comes out -------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def classified(func, *args, **kwargs) -> Operation | None:
     return operations.classify(func, args, func(*args, **kwargs), kwargs)
 
 
-def told_apart(func, args, kwargs=None) -> tuple:
+def signature_of(func, args, kwargs=None) -> tuple:
     return func, signature_of(args, []), signature_of((kwargs or {}).items(), [])
 
 
@@ -63,18 +63,18 @@ def meta(*shape, dtype=torch.float32):
 
 
 def test_a_product_has_its_flops_bytes_and_shape():
-    told = classified(aten.mm.default, meta(4, 8, dtype=torch.bfloat16), meta(8, 16, dtype=torch.bfloat16))
-    assert told == Operation("mm", MATMUL, "bf16", 2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 1, (1, 4, 16, 8))
+    found = classified(aten.mm.default, meta(4, 8, dtype=torch.bfloat16), meta(8, 16, dtype=torch.bfloat16))
+    assert found == Operation("mm", MATMUL, "bf16", 2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 1, (1, 4, 16, 8))
 
 
 def test_what_is_added_to_a_product_does_not_decide_on_its_arithmetic():
-    told = classified(
+    found = classified(
         aten.addmm.default,
         meta(16, dtype=torch.bfloat16),
         meta(4, 8, dtype=torch.bfloat16),
         meta(8, 16, dtype=torch.bfloat16),
     )
-    assert (told.dtype, told.shape) == ("bf16", (1, 4, 16, 8))
+    assert (found.dtype, found.shape) == ("bf16", (1, 4, 16, 8))
     batched = classified(aten.bmm.default, meta(3, 4, 8), meta(3, 8, 16))
     assert (batched.flops, batched.shape) == (2 * 3 * 4 * 8 * 16, (3, 4, 16, 8))
 
@@ -109,16 +109,16 @@ def test_the_bytes_that_an_operation_moves(func, args, moved):
 )
 def test_a_view_is_no_work_for_the_device_but_a_call_for_the_host(func, args):
     tally = Tally()
-    tally.add(func, args, {}, func(*args), "forward", told_apart(func, args))
+    tally.add(func, args, {}, func(*args), "forward", signature_of(func, args))
     assert classified(func, *args) is None
     assert tally.calls["forward"] == 1 and not tally.counts
 
 
 def test_a_foreach_operation_moves_every_list_in_few_launches():
     weights = [meta(1000) for _ in range(200)]
-    told = classified(aten._foreach_addcdiv_.Scalar, weights, weights, weights)
-    assert told.kind == "optimizer" and told.bytes == 200 * 4000 * 4  # three read, one written
-    assert told.kernels == 5  # 48 tensors of three lists go into one launch
+    found = classified(aten._foreach_addcdiv_.Scalar, weights, weights, weights)
+    assert found.kind == "optimizer" and found.bytes == 200 * 4000 * 4  # three read, one written
+    assert found.kernels == 5  # 48 tensors of three lists go into one launch
     large = classified(aten._foreach_add_.Scalar, [meta(65536 * 640)], 1.0)
     assert large.kernels == 2  # 320 chunks of 65536 elements in one launch
 
@@ -134,15 +134,17 @@ def test_a_collective_moves_the_whole_and_not_its_shard_too():
 @pytest.mark.parametrize("causal,share", [(False, 1), (True, 2)])
 def test_a_causal_kernel_does_half_of_the_work(causal, share):
     query = meta(2, 4, 64, 32, dtype=torch.bfloat16)
-    told = classified(aten._scaled_dot_product_flash_attention.default, query, query, query, 0.0, causal)
-    assert told.kind == "attention" and told.flops == 4 * 2 * 4 * 64 * 64 * 32 // share
+    found = classified(aten._scaled_dot_product_flash_attention.default, query, query, query, 0.0, causal)
+    assert found.kind == "attention" and found.flops == 4 * 2 * 4 * 64 * 64 * 32 // share
 
 
 def test_heads_that_share_keys_and_values_work_as_many():
     query, shared = meta(2, 8, 64, 32, dtype=torch.bfloat16), meta(2, 2, 64, 32, dtype=torch.bfloat16)
     backward = aten._scaled_dot_product_flash_attention_backward.default
-    told = [operations.classify(backward, (query, query, key, key), (query, key, key)).flops for key in (query, shared)]
-    assert told[0] == told[1] == 5 * 2 * 2 * 8 * 64 * 64 * 32  # five products, one of them a second time
+    found = [
+        operations.classify(backward, (query, query, key, key), (query, key, key)).flops for key in (query, shared)
+    ]
+    assert found[0] == found[1] == 5 * 2 * 2 * 8 * 64 * 64 * 32  # five products, one of them a second time
 
 
 def test_an_operation_that_no_table_knows_is_named():
@@ -152,10 +154,10 @@ def test_an_operation_that_no_table_knows_is_named():
 
     tally, x = Tally(), torch.ones(8)
     func = torch.ops.headroom_tests.strange.default
-    tally.add(func, (x,), {}, func(x), "forward", told_apart(func, (x,)))
+    tally.add(func, (x,), {}, func(x), "forward", signature_of(func, (x,)))
     assert tally.unknown == {"strange"}
-    told = roofline.predict(tally, device(), "fp32")
-    assert any("strange" in note for note in told.notes) and told.by_kind[ELEMENTWISE] > 0
+    found = roofline.predict(tally, device(), "fp32")
+    assert any("strange" in note for note in found.notes) and found.by_kind[ELEMENTWISE] > 0
 
 
 # --- a real step ------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
-        self.tally.add(func, args, kwargs or {}, result, self.phase(), told_apart(func, args, kwargs))
+        self.tally.add(func, args, kwargs or {}, result, self.phase(), signature_of(func, args, kwargs))
         return result
 
 
@@ -209,8 +211,8 @@ def test_checkpointing_does_the_forward_pass_again():
     (_, plain), (ledger, again) = step_of(), step_of(checkpointing=True)
     # The last product's result is not needed for its own gradient; checkpointing still makes it again.
     assert flops(again, "backward") == flops(plain, "backward") + ledger.flops
-    told = [roofline.predict(tally, device(), "fp32").device_seconds for tally in (plain, again)]
-    assert told[1] > told[0]
+    found = [roofline.predict(tally, device(), "fp32").device_seconds for tally in (plain, again)]
+    assert found[1] > found[0]
 
 
 def test_the_optimizer_reads_and_writes_its_states():
@@ -301,16 +303,16 @@ def test_the_longer_of_host_and_device_counts():
     operation = Operation("add", ELEMENTWISE, bytes=2039 * 10**3)  # a microsecond
     slow_host = ideal(host_seconds={"backward": 5e-6})
     assert predicted((operation, 100)).step_seconds == pytest.approx(1e-4)
-    told = predicted((operation, 100), reached=slow_host)
-    assert told.step_seconds == told.host_seconds == pytest.approx(5e-4)
-    assert told.device_seconds == pytest.approx(1e-4)
+    found = predicted((operation, 100), reached=slow_host)
+    assert found.step_seconds == found.host_seconds == pytest.approx(5e-4)
+    assert found.device_seconds == pytest.approx(1e-4)
 
 
 def test_traffic_hides_behind_the_computation_but_for_its_last_part():
     compute = (Operation("add", ELEMENTWISE, bytes=2039 * 10**9), 1)  # a second
     bucket = Operation("allreduce_", COLLECTIVE, bytes=30 * 10**9)  # a tenth of a second for two ranks
-    told = predicted(compute, (bucket, 4), processes=2)
-    assert told.link_seconds == pytest.approx(0.4) and told.step_seconds == pytest.approx(1.1)
+    found = predicted(compute, (bucket, 4), processes=2)
+    assert found.link_seconds == pytest.approx(0.4) and found.step_seconds == pytest.approx(1.1)
     assert predicted(compute, (bucket, 40), processes=2).step_seconds == pytest.approx(4.0)
     assert predicted(compute, (bucket, 40)).step_seconds == pytest.approx(1.0)
 
@@ -330,8 +332,8 @@ def test_every_gpu_of_the_menu_has_efficiencies_and_says_from_where():
         assert reached.source in ("published", "measured", "assumed")
         for values in (reached.matmul, reached.attention, reached.bandwidth):
             assert all(0 < value <= 1 for value in values.values())
-        told = roofline.predict(Tally(), config.from_dict(figures, config.Gpu), "fp32")
-        assert told.efficiencies_from == reached.source and bool(told.notes) == (reached.source != "measured")
+        found = roofline.predict(Tally(), config.from_dict(figures, config.Gpu), "fp32")
+        assert found.efficiencies_from == reached.source and bool(found.notes) == (reached.source != "measured")
 
 
 def test_the_table_names_chips_of_the_menu_and_the_runs_of_what_was_fitted():
