@@ -22,13 +22,23 @@ def main() -> int:
 
         print(help_text.describe(CONF))
         return 0
-    from recipes.cli import entry_point
+    from recipes.jobs import preloaded_worker
 
-    return entry_point.run(CONF)
+    if not preloaded_worker.is_worthwhile(sys.argv[1:]):
+        from recipes.cli import entry_point
+
+        return entry_point.run(CONF)
+    worker = preloaded_worker.PreloadedWorker()  # imports the libraries while this process composes and checks
+    try:
+        from recipes.cli import entry_point
+
+        return entry_point.run(CONF, worker)
+    finally:
+        worker.close()
 
 
 def open_streams() -> None:
-    """Give a closed stdin, stdout or stderr the null device: a socket in its place would be overwritten."""
+    """Open the null device in place of a closed stdin, stdout or stderr, whose number a socket would take otherwise."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -38,16 +48,16 @@ def open_streams() -> None:
 
 
 def stop(*_) -> None:
-    """SIGTERM, SIGUSR1 (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does, with a record."""
+    """SIGTERM, SIGUSR1 (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to be left alone
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP on purpose
             signal.signal(number, stop)
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # while still importing: nothing has begun
+    except KeyboardInterrupt:  # during imports: no job was started
         sys.exit(130)

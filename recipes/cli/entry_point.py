@@ -1,10 +1,15 @@
-"""From the command line to the record: Hydra composes, we check, launch and report. Never imports torch."""
+"""From the command line to an exit code: Hydra composes, this package checks, starts jobs and reports.
+
+Hydra's experimental callbacks (on_multirun_start, on_multirun_end) are not used for the start and the end of a sweep:
+they cannot set the exit code, and on_multirun_end is not called when the sweep ends with an error.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -12,71 +17,93 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
 from recipes.cli import argv, console, single_run, submitit_jobs, sweep, sweep_run
+from recipes.jobs import launch
 from recipes.options import hydra_errors
-from recipes.ranks import rank_info
+from recipes.ranks.rank_info import RankInfo, current_rank
 
-BEHIND_SECONDS = 10.0  # how long a rank that refuses lets rank 0 go first
+REFUSED = single_run.EXIT_CODES["refused"]
+REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
 
 
-def run(conf: Path) -> int:
-    """Run what the command line says. conf: the folder of the menus. Returns the exit code."""
-    code = _run(conf)
-    if code == single_run.EXIT_CODES["refused"] and not rank_info.current_rank().is_main:
-        time.sleep(BEHIND_SECONDS)  # a launcher ends all ranks as soon as one has gone, and only rank 0 says why
+def run(conf: Path, source: launch.WorkerSource | None = None) -> int:
+    """Run what the command line says. Returns the exit code.
+
+    conf: the folder of the menus. source: what starts the worker of a single run; see `launch.start`.
+    """
+    code = _run(conf, source)
+    if code == REFUSED and not current_rank().is_main:
+        time.sleep(REFUSAL_DELAY_SECONDS)  # a launcher ends all ranks when one exits, and only rank 0 prints the reason
     return code
 
 
-def _run(conf: Path) -> int:
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say it in our words
+def _run(conf: Path, source: launch.WorkerSource | None) -> int:
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
     ConfigStore.instance().store(name="schema", node=config.Config)
-    place = rank_info.current_rank()
-    if place.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
-        console.say_problems(
-            [
-                f"a sweep starts the ranks of each job itself, and a launcher has started {place.world_size} "
-                "already. Type python train.py -m ... parallelism.num_processes="
-                f"{place.world_size} instead, without the launcher."
-            ]
-        )
-        return single_run.EXIT_CODES["refused"]
-    sys.argv[1:] = argv.expand_argv(sys.argv[1:], place)
-    statuses: list[str] = []  # of the jobs in this process; a sweep's are in its file
+    rank_info = current_rank()
+    if rank_info.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
+        return _refuse(_sweep_under_launcher(rank_info))
+    sys.argv[1:] = argv.expand_argv(sys.argv[1:], rank_info)
+    statuses: list[str] = []  # of the jobs that this process has run
     this, folder = sweep.new(conf), argv.sweep_folder(sys.argv[1:])
-
-    @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
-    def job(composed) -> str:
-        told = HydraConfig.get()
-        if told.mode == RunMode.MULTIRUN:
-            if {"interrupted", "preempted", sweep.INVALID} & set(statuses):  # ends the sweep, not one of its jobs
-                return statuses[-1]
-            statuses.append(sweep_run.run_in_sweep(composed, told, this, Path(told.sweep.dir).absolute()))
-        else:
-            statuses.append(single_run.run_alone(composed, told, conf))
-        return statuses[-1]
-
-    if folder is not None and not any(word.startswith("hydra/launcher=") for word in sys.argv[1:]):
-        sweep.fork_server()  # its imports take longer than Hydra's part; other launchers run jobs in processes of their own
+    if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
+        sweep.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
     try:
         with submitit_jobs.followed(this, folder):
-            job()
-    except KeyboardInterrupt:  # before a job had begun, or between two of them
+            _hydra_main(conf, this, statuses, source)()
+    except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
-        console.say_problems([hydra_errors.explain(error, conf)])
-        return single_run.EXIT_CODES["refused"]  # nothing has started, also in a sweep
+        return _refuse(hydra_errors.explain(error, conf))  # nothing was started, in a sweep neither
     except ValueError as error:
         if not hydra_errors.raised_by_hydra(error):
             raise
-        emptied = [g for g in config.GROUPS if any(w.lstrip("+") in (f"{g}=null", f"{g}=") for w in sys.argv[1:])]
-        console.say_problems([hydra_errors.needs_option(group, [conf]) for group in emptied] or [str(error).strip()])
-        return single_run.EXIT_CODES["refused"]
+        return _refuse(*_value_problems(error, conf))
     except OSError as error:
-        console.say_problems([single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir")])
-        return single_run.EXIT_CODES["refused"]
+        return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
     if folder is not None:
         return sweep_run.conclude(this, folder, statuses)
     return single_run.EXIT_CODES.get(statuses[-1], 1) if statuses else 0
+
+
+def _hydra_main(
+    conf: Path, this: sweep.Sweep, statuses: list[str], source: launch.WorkerSource | None
+) -> Callable[[], None]:
+    """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses."""
+
+    @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
+    def job(composed: DictConfig) -> str:
+        hydra_config = HydraConfig.get()
+        if hydra_config.mode == RunMode.MULTIRUN:
+            if {"interrupted", "preempted", sweep.INVALID} & set(statuses):  # these end the whole sweep
+                return statuses[-1]
+            sweep_dir = Path(hydra_config.sweep.dir).absolute()
+            statuses.append(sweep_run.run_in_sweep(composed, hydra_config, this, sweep_dir))
+        else:
+            statuses.append(single_run.run_alone(composed, hydra_config, conf, source))
+        return statuses[-1]
+
+    return job
+
+
+def _refuse(*problems: str) -> int:
+    console.say_problems(list(problems))
+    return REFUSED
+
+
+def _sweep_under_launcher(rank_info: RankInfo) -> str:
+    return (
+        f"a sweep starts the ranks of each job itself, and a launcher has started {rank_info.world_size} already. Type "
+        f"python train.py -m ... parallelism.num_processes={rank_info.world_size} instead, without the launcher."
+    )
+
+
+def _value_problems(error: ValueError, conf: Path) -> list[str]:
+    """The problems behind a ValueError of Hydra: menus without an option, or its own message."""
+    typed = {argument.lstrip("+") for argument in sys.argv[1:]}
+    emptied = [group for group in config.GROUPS if typed & {f"{group}=null", f"{group}="}]
+    return [hydra_errors.needs_option(group, [conf]) for group in emptied] or [str(error).strip()]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.cli import console, summary
+from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.jobs import fork_client, launch, run_lock, supervise
+from recipes.jobs import launch, run_lock, supervise
 from recipes.options import compose, hydra_errors, resume, validate
-from recipes.ranks import rank_info
+from recipes.ranks.rank_info import current_rank
 from recipes.records import checkpoint_files, record, record_file
 from recipes.records.messages import Message
 from recipes.tracking import trackers
@@ -20,89 +22,110 @@ from recipes.tracking import trackers
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
 
 
-def run_alone(composed, told, conf: Path) -> str:
-    """One run, from its composed configuration to the summary on the screen. Returns its status; never raises."""
+def run_alone(composed: DictConfig, hydra_config, conf: Path, source: launch.WorkerSource | None = None) -> str:
+    """Run one configuration and print its summary. Returns its status; raises only KeyboardInterrupt.
+
+    hydra_config: Hydra's own node. conf: the folder of the menus. source: what starts the worker; see `launch.start`.
+    """
     try:
-        cfg, outcome, problems = compose.prepare(composed, told, compose.menu_folders(told))
+        cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
-        cfg, problems = None, [hydra_errors.explain(error, conf)]
-    if cfg is None:
-        console.say_problems(problems)
-        return "refused"
+        return _refuse([hydra_errors.explain(error, conf)])
+    if cfg is None or outcome is None:
+        return _refuse(problems)
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
-    fresh = folder = Path(told.runtime.output_dir if rank_info.current_rank().is_main else told.sweep.dir).absolute()
-    if not problems:
-        folder = resume.resume_folder(cfg, folder, told.overrides.hydra)
-    before = resume.matching_record(cfg, folder) if not problems else None
-    done = not problems and resume.is_finished(cfg, folder, before)
-    if folder != fresh and rank_info.current_rank().is_main:
+    is_main = current_rank().is_main
+    new_folder = Path(hydra_config.runtime.output_dir if is_main else hydra_config.sweep.dir).absolute()
+    if problems:
+        return _run_and_report(new_folder, cfg, outcome, problems)
+    folder = resume.resume_folder(cfg, new_folder, hydra_config.overrides.hydra)
+    if folder != new_folder and is_main:
         with contextlib.suppress(OSError):
-            fresh.rmdir()  # Hydra has made it, for a run that begins
-    if done:
-        console.say(summary.summary(before, folder))
-        if resume.model_missing(cfg, folder):
-            console.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
-        return "ok"
-    if cfg.resume == resume.LATEST and not problems:
+            new_folder.rmdir()  # Hydra has created it
+    before = resume.matching_record(cfg, folder)
+    if before is not None and resume.is_finished(cfg, folder, before):
+        return _report_finished(cfg, before, folder)
+    if cfg.resume == resume.LATEST:
         problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
         if problems:
-            console.say_problems(problems)
-            return "refused"
-    if before is None and occupied(folder):
-        console.say_problems(
-            problems
-            or [
-                f"{folder} holds another run's record. Choose another folder with "
-                "hydra.run.dir=, or go on with that training: resume=latest."
-            ]
+            return _refuse(problems)
+    return _run_and_report(folder, cfg, outcome, [], before, source)
+
+
+def _refuse(problems: list[str]) -> str:
+    console.say_problems(problems)
+    return "refused"
+
+
+def _report_finished(cfg: Config, before: record.Record, folder: Path) -> str:
+    """Print the summary of a run that resume=latest finds finished."""
+    console.say(summary.summary(before, folder))
+    if resume.model_missing(cfg, folder):
+        console.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
+    return "ok"
+
+
+def _run_and_report(
+    folder: Path,
+    cfg: Config,
+    outcome: record.Record,
+    problems: list[str],
+    before: record.Record | None = None,
+    source: launch.WorkerSource | None = None,
+) -> str:
+    """Run a job in its folder, or refuse it for its problems, and print what came of it. Returns its status.
+
+    before: the record of the training that is resumed, which the new one replaces.
+    """
+    if before is None and is_occupied(folder):
+        other_record = (
+            f"{folder} holds another run's record. Choose another folder with hydra.run.dir=, or continue that "
+            "training: resume=latest."
         )
-        return "refused"
-    if (
-        not rank_info.current_rank().is_main
-    ):  # it has seen what rank 0 refuses: nobody may wait for ranks that do not come
-        return run_nonzero_rank(outcome, problems)
+        return _refuse(problems or [other_record])
+    if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
+        return run_nonzero_rank(outcome, problems, source)
     try:
         with run_lock.hold(folder):
-            outcome = run_in(folder, cfg, outcome, problems, console.Console())
+            outcome = run_in(folder, cfg, outcome, problems, console.Console(), source)
             resume.keep_figures(before, outcome, folder)
-    except Refusal as busy:
-        console.say_problems([str(busy)])
-        return "refused"
+    except Refusal as error:
+        return _refuse([str(error)])
     except OSError as error:
         console.say_problems([unwritable(error)])
         return "failed"
-    if outcome.status == "refused":
+    if outcome.status == "refused" and outcome.error is not None:
         console.say_problems(outcome.error.message.splitlines())
     else:
         console.say(summary.summary(outcome, folder))
     return outcome.status
 
 
-def run_nonzero_rank(outcome: record.Record, problems: list[str]) -> str:
-    """A rank that was started beside rank 0, which has the folder and the screen. Returns its status."""
+def run_nonzero_rank(outcome: record.Record, problems: list[str], source: launch.WorkerSource | None = None) -> str:
+    """Run a rank that a launcher started beside rank 0, which has the folder and the console. Returns its status."""
     if problems:
         return "refused"
-    return supervise.run(launch.Job(outcome, None, rank_info.current_rank()), lambda _: None).status
+    return supervise.run(launch.Job(outcome, None, current_rank()), lambda _: None, source).status
 
 
-def occupied(folder: Path) -> bool:
-    """Whether a folder holds a run's record; a refusal trained nothing and may be replaced."""
+def is_occupied(folder: Path) -> bool:
+    """Whether a folder holds a run's record. That of a refusal, which trained nothing, may be replaced."""
     try:
         return record_file.read(folder).status != "refused"
     except FileNotFoundError:
         return False
-    except (OSError, ValueError):  # not a record that we can read: not ours to overwrite
+    except (OSError, ValueError):  # a record that cannot be read must not be overwritten
         return True
 
 
 def run_in(
     folder: Path,
-    cfg,
+    cfg: Config,
     outcome: record.Record,
     problems: list[str],
     display: console.Console,
-    fork_server: fork_client.ForkServer | None = None,
+    source: launch.WorkerSource | None = None,
     group: str | None = None,
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
@@ -114,9 +137,7 @@ def run_in(
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
         record_file.write(outcome, folder)
         return outcome
-    Path(folder, record_file.FILE_NAME).unlink(
-        missing_ok=True
-    )  # of the run that is resumed: it must not pass for the new
+    Path(folder, record_file.FILE_NAME).unlink(missing_ok=True)  # the record of the training that is resumed
     outcome.warnings = validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group)
 
@@ -127,10 +148,10 @@ def run_in(
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder, rank_info.current_rank()), on_message, fork_server)
-        troubles = tracker.finish(outcome)
-    if troubles:
-        outcome.warnings += troubles
+        outcome = supervise.run(launch.Job(outcome, folder, current_rank()), on_message, source)
+        tracker_warnings = tracker.finish(outcome)
+    if tracker_warnings:
+        outcome.warnings += tracker_warnings
         record_file.write(outcome, folder)
     if tracker.line:
         console.say(tracker.line)
@@ -138,6 +159,7 @@ def run_in(
 
 
 def unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
+    """The refusal of a folder that cannot be written. key: what to type to choose another one."""
     return (
         f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
         f"Choose another folder with {key}=."

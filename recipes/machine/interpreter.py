@@ -1,4 +1,4 @@
-"""Start another Python interpreter that can import `recipes`."""
+"""Starts another Python interpreter that can import `recipes`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from recipes import paths
 
 
 def start_python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
-    """A new interpreter that knows `recipes` and holds a socket. Its own session: Ctrl-C goes to us alone."""
-    # -P: no module of the folder that a person stands in may take the place of ours.
+    """Run code in a new interpreter that inherits a socket, whose descriptor is its first argument.
+
+    The process has a session of its own, so that Ctrl-C reaches only this one. streams: stdout and stderr, for Popen.
+    """
+    # -P: the folder in which the user works is not on the module path, where its files could shadow modules.
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code, str(channel.fileno())],
         pass_fds=[channel.fileno()],

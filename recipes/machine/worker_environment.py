@@ -1,4 +1,4 @@
-"""What must stand in a worker's environment before the libraries are imported, and the limits it runs under."""
+"""The environment variables that a worker needs before the libraries read them, and its memory limit."""
 
 from __future__ import annotations
 
@@ -8,52 +8,61 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from recipes.config import Config
 from recipes.machine import host
-from recipes.ranks import rank_info
-from recipes.units import GIB
+from recipes.ranks.rank_info import RankInfo, export_environment
 
-HUB_TIMEOUT_SECONDS = 1.0  # how long a hub may take to answer before it counts as out of reach
+HUB_TIMEOUT_SECONDS = 1.0  # how long the hub may take to answer before it counts as out of reach
 
 
-def prepare(cfg, place: rank_info.RankInfo) -> None:
-    """What must stand before the libraries are imported."""
-    # What a launcher says would change precision, accumulation and devices behind the configuration's back.
+def prepare_imports() -> None:
+    """Set the variables that do not depend on the job and that libraries read when they are imported."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def prepare(cfg: Config, rank_info: RankInfo) -> None:
+    """Set the variables of a job, before CUDA is initialized and before Accelerate and the tokenizers are used."""
+    # A launcher's variables would change precision, accumulation and devices without a word in the configuration.
     for name in list(os.environ):
         if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
             del os.environ[name]
-    rank_info.export_environment(place)
+    prepare_imports()
+    export_environment(rank_info)
     if cfg.parallelism.nccl_p2p is False:
         os.environ["NCCL_P2P_DISABLE"] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    if cfg.recipe.name == "estimate":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif host.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
-        # One device, also where several are visible: the Trainer would take them all.
-        os.environ["CUDA_VISIBLE_DEVICES"] = host.gpus()[place.local_rank].uuid
-        host.gpus.cache_clear()
-        if "LOCAL_RANK" in os.environ:  # the device's number for DDP and DeepSpeed, and of one there is only 0
-            os.environ["LOCAL_RANK"] = "0"
-    elif host.device(cfg) == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks at what torch is built for otherwise
+    _choose_devices(cfg, rank_info)
     if _may_ask_hub(cfg) and not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = (
-            "1"  # what is cached still loads, and what is not fails at once, not after retries
-        )
-        if "huggingface_hub" in sys.modules:  # a fork server's child: the variable has been read already
+        # Cached files still load, and missing ones fail at once instead of after retries.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        if "huggingface_hub" in sys.modules:  # imported before the job was known: it has read the variable already
             sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
 
 
-def _may_ask_hub(cfg) -> bool:
-    """Whether the job names a model, a tokenizer or a data set that is no folder here."""
+def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
+    """Set which GPUs the worker sees."""
+    if cfg.recipe.name == "estimate":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif host.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
+        # One device, also where several are visible: the Trainer would use them all.
+        os.environ["CUDA_VISIBLE_DEVICES"] = host.gpus()[rank_info.local_rank].uuid
+        host.gpus.cache_clear()
+        if "LOCAL_RANK" in os.environ:  # DDP and DeepSpeed take it for the index of the device, of which there is one
+            os.environ["LOCAL_RANK"] = "0"
+    elif host.device(cfg) == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["DS_ACCELERATOR"] = "cpu"  # by default DeepSpeed takes the device that torch is built for
+
+
+def _may_ask_hub(cfg: Config) -> bool:
+    """Whether the job names a model, a tokenizer or a data set that is not a local folder."""
     names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
     data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
     return data_on_hub or any(name and not Path(name).expanduser().exists() for name in names)
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached. Behind a proxy nobody can tell so simply: yes, then."""
+    """Whether the hub can be reached; assumed behind a proxy, where a connection says nothing."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
@@ -64,20 +73,21 @@ def _hub_answers() -> bool:
     return True
 
 
-def limit_memory(cfg) -> None:
-    """Pretend that the device is smaller: CUDA's share for this process, or the process's data on a CPU."""
+def limit_memory(cfg: Config) -> None:
+    """Apply launch.memory_limit_gib: to CUDA's allocator, or on a CPU to the data segment of this process."""
     if cfg.launch.memory_limit_gib is None:
         return
-    size = int(cfg.launch.memory_limit_gib * GIB)
+    limit_bytes = int(cfg.launch.memory_limit_gib * 2**30)
     if host.device(cfg) == "cuda":
         import torch
 
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size / torch.cuda.get_device_properties(0).total_memory))
+        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes))
     else:
         import resource
 
         import psutil
 
-        # On top of what the libraries hold: the limit stands for a device, and they live on the host.
-        held = getattr(psutil.Process().memory_info(), "data", 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (held + size, held + size))
+        # The limit stands for a device's memory, so what the imported libraries occupy is not part of it.
+        imported_bytes = getattr(psutil.Process().memory_info(), "data", 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (imported_bytes + limit_bytes, imported_bytes + limit_bytes))

@@ -396,7 +396,7 @@ def test_a_sweep_under_a_launcher_is_refused(launched, command):
 
 def test_other_ranks_say_nothing_and_make_no_folder(launched, command, tmp_path, monkeypatch):
     launched(RANK="1", LOCAL_RANK="1")
-    monkeypatch.setattr(entry_point, "BEHIND_SECONDS", 0)
+    monkeypatch.setattr(entry_point, "REFUSAL_DELAY_SECONDS", 0)
     ended = command("parallelism=single", fork_server=None)
     assert (ended.code, ended.out, ended.err) == (2, "", "")
     assert list(tmp_path.iterdir()) == []
