@@ -10,11 +10,13 @@ A field's metadata says what its value identifies (`identity`):
     LENGTH     the same, except that a checkpoint in a named folder may be trained on for another length
     LABEL      jobs that differ in it show it in their rows' labels
 
-A key without `identity` has that of its section, and a section without it has RUN, TRAINING and LABEL.
+A key without `identity` has that of its section, and a section without it has RUN, TRAINING and LABEL. `recorded` says
+whether a key is part of the record's configuration: True (the default), False, or "if set".
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import types
@@ -58,13 +60,36 @@ def section(kind: type, identity: tuple[str, ...] | None = None) -> Any:
 
 
 @dataclass
-class Recipe:
-    name: str = UNSET
+class Facts:
+    """What an option needs and how it behaves: `facts` in its YAML. Checks read them; nobody types them."""
+
+    package: Optional[str] = None  # the module of a package that must be installed
+    requires: Optional[list[str]] = None  # versions newer than the project's own bounds: ["transformers>=5.24"]
+    needs_gpu: Optional[str] = None  # why it cannot run on a CPU
+    min_capability: Optional[str] = None  # the lowest compute capability of an NVIDIA GPU: "8.0"
+    instead: Optional[str] = None  # what to type where one of the above is missing
+    instead_on_cpu: Optional[str] = None
+    not_estimated: Optional[str] = None  # why recipe=estimate does not support it, and what to type
+    needs_whole_weights: Optional[bool] = None  # an optimizer that cannot work on parts of weights
+    needs_uniform_sharding: Optional[bool] = None  # an optimizer that needs all weights sharded alike
+    pages_to_host: Optional[bool] = None  # an optimizer whose states move to the host's memory when the GPU is full
 
 
 @dataclass
-class Model:
+class Menu:
+    """What every option has."""
+
     name: str = UNSET
+    facts: Facts = field(default_factory=Facts, compare=False, metadata={"recorded": False})
+
+
+@dataclass
+class Recipe(Menu):
+    pass
+
+
+@dataclass
+class Model(Menu):
     family: str = one_of("bert", "gpt2", "llama", "mixtral")
     layers: int = at_least(1)
     width: int = at_least(1)
@@ -84,8 +109,7 @@ class Model:
 
 
 @dataclass
-class Data:
-    name: str = UNSET
+class Data(Menu):
     samples: Optional[int] = at_least(1)
     seq_len: int = at_least(2)
     eval_samples: Optional[int] = at_least(1)
@@ -102,35 +126,35 @@ class Data:
 
 
 @dataclass
-class Precision:
-    name: str = UNSET
+class Precision(Menu):
+    pass
 
 
 @dataclass
-class Optim:
-    name: str = UNSET
+class Optim(Menu):
     transformers_name: str = UNSET
     beta1: float = fraction()
     beta2: float = fraction()
     epsilon: float = at_least(0)
     momentum: float = fraction()
+    args: Optional[dict[str, Any]] = field(
+        default=None, metadata={"recorded": "if set"}
+    )  # TrainingArguments.optim_args
 
 
 @dataclass
-class Accumulation:
-    name: str = UNSET
+class Accumulation(Menu):
     steps: int = at_least(1)
     reason: Optional[str] = UNSET  # why auto chose what it did; derived
 
 
 @dataclass
-class Checkpointing:
-    name: str = UNSET
+class Checkpointing(Menu):
+    pass
 
 
 @dataclass
-class Parallelism:
-    name: str = UNSET
+class Parallelism(Menu):
     num_processes: Optional[int] = at_least(1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived
     gradient_as_bucket_view: bool = UNSET
@@ -150,8 +174,7 @@ class Parallelism:
 
 
 @dataclass
-class Tracker:
-    name: str = UNSET
+class Tracker(Menu):
     project: str = UNSET
     entity: Optional[str] = UNSET
     mode: Optional[str] = UNSET
@@ -159,10 +182,9 @@ class Tracker:
 
 
 @dataclass
-class Gpu:
+class Gpu(Menu):
     """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
 
-    name: str = UNSET
     chip: str = UNSET
     device_name: str = UNSET
     memory_bytes: int = at_least(1)
@@ -311,5 +333,14 @@ def from_dict(values: dict, cls: type = Config):
 
 
 def to_dict(cfg: Config) -> dict:
-    """The typed tree as a dictionary, for the record: None where a key has no value."""
-    return dataclasses.asdict(cfg)
+    """The typed tree as a dictionary, for the record: None where a key has no value. Facts are left out."""
+
+    def values_of(node: Any) -> dict:
+        found = {}
+        for each in dataclasses.fields(node):
+            value, recorded = getattr(node, each.name), each.metadata.get("recorded", True)
+            if recorded is True or (recorded == "if set" and value is not None):
+                found[each.name] = values_of(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+        return found
+
+    return values_of(cfg)

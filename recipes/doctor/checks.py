@@ -171,22 +171,19 @@ def examine_host() -> Host:
 
 
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
-    """Menu -> option -> why this machine cannot run it (empty: it can), from the problems() of the menu's module."""
-    import yaml
-
+    """Menu -> option -> why this machine cannot run it (empty: it can), from the menu's facts and hooks."""
     from recipes import config
-    from recipes.options import compile, menus, optim, precision
+    from recipes.options import compile, menus, validate
 
     def cfg(**values):
         return config.from_dict({"device": "auto", **values})
 
     found = {"recipe": {name: [] for name in menus.options("recipe", [CONF])}}
-    for group, module in (("precision", precision), ("optim", optim)):
-        found[group] = {
-            name: module.problems(cfg(**{group: yaml.safe_load(path.read_text())}))
-            for name, path in menus.options(group, [CONF]).items()
-        }
-    if probe.failures(probes, "bitsandbytes"):
-        for name, problems in found["optim"].items():
-            problems += ["bitsandbytes fails here, see below."] if "8bit" in name and not problems else []
+    for group in ("precision", "optim"):
+        values = {name: menus.option_values(group, name, [CONF]) for name in menus.options(group, [CONF])}
+        found[group] = {name: validate.section_problems(cfg(**{group: own}), group) for name, own in values.items()}
+        for name, own in values.items():
+            needs_it = (own.get("facts") or {}).get("package") == "bitsandbytes"
+            if needs_it and not found[group][name] and probe.failures(probes, "bitsandbytes"):
+                found[group][name] = ["bitsandbytes fails here, see below."]
     return found | {"compile": {"true": compile.problems(cfg(compile=True))}}

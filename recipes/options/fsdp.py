@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recipes.config import Config
 from recipes.ranks import rank_info
 
 # strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
@@ -14,18 +15,18 @@ STRATEGIES = {
 }
 
 
-def group_size(cfg) -> int:
-    """How many ranks share one copy of the model in the hybrid strategies: `shard_size`, or those of a machine."""
+def group_size(cfg: Config) -> int:
+    """Ranks that share one copy of the model in the hybrid strategies: `shard_size`, or the ranks of a machine."""
     place = rank_info.current_rank()
     return cfg.parallelism.shard_size or (place.local_world_size if place.launched else cfg.parallelism.num_processes)
 
 
-def problems(cfg, on_gpu: bool) -> list[str]:
-    """What sharded weights rule out. Asked for configurations that shard."""
+def problems(cfg: Config, on_gpu: bool) -> list[str]:
+    """Options that sharded weights do not support. For configurations that shard."""
     own, found = cfg.parallelism, []
-    if "8bit" in cfg.optim.transformers_name or cfg.optim.name == "adafactor":
+    if cfg.optim.facts.needs_whole_weights:
         found.append(
-            f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} leaves each rank a part. "
+            f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} gives each rank a part. "
             "Choose optim=adamw or optim=sgd, or parallelism=ddp."
         )
     if cfg.eval.precision:
@@ -45,7 +46,7 @@ def problems(cfg, on_gpu: bool) -> list[str]:
     return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
 
 
-def _tensor_problems(cfg) -> list[str]:
+def _tensor_problems(cfg: Config) -> list[str]:
     own, found = cfg.parallelism, []
     if own.strategy not in ("full_shard", "shard_grad_op"):
         found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
@@ -54,9 +55,9 @@ def _tensor_problems(cfg) -> list[str]:
             f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
             f"{own.tensor_size}. Change one of them."
         )
-    if cfg.optim.name == "adamw_fused":
+    if cfg.optim.facts.needs_uniform_sharding:
         found.append(
-            "optim=adamw_fused wants all weights sharded alike, and fsdp_tp shards some twice. Choose optim=adamw."
+            f"optim={cfg.optim.name} needs all weights sharded alike, and fsdp_tp shards some twice. Choose optim=adamw."
         )
     if cfg.model.pretrained:
         return found  # its plan is looked up once it is loaded

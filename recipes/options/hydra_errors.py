@@ -82,7 +82,7 @@ def unknown_key(key: str) -> str:
     names = list(kinds)
     for name, kind in kinds.items():
         if hasattr(kind, "__dataclass_fields__"):
-            names += [f"{name}.{k}" for k in config.node_types(kind) if k != "name"]
+            names += [f"{name}.{k}" for k in config.node_types(kind) if k not in ("name", "facts")]
     head, _, tail = key.partition(".")
     if tail and head in kinds:  # a misspelt key of a real menu: its own keys are the candidates
         names = [n for n in names if n.startswith(head + ".")] or names

@@ -44,7 +44,7 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
         if not used:
             continue
         for key, value in values[group].items():
-            if value == MISSING or key in used:
+            if value == MISSING or key == "facts" or key in used:
                 continue
             others = [o for o in options(group, folders) if key in option_keys(group, o, folders)]
             problems.append(
@@ -54,7 +54,7 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
     return problems
 
 
-MENUS_OWN = {"name", "family", "transformers_name"}  # keys that only an option's YAML sets
+MENUS_OWN = {"name", "facts", "family", "transformers_name"}  # keys that only an option's YAML sets
 
 
 def set_by_menu(given: set[str]) -> list[str]:
@@ -62,5 +62,5 @@ def set_by_menu(given: set[str]) -> list[str]:
     return [
         f"{key} cannot be set by itself: an option of the menu sets it. Type {key.split('.')[0]}=<option>."
         for key in sorted(given)
-        if key.split(".")[0] in GROUPS and key.split(".")[-1] in MENUS_OWN
+        if key.split(".")[0] in GROUPS and set(key.split(".")[1:]) & MENUS_OWN
     ]

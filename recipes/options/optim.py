@@ -1,12 +1,10 @@
-"""optim: the optimizer's settings, what it needs, and which optimizers take less memory."""
+"""optim: the optimizer's settings, and which optimizers take less memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from recipes.config import Config
-from recipes.machine import host
 from recipes.options import hooks
 from recipes.options.hooks import STEP, Cost, Dimension, Lever
 
@@ -14,28 +12,15 @@ from recipes.options.hooks import STEP, Cost, Dimension, Lever
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     optim = cfg.optim
+    args = ({} if optim.momentum is None else {"momentum": optim.momentum}) | (optim.args or {})
     entries = {
         "optim": optim.transformers_name,
         "adam_beta1": optim.beta1,
         "adam_beta2": optim.beta2,
         "adam_epsilon": optim.epsilon,
-        "optim_args": f"momentum={optim.momentum}" if optim.momentum is not None else None,
+        "optim_args": ",".join(f"{key}={value}" for key, value in args.items()) or None,
     }
     return {key: value for key, value in entries.items() if value is not None}
-
-
-def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """Packages and hardware that the optimizer needs."""
-    name = cfg.optim.name
-    if "8bit" not in cfg.optim.transformers_name:
-        return []
-    if not host.has("bitsandbytes"):
-        return [f"optim={name} needs the package bitsandbytes: pip install bitsandbytes, or choose optim=adafactor."]
-    if "paged" in cfg.optim.transformers_name and host.device(cfg) == "cpu":
-        return [
-            f"optim={name} pages its states between a GPU and the host; there is no GPU here. Choose optim=adam8bit."
-        ]
-    return []
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
@@ -55,13 +40,12 @@ def memory_levers(cfg: Config) -> list[Lever]:
 
 def not_tried(cfg: Config) -> str | None:
     """Why `fit` leaves an optimizer out."""
-    return "the estimate of time does not know what paging costs" if cfg.optim.name == "paged_adam8bit" else None
+    return "the estimate of time does not know what paging costs" if cfg.optim.facts.pages_to_host else None
 
 
 HOOKS = hooks.register(
     "optim",
     hooks.Hooks(
-        problems=problems,
         training_arguments=training_arguments,
         memory_levers=memory_levers,
         search=(Dimension("optim", 40, changes_numbers=True, not_tried=not_tried),),

@@ -67,8 +67,6 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes
     found = launcher_conflicts.problems(cfg)
     on_gpu, here = host.device(cfg) == "cuda", len(host.gpus())
-    if mode == "dp" and not on_gpu:
-        found.append("parallelism=dp spreads a batch over GPUs, and there is none here. Choose parallelism=ddp.")
     if mode == "dp" and here > 1 and cfg.precision.name in precision.AUTOCAST:
         found.append(
             f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from recipes.config import Config
@@ -23,30 +22,6 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
         "bf16": cfg.precision.name == "bf16",
         "tf32": cfg.precision.name == "tf32" if host.device(cfg) == "cuda" else None,
     }
-
-
-def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """Types that the device cannot compute with."""
-    name = cfg.precision.name
-    if host.device(cfg) == "cpu":
-        if name == "tf32":
-            return [
-                "precision=tf32 needs an NVIDIA GPU: TF32 is a mode of its matrix units. "
-                "On a CPU choose precision=fp32 or precision=bf16."
-            ]
-        if name == "fp16":
-            return ["precision=fp16 needs a GPU: its loss scaling has no use on a CPU. Choose precision=bf16."]
-        return []
-    gpu = host.gpu(cfg)
-    if gpu is None:
-        return []
-    if name in ("tf32", "bf16", "bf16_pure") and gpu.capability < (8, 0):
-        instead = "precision=fp32" if name == "tf32" else "precision=fp16"
-        return [
-            f"precision={name} needs compute capability 8.0 (Ampere) or newer; {gpu.name} has "
-            f"{gpu.capability[0]}.{gpu.capability[1]}. Choose {instead}."
-        ]
-    return []
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
@@ -83,7 +58,6 @@ def weights_dtype(cfg: Config) -> torch.dtype:
 HOOKS = hooks.register(
     "precision",
     hooks.Hooks(
-        problems=problems,
         training_arguments=training_arguments,
         memory_levers=memory_levers,
         search=(Dimension("precision", 10, changes_numbers=True),),

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipes.config import Config
 from recipes.machine import host
-from recipes.options import hooks, suggestions
+from recipes.options import facts, hooks, suggestions
 
 # --- one key at a time ------------------------------------------------------------------------
 
@@ -56,10 +56,13 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
         problems.append(f"device=cuda, but {why}. Choose device=cpu.")
     if cfg.launch.memory_limit_gib == 0 or cfg.launch.timeout_seconds == 0:
         problems.append("launch.timeout_seconds and launch.memory_limit_gib must be above 0, or null for no limit.")
-    for each in hooks.registered().values():
-        if each.problems is not None:
-            problems += each.problems(cfg, given)
-    return problems
+    return problems + [line for section in hooks.FIELDS for line in section_problems(cfg, section, given)]
+
+
+def section_problems(cfg: Config, section: str, given: Collection[str] = ()) -> list[str]:
+    """The problems of one menu, section or plain key: of its option's facts, and of its hooks."""
+    check = hooks.registered().get(section, hooks.Hooks()).problems
+    return facts.problems(cfg, section) + (check(cfg, given) if check is not None else [])
 
 
 def warnings(cfg: Config) -> list[str]:

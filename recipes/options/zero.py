@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from recipes.machine import host
+from recipes.config import Config
 
 
-def problems(cfg, on_gpu: bool) -> list[str]:
-    """What ZeRO needs, and what would mean something else under it. Asked for parallelism=zero."""
+def problems(cfg: Config, on_gpu: bool) -> list[str]:
+    """Options that ZeRO does not support, or under which they would mean something else. For parallelism=zero alone."""
     own, found = cfg.parallelism, []
-    if not host.has("deepspeed"):
-        found.append("parallelism=zero needs the package deepspeed: pip install deepspeed, or choose parallelism=fsdp.")
     if own.offload == "all" and own.stage != 3:
         found.append(
-            f"parallelism.offload=all moves weights that only stage 3 shares out, not stage {own.stage}. "
+            f"parallelism.offload=all moves weights that only stage 3 shards, not stage {own.stage}. "
             "Type parallelism.stage=3, or parallelism.offload=optimizer."
         )
     if own.offload != "none" and not on_gpu:
         found.append("parallelism.offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
-    if "8bit" in cfg.optim.transformers_name or cfg.optim.name == "adafactor":
-        why = "its rows and columns are" if cfg.optim.name == "adafactor" else "its embeddings in 32 bits are"
+    if cfg.optim.facts.needs_whole_weights:
         found.append(
-            f"optim={cfg.optim.name} would see flat pieces of many weights under parallelism=zero, in which "
-            f"{why} lost. Choose optim=adamw, or parallelism=ddp."
+            f"optim={cfg.optim.name} works on whole weights, and parallelism=zero gives it flat pieces of many "
+            "weights. Choose optim=adamw, or parallelism=ddp."
         )
     if cfg.precision.name == "fp16":
         found.append(
@@ -43,14 +40,14 @@ def problems(cfg, on_gpu: bool) -> list[str]:
     return found
 
 
-def warnings(cfg) -> list[str]:
-    """What is not done, and what the ledger cannot tell. Asked for parallelism=zero."""
+def warnings(cfg: Config) -> list[str]:
+    """What is not saved, and what the memory ledger cannot see. For parallelism=zero alone."""
     found = []
     if cfg.save.on_signal:
         found.append("parallelism=zero saves no checkpoint when a signal ends it: the run cannot be resumed.")
     if cfg.measure.ledger:
         found.append(
-            "parallelism=zero: of the gradients the ledger sees the pieces that the optimizer finds; what "
-            "they are reduced from, and DeepSpeed's buffers, are in 'other'."
+            "parallelism=zero: of the gradients, the ledger counts only the shards that the optimizer uses; the whole "
+            "gradients and DeepSpeed's buffers are in 'other'."
         )
     return found

@@ -17,7 +17,7 @@ from conftest import CONF, compose, small
 from recipes import config
 from recipes.config import ESTIMATE_ONLY
 from recipes.machine import host
-from recipes.options import menus, validate
+from recipes.options import menus, parallelism, validate
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
 OPTIONS = [(group, option) for group in GROUPS for option in menus.options(group, [CONF]) if option != "estimate"]
@@ -40,10 +40,16 @@ def told(tmp_path_factory):
             (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def told(options) -> list[str]:
-        needed = {option: [f"data.path={folder / option}"] for option in ("text", "wikitext", "mrpc")}
-        needed["wandb"] = ["tracker.mode=disabled"]
-        needed |= {mode: ["parallelism.num_processes=2"] for mode in ("ddp", "fsdp", "fsdp_tp", "zero")}
-        return words(options) + [word for _, option in sorted(options) for word in needed.get(option, [])]
+        needed = []
+        for group, option in sorted(options):
+            keys = menus.option_keys(group, option, [CONF])
+            if (folder / option).is_dir():
+                needed.append(f"data.path={folder / option}")
+            if group == "tracker" and "mode" in keys:
+                needed.append("tracker.mode=disabled")
+            if group == "parallelism" and option not in parallelism.ONE_PROCESS:
+                needed.append("parallelism.num_processes=2")
+        return words(options) + needed
 
     return told
 
@@ -70,22 +76,30 @@ def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
         assert any(word in line for word in words(pair) for line in problems), (words(pair), problems)
 
 
+def facts_of(option: tuple[str, str]) -> dict:
+    """The facts in the YAML of (menu, option)."""
+    return menus.option_values(*option, [CONF]).get("facts", {})
+
+
+def cannot_run_here(facts: dict) -> bool:
+    """Whether an option with these facts is refused on a CPU of this machine, whatever it is combined with."""
+    return "needs_gpu" in facts or ("package" in facts and not host.has(facts["package"]))
+
+
 def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     """So that a check that is too eager does not pass for a menu that is covered."""
     alone = {option for option in OPTIONS if all(pair in refused for pair in PAIRS if option in pair)}
     zero = ("parallelism", "zero")
-    assert alone == {
-        ("precision", "tf32"),
-        ("precision", "fp16"),
-        ("optim", "paged_adam8bit"),
-        ("parallelism", "dp"),
-        ("accumulation", "auto"),
-    } | (set() if host.has("deepspeed") else {zero})
+    assert alone == {option for option in OPTIONS if cannot_run_here(facts_of(option))} | {("accumulation", "auto")}
+    assert {("precision", "tf32"), ("precision", "fp16"), ("optim", "paged_adam8bit"), ("parallelism", "dp")} <= alone
     models = {("model", name) for name in menus.options("model", [CONF])}
     encoders = {model for model in models if model[1].startswith("bert")}
     others = {pair for pair in refused if not pair & alone}
-    whole = {("optim", name) for name in ("adafactor", "adam8bit", "lion8bit")}  # those that need whole weights
-    unplanned = {model for model in models if not model[1].startswith("llama")} | {("optim", "adamw_fused")}
+    whole = {option for option in OPTIONS if facts_of(option).get("needs_whole_weights")} - alone
+    assert whole >= {("optim", name) for name in ("adafactor", "adam8bit", "lion8bit")}
+    uniform = {option for option in OPTIONS if facts_of(option).get("needs_uniform_sharding")} - alone
+    assert uniform >= {("optim", "adamw_fused")}
+    unplanned = {model for model in models if not model[1].startswith("llama")} | uniform
     assert others == (
         {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
         | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import math
@@ -244,4 +243,4 @@ def test_the_recorded_configuration_makes_the_same_job_again():
 
     made = compose("device=cpu", "model=llama_tiny", "optim=sgd", "batch.effective=8")
     again = config.to_dict(config.from_dict(made.record.config))
-    assert again == made.record.config == dataclasses.asdict(made.cfg)
+    assert again == made.record.config == config.to_dict(made.cfg)
