@@ -137,9 +137,8 @@ class Optim(Menu):
     beta2: float = fraction()
     epsilon: float = at_least(0)
     momentum: float = fraction()
-    args: Optional[dict[str, Any]] = field(
-        default=None, metadata={"recorded": "if set"}
-    )  # TrainingArguments.optim_args
+    # Further arguments of the optimizer: TrainingArguments.optim_args.
+    args: Optional[dict[str, Any]] = field(default=UNSET, metadata={"recorded": "if set"})
 
 
 @dataclass
