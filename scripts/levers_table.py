@@ -38,7 +38,7 @@ SWEEPS = [
     (["checkpointing=full"], []),
     (["model.attention=eager"], []),
     (["compile=true"], []),
-    (["parallelism=ddp,fsdp,fsdp_tp"], RANKS),
+    (["parallelism=ddp,fsdp"], RANKS),
 ]
 PARTS = ("parameters", "gradients", "optimizer", "activations", "other")
 
