@@ -1,78 +1,66 @@
-"""One set of arguments for both recipes: the menus' entries merged into TrainingArguments."""
+"""What `Accelerator` is given for each mode of parallelism."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from accelerate import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate.utils import TorchDynamoPlugin
+from transformers import TrainingArguments
+
+from recipes.config import Config
 from recipes.options import parallelism
-from recipes.parallelism import accelerate_plugins, zero
+from recipes.parallelism import zero
+from recipes.third_party import accelerate_training_private, torch_training_private
+
+DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
 
 
-def accelerator_arguments(cfg, args) -> dict:
-    """What `Accelerator` takes, read from TrainingArguments the way the Trainer reads it."""
-    from accelerate.utils import TorchDynamoPlugin
-
-    return accelerate_plugins.mode_arguments(cfg) | {
+def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any]:
+    """What the raw loop gives to `Accelerator`, read from TrainingArguments as the Trainer does."""
+    return mode_arguments(cfg) | {
         "mixed_precision": args.mixed_precision,
         "dynamo_plugin": TorchDynamoPlugin(backend=args.torch_compile_backend, mode=args.torch_compile_mode),
     }
 
 
-def replicated(model):
-    """The model on every visible GPU, for parallelism=dp."""
-    import torch
-
-    return torch.nn.DataParallel(model)
-
-
-def waiting_seconds(model) -> float | None:
-    """How long a step's backward pass waits for gradients of other ranks: DDP's own sample of communication
-    that no computation hides. None for other modes, which do not tell."""
-    import torch
-
-    while model is not None and not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model = getattr(model, "_orig_mod", None)  # torch.compile may stand around it
-    if model is None:
-        return None
-    told = model._get_ddp_logging_data()
-    if "avg_backward_comm_time" not in told:
-        return None
-    return (told["avg_backward_comm_time"] - told["avg_backward_compute_comm_overlap_time"]) / 1e9
-
-
-def mode_arguments(cfg) -> dict:
-    """What `Accelerator` takes for the mode, in both recipes. Call it once the process group stands."""
+def mode_arguments(cfg: Config) -> dict[str, Any]:
+    """What both recipes give to `Accelerator` for the mode of parallelism. Needs the initialised process group."""
     if cfg.parallelism.name == "zero":
         return zero.accelerator_arguments(cfg)
     if parallelism.sharded(cfg):
         return _fsdp()
-    if cfg.parallelism.name not in ("ddp", "fsdp"):
-        return {}
-    from accelerate import DistributedDataParallelKwargs
-
-    own = cfg.parallelism
-    return {
-        "kwargs_handlers": [
-            DistributedDataParallelKwargs(
-                gradient_as_bucket_view=own.gradient_as_bucket_view is not False,
-                **{
-                    key: getattr(own, key)
-                    for key in ("bucket_cap_mb", "find_unused_parameters", "static_graph")
-                    if getattr(own, key) is not None
-                },
-            )
-        ]
-    }
+    if cfg.parallelism.name in ("ddp", "fsdp"):
+        return _ddp(cfg)
+    return {}
 
 
-def _fsdp() -> dict:
-    """Tell Accelerate that the model is sharded, which `sharding.shard` has done."""
-    from accelerate import FullyShardedDataParallelPlugin, PartialState
-    from accelerate.utils import DistributedType
+def _ddp(cfg: Config) -> dict[str, Any]:
+    values = {key: getattr(cfg.parallelism, key) for key in DDP_KEYS}
+    given = {key: value for key, value in values.items() if value is not None}
+    view = cfg.parallelism.gradient_as_bucket_view is not False
+    return {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=view, **given)]}
 
-    if PartialState().device.type == "cpu":
-        # Accelerate turns a group of GPU ranks into FSDP, and no other, though FSDP2 runs on any device.
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    return {
-        "fsdp_plugin": FullyShardedDataParallelPlugin(
-            fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
-        )
-    }
+
+def _fsdp() -> dict[str, Any]:
+    """For a model that `fsdp.shard` has already sharded."""
+    accelerate_training_private.allow_fsdp_on_cpu()
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
+    )
+    return {"fsdp_plugin": plugin}
+
+
+def replicated(model: torch.nn.Module) -> torch.nn.DataParallel:
+    """The model on every visible GPU, for parallelism=dp."""
+    return torch.nn.DataParallel(model)
+
+
+def waiting_seconds(model: Any) -> float | None:
+    """How long the backward pass of a step waits for the gradients of other ranks: the communication that DDP has
+    sampled and that no computation hides. None for other modes, which have no such figure."""
+    model = torch_training_private.without_compile(model)
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return None
+    return torch_training_private.ddp_waiting_seconds(model)

@@ -1,22 +1,28 @@
-"""zero: DeepSpeed's ZeRO, which Accelerate drives. Needs the package deepspeed.
+"""parallelism=zero: DeepSpeed's ZeRO through Accelerate. Needs the package deepspeed.
 
-DeepSpeed keeps the trained weights in flat buffers that a rank holds a part of, and takes the optimizer's
-step itself, inside the last `accelerator.backward` of an accumulation.
+DeepSpeed keeps the trained weights in flat buffers, of which each rank holds a part. It takes the optimizer step
+itself, inside the last `accelerator.backward` of an accumulation.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from accelerate import DeepSpeedPlugin
+
+from recipes.config import Config
 from recipes.machine import host
 from recipes.parallelism import fsdp
 
 
-def configuration(cfg) -> dict:
-    """DeepSpeed's configuration. What Accelerate and the Trainer fill in from the model is 'auto'.
+def configuration(cfg: Config) -> dict[str, Any]:
+    """DeepSpeed's configuration. Accelerate and the Trainer replace 'auto' by values from the model.
 
     Keys: https://www.deepspeed.ai/docs/config-json
     """
     own = cfg.parallelism
-    zero = {
+    zero: dict[str, Any] = {
         "stage": own.stage,
         "reduce_bucket_size": "auto",
         "offload_optimizer": {"device": "none" if own.offload == "none" else "cpu"},
@@ -27,18 +33,18 @@ def configuration(cfg) -> dict:
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": "auto",
             "stage3_max_live_parameters": own.live_parameters,
-            "stage3_max_reuse_distance": 0,  # give weights back after use, also those that are needed again soon
-            "stage3_gather_16bit_weights_on_model_save": True,  # in the type that they have: fp32 here
+            "stage3_max_reuse_distance": 0,  # free gathered weights after each use
+            "stage3_gather_16bit_weights_on_model_save": True,  # in their own dtype: fp32 here
         }
     return {
         "train_micro_batch_size_per_gpu": cfg.batch.per_device,
         "gradient_accumulation_steps": cfg.accumulation.steps,
         "gradient_clipping": cfg.train.max_grad_norm,
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,  # torch's own, which works on any flat piece
-        "zero_force_ds_cpu_optimizer": False,  # torch's own on the host too
-        # Empty, so that neither Accelerate nor the Trainer turns on what DeepSpeed calls bf16: bf16 weights with
-        # fp32 copies. Ours is autocast over fp32 weights; no module's weights and gradients travel in less.
+        "zero_allow_untested_optimizer": True,  # torch's own, which work on flat buffers
+        "zero_force_ds_cpu_optimizer": False,  # torch's own on the CPU too
+        # Empty, so that neither Accelerate nor the Trainer turns on DeepSpeed's own bf16 mode (bf16 weights with fp32
+        # copies). Here bf16 is autocast over fp32 weights; weights and gradients are communicated in fp32.
         "bf16": {},
         "fp16": {},
         "torch_autocast": {
@@ -49,16 +55,14 @@ def configuration(cfg) -> dict:
     }
 
 
-def accelerator_arguments(cfg) -> dict:
-    """What `Accelerator` takes. Call it once the process group stands."""
-    from accelerate import DeepSpeedPlugin
-
+def accelerator_arguments(cfg: Config) -> dict[str, Any]:
+    """What `Accelerator` is given. Needs the initialised process group."""
     _skip_kernel(host.device(cfg))
     return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(cfg), zero3_init_flag=False)}
 
 
-def place(cfg, model, device: str) -> None:
-    """The model on its device; under stage 3 each rank's part of every weight, with never the whole there. In place."""
+def to_device(cfg: Config, model: torch.nn.Module, device: str) -> None:
+    """Moves the model to its device, in place. Under stage 3 each rank moves its part of every weight alone."""
     if cfg.parallelism.stage != 3:
         model.to(device)
         return
@@ -71,8 +75,7 @@ def place(cfg, model, device: str) -> None:
 
 
 def _skip_kernel(device: str) -> None:
-    """Leave out a kernel for inference that DeepSpeed would compile on every CPU at its first start."""
-    import deepspeed
-
     if device == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        from recipes.third_party import deepspeed_private  # imports deepspeed
+
+        deepspeed_private.skip_shared_memory_kernel()

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import accelerate
+from torch import Tensor
+from transformers import PreTrainedModel, TrainingArguments, get_scheduler
+
+from recipes.checkpoint.saver import Saver
+from recipes.config import Config
 from recipes.data import data_loader
+from recipes.data.data_loader import Batch
+from recipes.data.dataset import Data
+from recipes.measure.step_log import StepLog
 from recipes.options import checkpointing
-from recipes.parallelism import accelerate_plugins
-from recipes.parallelism.accelerate_plugins import accelerator_arguments
+from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
 from recipes.training import optimizer
 from recipes.training.step import forward_backward, step_shares
 
 
 class Loop:
-    """A training that can run, and afterwards take one more step under a ledger.
+    """A training that can run, and afterwards take one more step under a memory ledger.
 
-    args: TrainingArguments, from which everything is read. rows: what `recipes.data.dataset.build_data` gave.
+    args: every setting is read from there, as the Trainer does. model: on its device.
     """
 
-    def __init__(self, cfg, args, model, rows):
-        from accelerate import Accelerator
-        from transformers import get_scheduler
-
-        self.args, self.rows = args, rows
-        self.accelerator = Accelerator(**accelerator_arguments(cfg, args))
+    def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
+        self.args, self.data = args, data
+        # `accelerate.Accelerator` by its module, where an estimate replaces it.
+        self.accelerator = accelerate.Accelerator(**accelerate_plugins.accelerator_arguments(cfg, args))
         checkpointing.apply(cfg, model)
-        self.loader = data_loader.batch_loader(rows, rows.train, args, args.train_batch_size, shuffle=True)
+        self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(args, model))
+        self.model: Any
+        self.optimizer: Any
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(cfg, args, model))
         if args.n_gpu > 1:
             self.model = accelerate_plugins.replicated(self.model)
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
@@ -40,11 +50,12 @@ class Loop:
             args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
         )
 
-    def train(self, journal, saver) -> None:
-        """All optimizer steps that are left; the journal hears of each, and the saver may save or stop after it."""
+    def train(self, step_log: StepLog, saver: Saver) -> None:
+        """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
         self.model.train()
+        unwrap.start_training(self.optimizer)
         done = saver.begin(self)
-        journal.begin()
+        step_log.begin()
         if done >= self.total_steps:
             return
         for epoch in range(done // self.steps_per_epoch, math.ceil(self.total_steps / self.steps_per_epoch)):
@@ -54,30 +65,30 @@ class Loop:
                 # ----------------------------------------------------------------------------
                 loss, samples, tokens = self.step(batches)
                 # ----------------------------------------------------------------------------
-                journal.step(loss, samples, tokens)
+                step_log.step(loss, samples, tokens)
                 done += 1
                 if saver.after_step(done) or done == self.total_steps:
                     return
 
-    def step(self, batches):
+    def step(self, batches: list[Batch]) -> tuple[Tensor, Any, Any]:
         """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens) of all ranks."""
         losses = []
         shares, samples, tokens = step_shares(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
             last = self.accelerator.sync_gradients = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                losses.append(forward_backward(self.accelerator, self.model, batch, share))
+                losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
         if self.args.max_grad_norm > 0:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
-        if not self.accelerator.optimizer_step_was_skipped:  # fp16's scaler skips a step that overflowed
+        if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
         return collectives.all_reduce_mean(sum(losses[1:], losses[0])), samples, tokens
 
-    def one_more_step(self, ledger) -> int:
-        """The same step once more, on the largest batches there are, under the ledger. Returns its tokens."""
-        loader = data_loader.largest_step(self.rows, self.args)
+    def one_more_step(self, ledger: AbstractContextManager) -> int:
+        """The same step once more under the ledger, on the largest batches of the data. Returns its tokens."""
+        loader = data_loader.largest_step(self.data, self.args)
         batches = next(chunks(loader, self.args.gradient_accumulation_steps))
         self.model.train()
         with ledger:
@@ -85,8 +96,8 @@ class Loop:
         return int(tokens)
 
 
-def chunks(loader, size: int):
-    """Lists of `size` micro-batches; the last of an epoch may be shorter."""
+def chunks(loader: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Lists of `size` micro-batches; the last list of an epoch may be shorter."""
     batches = []
     for batch in loader:
         batches.append(batch)

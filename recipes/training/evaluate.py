@@ -1,61 +1,75 @@
-"""Evaluation after training, one piece of code for both recipes: loss, and accuracy or perplexity."""
+"""Evaluation after training, the same for both recipes: loss, and accuracy or perplexity."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
+import torch
+from transformers import TrainingArguments
+
+from recipes.config import Config
+from recipes.data import data_loader
+from recipes.data.dataset import Data
+from recipes.parallelism import unwrap
+from recipes.ranks import collectives
 from recipes.records.record import Evaluation
+from recipes.third_party import accelerate_training_private
 from recipes.training.step import labels_in
 
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dtype
+LARGEST_EXPONENT = 700  # math.exp overflows above 709
 
-def evaluate(cfg, args, loop, rows) -> Evaluation:
+
+def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data) -> Evaluation:
     """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
 
-    With `eval.precision` the whole model is cast for the evaluation and back after it, so the weights
-    come back rounded: save before.
+    With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
+    before. loop: a `Loop` of either recipe.
     """
-    import torch
-
-    from recipes.data import data_loader
-    from recipes.ranks import collectives
-
-    accelerator = loop.accelerator
-    model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    model = unwrap.inner_model(loop.accelerator, loop.model)
     trained_dtype = model.dtype
-    call = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine holds the autocast
+    forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
     if cfg.eval.precision:
-        model.to({"fp16": torch.float16, "bf16": torch.bfloat16}[cfg.eval.precision])
-        call = getattr(model, "_original_forward", model)  # without the autocast that training put around it
-    loader = data_loader.batch_loader(rows, rows.eval, args, cfg.eval.batch, shuffle=False)
+        model.to(DTYPES[cfg.eval.precision])
+        forward = accelerate_training_private.forward_without_autocast(model)
     start = time.perf_counter()
-    loss_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
-    count = correct = samples = 0
     model.eval()
     try:
-        with torch.no_grad():
-            for batch in loader:
-                output = call(**batch)
-                if batch.rows == 0:  # FSDP needs every rank in every forward pass, also where no rows are left
-                    continue
-                labels = labels_in(batch["labels"])
-                loss_sum = loss_sum + output.loss.double() * labels
-                count = count + labels
-                samples += batch.rows
-                if rows.task == "classification":
-                    correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
+        with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):
+            loss_sum, count, correct, samples = _totals(cfg, args, forward, data, loop.accelerator.device)
     finally:
         model.train()
         if cfg.eval.precision:
             model.to(trained_dtype)
     if collectives.is_distributed():
         loss_sum, count, correct, samples = collectives.all_reduce_sum(
-            [loss_sum, count, correct, samples], accelerator.device
+            [loss_sum, count, correct, samples], loop.accelerator.device
         )
     loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
-    if rows.task == "classification":
+    if data.task == "classification":
         result.accuracy = int(correct) / samples
     else:
-        result.perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows past 709
+        result.perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else math.inf
     return result
+
+
+def _totals(cfg: Config, args: TrainingArguments, forward: Any, data: Data, device: torch.device) -> tuple:
+    """(summed loss, labels, correct predictions, samples) of this rank."""
+    loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
+    count: Any = 0
+    correct: Any = 0
+    samples = 0
+    for batch in data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False):
+        output = forward(**batch)
+        if batch.rows == 0:  # FSDP needs every rank in every forward pass, also if the rank has no rows left
+            continue
+        labels = labels_in(batch["labels"])
+        loss_sum = loss_sum + output.loss.double() * labels
+        count = count + labels
+        samples += batch.rows
+        if data.task == "classification":
+            correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
+    return loss_sum, count, correct, samples

@@ -1,31 +1,77 @@
-"""optim: the optimizer, taken by its name in transformers' list, the same for both recipes."""
+"""The optimizer, by its name in transformers' table, the same for both recipes.
+
+`Trainer.create_optimizer` does the work, so that every optimizer of that table is available: optimizers of parameter
+groups, of the whole model (LOMO), of their own groups (GaLore, APOLLO), one per parameter (layer-wise), and factories.
+An optimizer that the table lacks is one entry in FACTORIES.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
 
-def build_optimizer(args, model):
-    """The optimizer for a model: no weight decay on biases and norms, 8-bit ones keep embeddings in 32 bits.
+import torch
+from torch.optim import Optimizer
+from transformers import Trainer, TrainingArguments
 
-    args: TrainingArguments. The class and its settings come from transformers' table, so the name
-    means what it means in any Trainer script.
+from recipes.config import Config
+from recipes.third_party.transformers_trainer_private import OptimizerBuilder
+
+Factory = Callable[[TrainingArguments, torch.nn.Module], Optimizer]
+FACTORIES: dict[str, Factory] = {}
+"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks."""
+
+
+def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """The optimizer of a model's trainable parameters.
+
+    Biases and norms have no weight decay; 8-bit optimizers keep the states of embeddings in 32 bits.
+    args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has the option.
     """
-    import torch
-    from transformers import Trainer
-    from transformers.trainer_pt_utils import get_parameter_names
+    factory = FACTORIES.get(cfg.optim.name)
+    if factory is not None:
+        return factory(args, model)
+    optimizer = Trainer.create_optimizer(OptimizerBuilder(args, model, _before_construction))
+    # transformers keeps a group without parameters; DeepSpeed cannot partition one.
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    return optimizer
 
-    decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], [r"bias", r"norm"]))
-    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    groups = [
-        {"params": [w for name, w in trained if name in decayed], "weight_decay": args.weight_decay},
-        {"params": [w for name, w in trained if name not in decayed], "weight_decay": 0.0},
-    ]
-    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    if kind.__module__.startswith("bitsandbytes"):
-        from bitsandbytes.optim import GlobalOptimManager
 
-        overrides = GlobalOptimManager.get_instance()
-        overrides.initialize()  # it tells weights by their ids, which this model's may share with an earlier one's
-        for module in model.modules():
-            if isinstance(module, torch.nn.Embedding):
-                overrides.register_module_override(module, "weight", {"optim_bits": 32})
-    return kind([group for group in groups if group["params"]], **settings)
+def _before_construction(optimizer_class: Any) -> None:
+    if str(getattr(optimizer_class, "__module__", "")).startswith("bitsandbytes"):
+        from recipes.third_party import bitsandbytes_optim_private  # imports bitsandbytes
+
+        bitsandbytes_optim_private.clear_overrides()
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers as one, for a factory that gives different parameters to different optimizers.
+
+    Learning-rate schedules, gradient scaling and checkpoints see all parameter groups and states in one place.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]):
+        self.optimizers = list(optimizers)
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Lets the inner optimizers work on the groups and states of this one."""
+        groups = iter(self.param_groups)
+        for optimizer in self.optimizers:
+            optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
+            optimizer.state = self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by `load_state_dict`, which replaces the groups and the states."""
+        super().__setstate__(state)
+        self.state = defaultdict(dict, self.state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of each optimizer. closure: not supported, as in most optimizers of several steps."""
+        assert closure is None, "CombinedOptimizer takes no closure"
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return None

@@ -87,10 +87,10 @@ def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:
     """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
     device = host.device(cfg)
     if parallelism.sharded(cfg):
-        return fsdp.spread(cfg, build_model, device)
+        return fsdp.build_sharded(cfg, build_model, device)
     model = build_model()
     if cfg.parallelism.name == "zero":
-        zero.place(cfg, model, device)
+        zero.to_device(cfg, model, device)
     else:
         model.to(device)
     return model

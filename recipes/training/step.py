@@ -1,36 +1,46 @@
-"""The step: what both recipes train with, and what the ledger counts.
+"""The step: what both recipes train with, and what the memory ledger counts.
 
-The loss of an optimizer step is the mean over its effective batch, on however many ranks. A
-micro-batch's own mean therefore counts by its share of the labels: with equal micro-batches that is
-1 / steps, and with padding or a short last batch it is still the mean that one large batch would
-give. (The Trainer left alone adds the micro-batches' means up for models that do not take
-`num_items_in_batch`.)
+The loss of an optimizer step is the mean over its effective batch, on any number of ranks. The mean of a micro-batch
+is therefore weighted by its share of the labels: 1 / steps for equal micro-batches, and with padding or a short last
+batch the share that makes the sum the mean of one large batch. (The Trainer alone adds the means of the micro-batches
+for models that do not take `num_items_in_batch`.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
 from recipes.data.collate import IGNORE_INDEX
+from recipes.data.data_loader import Batch
+from recipes.parallelism.unwrap import inner_optimizer
 from recipes.ranks import collectives
 
 
-def labels_in(labels):
+def labels_in(labels: torch.Tensor) -> Any:
     """How many labels a loss averages over: a number, or () on the device.
 
-    labels (B,): one a sample. labels (B, T): the next tokens, T - 1 a row, without ignored ones.
+    labels (B,): one per sample. labels (B, T): the next tokens, T - 1 per row, without those that are ignored.
     """
     return labels.numel() if labels.dim() == 1 else (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
-def step_shares(batches) -> tuple[list, int, int]:
-    """(shares, samples, tokens) of an optimizer step: what each micro-batch counts for, and what all ranks train on.
+def step_shares(batches: Sequence[Batch]) -> tuple[list, Any, Any]:
+    """(shares, samples, tokens) of an optimizer step: the weight of each micro-batch, and the totals of all ranks.
 
-    A share is a micro-batch's part of the step's labels, times the ranks, since engines average gradients over
-    ranks; None stands for 1. Tokens of uneven batches on several ranks: () on the device.
+    A share is a micro-batch's part of the step's labels, times the number of ranks, because engines average gradients
+    over ranks; None stands for 1. Tokens of uneven batches on several ranks: () on the device.
     """
     first = batches[0]
     labels, T = first["labels"], first["input_ids"].shape[1]
     samples = sum(batch.rows_everywhere for batch in batches)
-    if first.even:  # rows stand for labels: no need to ask the device, nor the other ranks
+    counts: list[Any]
+    everything: Any
+    tokens: Any
+    if first.even:  # rows are proportional to labels: no need to read the device or to ask the other ranks
         counts, everything, tokens = [batch.rows for batch in batches], samples, samples * T
     else:
         counts = [labels_in(batch["labels"]) * bool(batch.rows) for batch in batches]
@@ -46,19 +56,29 @@ def step_shares(batches) -> tuple[list, int, int]:
     return [share.float() if hasattr(share, "float") else share for share in shares], samples, tokens
 
 
-def forward_backward(accelerator, model, batch, share):
-    """One micro-batch. Returns its part of this rank's loss, () on the device."""
+def forward_backward(
+    accelerator: Accelerator, model: torch.nn.Module, batch: Batch, share: Any, optimizer: Any
+) -> torch.Tensor:
+    """Runs the forward and backward pass of one micro-batch. Returns its part of this rank's loss, () on the device.
+
+    optimizer: one that updates weights during the backward pass (LOMO's `fused_backward(loss, learning_rate)`) runs
+    that pass itself.
+    """
     loss = model(**batch).loss
     if loss.dim():
-        loss = over_replicas(loss, batch["labels"])
+        loss = mean_over_replicas(loss, batch["labels"])
     if share is not None:
         loss = loss * share
-    # DeepSpeed would divide by the accumulation steps, which the shares have done.
-    accelerator.backward(loss, **({"scale_wrt_gas": False} if accelerator.deepspeed_plugin else {}))
+    inner = inner_optimizer(optimizer)
+    if hasattr(inner, "fused_backward"):
+        inner.fused_backward(loss, inner.param_groups[0]["lr"])
+    else:
+        # DeepSpeed would divide by the accumulation steps, which the shares already do.
+        accelerator.backward(loss, **({"scale_wrt_gas": False} if accelerator.deepspeed_plugin else {}))
     return loss.detach()
 
 
-def over_replicas(losses, labels):
-    """DataParallel's mean loss: (R,) means of R replicas, which got R chunks of the labels."""
+def mean_over_replicas(losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """DataParallel's mean loss. losses: (R,), the means of R replicas, each of one chunk of the labels."""
     counts = [labels_in(chunk) for chunk in labels.chunk(len(losses))]
     return sum(loss * count for loss, count in zip(losses, counts)) / sum(counts)

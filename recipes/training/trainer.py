@@ -1,95 +1,88 @@
-"""recipe=trainer: Hugging Face's Trainer, held to the raw loop by sharing its step and its data."""
+"""recipe=trainer: Hugging Face's Trainer with the step and the data of the raw loop, so that both train the same."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from contextlib import AbstractContextManager
+from typing import Any
 
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from torch import Tensor
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
+from recipes.checkpoint.saver import Saver
+from recipes.config import Config
 from recipes.data import data_loader
-from recipes.parallelism import accelerate_plugins
+from recipes.data.dataset import Data
+from recipes.measure.step_log import StepLog
+from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
+from recipes.third_party import accelerate_training_private
+from recipes.third_party.transformers_trainer_private import HookedTrainer
 from recipes.training import optimizer
 from recipes.training.step import forward_backward, step_shares
 
 
-class HeadroomTrainer(Trainer):
-    """The Trainer with its documented hooks filled in: loader, optimizer, and the micro-batch's step."""
+class HeadroomTrainer(HookedTrainer):
+    """The Trainer with the data loader, the optimizer and the micro-batch's step that the raw loop has."""
 
-    def __init__(self, cfg, args, model, rows):
-        self.cfg, self.rows = cfg, rows
-        self.counting = False  # the ledger's step: on the largest batches there are
-        self.first_step = 0  # steps that the training which is resumed had done
-        super().__init__(model=model, args=args, train_dataset=rows.train, data_collator=rows.collate)
+    def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
+        self.cfg, self.data = cfg, data
+        self.under_ledger = False  # the step for the memory ledger runs on the largest batches of the data
+        super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
 
-    def _build_accelerator_args(self, **given):
-        return super()._build_accelerator_args(**given) | accelerate_plugins.mode_arguments(self.cfg)
+    def extra_accelerator_arguments(self) -> dict[str, Any]:
+        return accelerate_plugins.mode_arguments(self.cfg)
 
     def get_train_dataloader(self):
-        if self.counting:
-            return data_loader.largest_step(self.rows, self.args)
-        return data_loader.batch_loader(self.rows, self.rows.train, self.args, self.args.train_batch_size, shuffle=True)
-
-    def _run_epoch(self, *, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, **others):
-        """An epoch, or what a resumed training has left of it: a shorter one that begins with a later batch.
-
-        (`resume_from_checkpoint` would do the same for the Trainer's own files, which are pickled.)
-        """
-        done = min(max(self.first_step - epoch * num_update_steps_per_epoch, 0), num_update_steps_per_epoch)
-        if done == num_update_steps_per_epoch or self.control.should_training_stop:
-            return
-        skipped = done * self.args.gradient_accumulation_steps
-        train_dataloader.skip(skipped)
-        super()._run_epoch(
-            epoch=epoch,
-            train_dataloader=train_dataloader,
-            steps_in_epoch=steps_in_epoch - skipped,
-            num_update_steps_per_epoch=num_update_steps_per_epoch - done,
-            **others,
-        )
+        if self.under_ledger:
+            return data_loader.largest_step(self.data, self.args)
+        return data_loader.batch_loader(self.data, self.data.train, self.args, self.args.train_batch_size, shuffle=True)
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
-            self.optimizer = optimizer.build_optimizer(self.args, model or self.model)
+            self.optimizer = optimizer.build_optimizer(self.cfg, self.args, model or self.model)
         return self.optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         shares, *self.step_size = step_shares(batches)
-        self.step_loss = None
+        self.step_loss: Tensor | None = None
         self._shares = iter(shares)
-        return batches, None  # the shares stand in for the Trainer's own count of items
+        return batches, None  # the shares replace the Trainer's own count of items
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        loss = forward_backward(self.accelerator, model, inputs, next(self._shares))
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        loss = forward_backward(self.accelerator, model, inputs, next(self._shares), self.optimizer)
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss
 
 
-class Watch(TrainerCallback):
-    """Tells the journal and the saver of every optimizer step."""
+class StepCallback(TrainerCallback):
+    """Passes every optimizer step to the step log and to the saver."""
 
-    def __init__(self, journal, saver, loop):
-        self.journal, self.saver, self.loop = journal, saver, loop
+    def __init__(self, step_log: StepLog, saver: Saver, loop: Loop):
+        self.step_log, self.saver, self.loop = step_log, saver, loop
 
     def on_train_begin(self, args, state, control, **_):
         trainer = self.loop.trainer
         trainer.model.train()
-        state.global_step = trainer.first_step = self.saver.begin(self.loop)
+        unwrap.start_training(trainer.optimizer)
+        state.global_step = trainer.steps_before = self.saver.begin(self.loop)
         control.should_training_stop = state.global_step >= state.max_steps
-        self.journal.begin()
+        self.step_log.begin()
 
     def on_step_end(self, args, state, control, **_):
-        self.journal.step(collectives.all_reduce_mean(self.loop.trainer.step_loss), *self.loop.trainer.step_size)
+        trainer = self.loop.trainer
+        samples, tokens = trainer.step_size
+        self.step_log.step(collectives.all_reduce_mean(trainer.step_loss), samples, tokens)
         if self.saver.after_step(state.global_step):
             control.should_training_stop = True
 
 
-class Count(TrainerCallback):
-    """Opens the ledger around an optimizer step."""
+class LedgerCallback(TrainerCallback):
+    """Enters the memory ledger before an optimizer step and leaves it afterwards."""
 
-    def __init__(self, ledger):
+    def __init__(self, ledger: AbstractContextManager):
         self.ledger = ledger
 
     def on_step_begin(self, args, state, control, **_):
@@ -100,14 +93,14 @@ class Count(TrainerCallback):
 
 
 class Loop:
-    """A training that can run, and afterwards take one more step under a ledger."""
+    """A training that can run, and afterwards take one more step under a memory ledger."""
 
-    def __init__(self, cfg, args, model, rows):
+    def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
         self.args, self.bare_model = args, model
-        self.trainer = HeadroomTrainer(cfg, args, model, rows)
+        self.trainer = HeadroomTrainer(cfg, args, model, data)
         self.trainer.remove_callback(PrinterCallback)
         self.accelerator = self.trainer.accelerator
-        batches = math.ceil(len(rows.train) / (args.train_batch_size * rows.ranks))
+        batches = math.ceil(len(data.train) / (args.train_batch_size * data.ranks))
         self.total_steps = (
             args.max_steps
             if args.max_steps > 0
@@ -115,33 +108,33 @@ class Loop:
         )
 
     @property
-    def model(self):
+    def model(self) -> Any:
         """The model as the Trainer wrapped it."""
         return self.trainer.model_wrapped
 
     @property
-    def optimizer(self):
+    def optimizer(self) -> Any:
         return self.trainer.optimizer
 
     @property
-    def scheduler(self):
+    def scheduler(self) -> Any:
         return self.trainer.lr_scheduler
 
-    def train(self, journal, saver) -> None:
-        """All optimizer steps that are left; the journal hears of each, and the saver may save or stop after it."""
-        watch = Watch(journal, saver, self)
-        self.trainer.add_callback(watch)
+    def train(self, step_log: StepLog, saver: Saver) -> None:
+        """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
+        callback = StepCallback(step_log, saver, self)
+        self.trainer.add_callback(callback)
         self.trainer.train()
-        self.trainer.remove_callback(watch)
+        self.trainer.remove_callback(callback)
 
-    def one_more_step(self, ledger) -> int:
-        """A second, one-step training with the same model and optimizer, on the largest batches there are,
-        under the ledger. Returns its tokens."""
+    def one_more_step(self, ledger: AbstractContextManager) -> int:
+        """A second, one-step training with the same model and optimizer under the ledger, on the largest batches of
+        the data. Returns its tokens."""
         if self.accelerator.deepspeed_plugin is not None:
-            self.accelerator.free_memory = lambda *kept: kept  # train() calls it first, and it would end the engine
+            accelerate_training_private.keep_deepspeed_engine(self.accelerator)
         self.args.max_steps = 1
         self.bare_model.train()
-        self.trainer.counting, self.trainer.first_step = True, 0
-        self.trainer.add_callback(Count(ledger))
+        self.trainer.under_ledger, self.trainer.steps_before = True, 0
+        self.trainer.add_callback(LedgerCallback(ledger))
         self.trainer.train()
         return int(self.trainer.step_size[1])

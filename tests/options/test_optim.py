@@ -18,7 +18,7 @@ def built(model, tmp_path, *overrides):
     """The optimizer that these words give a model."""
     cfg, _, problems = compose(*DECAY, *overrides)
     assert not problems
-    return optimizer.build_optimizer(training_arguments.training_arguments(cfg, str(tmp_path)), model)
+    return optimizer.build_optimizer(cfg, training_arguments.training_arguments(cfg, str(tmp_path)), model)
 
 
 def state_bytes(optimizer, weight) -> int:

@@ -1,0 +1,10 @@
+"""Private names of DeepSpeed that this project sets, each with its reason. Imports deepspeed."""
+
+from __future__ import annotations
+
+import deepspeed
+
+
+def skip_shared_memory_kernel() -> None:
+    """DeepSpeed would compile a C++ kernel for inference at its first start on every CPU."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,0 +1,55 @@
+"""Private and undocumented names of transformers' models that this project reads, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+
+def is_encoder(config: PretrainedConfig) -> bool:
+    """Whether a model of this configuration predicts masked tokens, and so sees the tokens after them.
+
+    AutoModelForCausalLM builds some encoders without an error; no public name tells encoders and decoders apart.
+    """
+    return config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def tied_weight_names(model: PreTrainedModel) -> Collection[str]:
+    """Names of weights that are another weight under a second name. `save_pretrained` finds them by identity alone,
+    which a gathered state dictionary does not have."""
+    return model.all_tied_weights_keys
+
+
+def tensor_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
+    """Module pattern -> style of tensor parallelism ('colwise', 'rowwise', ...), empty without a plan.
+
+    transformers applies a plan only in `from_pretrained`, in processes that torchrun started.
+    """
+    return getattr(model.config, "base_model_tp_plan", None) or {}
+
+
+def register_experts(name: str, forward: Callable[..., torch.Tensor]) -> None:
+    """Makes `forward` a choice of `experts_implementation`."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(name, forward)
+
+
+def grouped_experts(
+    module: Any, hidden: torch.Tensor, expert_indices: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """transformers' own forward pass of all experts in one grouped matrix product."""
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    return grouped_mm_experts_forward(module, hidden, expert_indices, weights)
+
+
+def grouped_products() -> list[Any]:
+    """The operations that a grouped matrix product is dispatched to: torch's, and transformers' own for a CPU."""
+    import transformers.integrations.moe  # noqa: F401  (registers the operation)
+
+    return [torch.ops.aten._grouped_mm, torch.ops.transformers.grouped_mm_fallback]

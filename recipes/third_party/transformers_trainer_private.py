@@ -1,0 +1,69 @@
+"""Private methods of transformers' Trainer that this project overrides, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+
+class HookedTrainer(Trainer):
+    """The Trainer with two more hooks, which its public methods do not offer.
+
+    extra_accelerator_arguments(): entries for `Accelerator(...)`. TrainingArguments has no name for the plugins of
+        FSDP2 over several device types, nor for all settings of DDP.
+    steps_before: optimizer steps that a resumed training has done. `resume_from_checkpoint` needs the Trainer's own
+        checkpoint files, which are pickled.
+    """
+
+    steps_before: int = 0
+
+    def extra_accelerator_arguments(self) -> dict[str, Any]:
+        return {}
+
+    def _build_accelerator_args(self, **arguments: Any) -> dict[str, Any]:
+        return super()._build_accelerator_args(**arguments) | self.extra_accelerator_arguments()
+
+    def _run_epoch(
+        self,
+        *,
+        epoch: int,
+        train_dataloader: Any,
+        steps_in_epoch: int,
+        num_update_steps_per_epoch: int,
+        **others: Any,
+    ) -> None:
+        """Runs an epoch. Of one that a resumed training has begun, only the steps that are left."""
+        done = min(max(self.steps_before - epoch * num_update_steps_per_epoch, 0), num_update_steps_per_epoch)
+        if done == num_update_steps_per_epoch or self.control.should_training_stop:
+            return
+        skipped = done * self.args.gradient_accumulation_steps
+        train_dataloader.skip(skipped)
+        super()._run_epoch(
+            epoch=epoch,
+            train_dataloader=train_dataloader,
+            steps_in_epoch=steps_in_epoch - skipped,
+            num_update_steps_per_epoch=num_update_steps_per_epoch - done,
+            **others,
+        )
+
+
+class OptimizerBuilder(Trainer):
+    """Enough of a Trainer for `Trainer.create_optimizer`, which is a method and not a function.
+
+    `Trainer.__init__` is not called: it would construct a second Accelerator.
+    on_class: called with the optimizer's class or factory before it is called.
+    """
+
+    def __init__(self, args: TrainingArguments, model: torch.nn.Module, on_class: Callable[[Any], None]):
+        self.args, self.model, self._on_class = args, model, on_class
+        self.optimizer: Any = None
+        self.optimizer_cls_and_kwargs = None
+
+    def get_optimizer_cls_and_kwargs(self, args, model=None):  # type: ignore[override]  (a static method there)
+        """The class and its settings, from transformers' table."""
+        optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        self._on_class(optimizer_class)
+        return optimizer_class, settings
