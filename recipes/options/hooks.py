@@ -81,7 +81,7 @@ class Hooks:
     training_arguments: entries for transformers.TrainingArguments. Two menus cannot give the same entry.
     transform_model: changes the built model, or wraps it; returns the model to train. Called before the optimizer
         is built and before the model is wrapped for several processes.
-    step_context: a context manager around the forward and backward passes of one optimizer step.
+    step_context: a context manager around the forward and the backward pass of each micro-batch.
     memory_levers: the changes that may lower the memory of a configuration and that are not made yet.
     search: the dimensions of `fit`. not_searched: why `fit` does not search this menu, key or section.
     """
@@ -133,7 +133,7 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
 
 
 def step_context(cfg: Config) -> AbstractContextManager:
-    """Every registered `step_context` as one context manager, the first field's outermost; for one step."""
+    """Every registered `step_context` as one context manager, the first field's outermost; for one micro-batch."""
     contexts = [hooks.step_context(cfg) for hooks in registered().values() if hooks.step_context is not None]
     if not contexts:
         return contextlib.nullcontext()

@@ -17,7 +17,7 @@ from recipes.data import data_loader
 from recipes.data.data_loader import Batch
 from recipes.data.dataset import Data
 from recipes.measure.step_log import StepLog
-from recipes.options import checkpointing
+from recipes.options import checkpointing, hooks
 from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
 from recipes.training import optimizer
@@ -31,7 +31,7 @@ class Loop:
     """
 
     def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
-        self.args, self.data = args, data
+        self.cfg, self.args, self.data = cfg, args, data
         # `accelerate.Accelerator` by its module, where an estimate replaces it.
         self.accelerator = accelerate.Accelerator(**accelerate_plugins.accelerator_arguments(cfg, args))
         checkpointing.apply(cfg, model)
@@ -76,7 +76,8 @@ class Loop:
         shares, samples, tokens = step_shares(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
             last = self.accelerator.sync_gradients = index == len(batches) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            sync = nullcontext() if last else self.accelerator.no_sync(self.model)
+            with sync, hooks.step_context(self.cfg):
                 losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
         if self.args.max_grad_norm > 0:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)

@@ -6,7 +6,6 @@ the same step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from recipes.data import dataset
 from recipes.data.dataset import Data
 from recipes.machine import host
 from recipes.models import builder
-from recipes.options import parallelism, precision, task
+from recipes.options import hooks, parallelism, precision, task
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
 from recipes.training import accelerate_loop, trainer
@@ -58,7 +57,11 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
     data = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    return Ingredients(args, data, functools.partial(builder.build_model, cfg, architecture, data))
+
+    def build_model(weights: bool = True) -> PreTrainedModel:
+        return hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights))
+
+    return Ingredients(args, data, build_model)
 
 
 def build(

@@ -15,6 +15,7 @@ from recipes.config import Config
 from recipes.data import data_loader
 from recipes.data.dataset import Data
 from recipes.measure.step_log import StepLog
+from recipes.options import hooks
 from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
 from recipes.third_party import accelerate_training_private
@@ -52,7 +53,8 @@ class HeadroomTrainer(HookedTrainer):
         return batches, None  # the shares replace the Trainer's own count of items
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        loss = forward_backward(self.accelerator, model, inputs, next(self._shares), self.optimizer)
+        with hooks.step_context(self.cfg):
+            loss = forward_backward(self.accelerator, model, inputs, next(self._shares), self.optimizer)
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss
 
