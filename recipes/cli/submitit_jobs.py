@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -24,6 +25,7 @@ from recipes.jobs import launch, post_mortem
 from recipes.machine import host, interpreter
 from recipes.options import memory_hints
 from recipes.records import record_file
+from recipes.third_party import submitit_private
 
 POLL_SECONDS = 0.2  # how often the jobs' notes are read, on this machine
 SHARED_POLL_SECONDS = 2.0  # and on a file system that many share
@@ -46,19 +48,17 @@ def followed(this: sweep.Sweep, folder: Path | None):
     if folder is None or not host.has("submitit"):
         yield
         return
-    from submitit.core.core import Executor
+    follower = Follower(this, folder)
 
-    theirs, follower = Executor.map_array, Follower(this, folder)
-
-    def map_array(executor, function, *rows):
+    def start_and_follow(start: Callable, rows: tuple) -> list[Followed]:
         with _as_jobs_need_it():
-            jobs = theirs(executor, function, *rows)
-            return [follower.follow(job, overrides, number) for job, overrides, number in zip(jobs, rows[0], rows[2])]
+            jobs = start()
+            each = zip(jobs, *submitit_private.overrides_and_numbers(rows))
+            return [follower.follow(job, overrides, number) for job, overrides, number in each]
 
-    # The launcher gives up at the first job that died, and has no place to say so: this is the only door.
-    Executor.map_array = map_array
     try:
-        yield
+        with submitit_private.jobs_wrapped(start_and_follow):
+            yield
     except KeyboardInterrupt:
         follower.stop()
         raise
@@ -67,8 +67,6 @@ def followed(this: sweep.Sweep, folder: Path | None):
         if not frame.f_globals.get("__name__", "").startswith("submitit."):
             raise
         raise HydraException(f"submitit cannot start the jobs: {str(error).strip()}") from None
-    finally:
-        Executor.map_array = theirs
 
 
 @contextlib.contextmanager
@@ -141,7 +139,7 @@ class Followed:
 
     def __init__(self, job, overrides: list[str], number: int, follower: Follower):
         self.job, self.overrides, self.number, self.follower = job, overrides, number, follower
-        self.local = hasattr(job, "_process")  # submitit's LocalJob
+        self.local = submitit_private.is_local(job)
 
     def results(self) -> list[JobReturn]:
         """Wait until it is over, and see to it that it is noted. What came of it stands in its note, not here."""
@@ -152,7 +150,7 @@ class Followed:
         patience = time.monotonic() + (0 if self.local else LAG_SECONDS)
         while not self._is_over(note := self.follower.say().get(self.number)):
             if time.monotonic() >= patience:
-                self.bury(note)
+                self.write_post_mortem(note)
                 self.follower.say()
                 break
             time.sleep(pause_seconds)
@@ -162,7 +160,7 @@ class Followed:
     def _is_over(note: dict | None) -> bool:
         return note is not None and note["status"] != sweep.BEGUN
 
-    def bury(self, note: dict | None) -> None:
+    def write_post_mortem(self, note: dict | None) -> None:
         """Leave a record and a note for a job that could leave none. note: that it had begun, if it had."""
         state = self.job.state.split()[0]  # 'CANCELLED by 1000'
         status = SLURM_STATES.get(state, "killed")
@@ -252,12 +250,10 @@ def preemptible(in_task: bool):
     if not in_task:
         yield lambda: None
         return
-    from submitit import JobEnvironment
-
-    number = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")
+    number = submitit_private.requeue_signal()
     requeue, asked = signal.getsignal(number), []
 
-    def hear(*arguments):
+    def save_first(*arguments):
         listener = signal.getsignal(signal.SIGUSR1)
         if callable(listener):
             asked.append(arguments)
@@ -269,7 +265,7 @@ def preemptible(in_task: bool):
         if asked:
             requeue(*asked[0])
 
-    signal.signal(number, hear)
+    signal.signal(number, save_first)
     try:
         yield after
     finally:

@@ -1,159 +1,172 @@
-"""A finished job in words: a line in a sweep, a summary after a run."""
+"""A finished job as text: a line in a sweep, a table after a single run."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from recipes import units
-from recipes.records.record import Record
+from recipes.records.record import Estimate, Memory, Record, Speed
 from recipes.records.run_folder import log_name
+from recipes.units import MIB, PARTS
+
+Row = tuple[str, str, str]  # name, value, note
 
 
-def job_line(outcome: Record, number: int, words: list[str], before: bool) -> str:
-    """A job of a sweep in one line. before: it was done by an earlier run."""
+def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -> str:
+    """A job of a sweep in one line. before: an earlier command ran it."""
     memory = outcome.memory
     used = memory.device_used_bytes or memory.peak_tensor_bytes
-    said = [
+    parts = [
         f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
-        f"{used / units.MIB:.0f} MiB" if used else "",
+        f"{used / MIB:.0f} MiB" if used else "",
         outcome.error.message.splitlines()[0] if outcome.error else "",
         "(done before)" if before else "",
     ]
-    return f"{number:>3}  {outcome.status:<12}{' '.join(words)}  {'  '.join(filter(None, said))}".rstrip()
+    return f"{number:>3}  {outcome.status:<12}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 
 
 def summary(outcome: Record, folder: Path) -> str:
-    """A job's end in the guide's terms: time, samples per second, memory, and where it went."""
-    config, memory, speed, training = outcome.config, outcome.memory, outcome.speed, outcome.training
+    """What a run came to: time, samples per second, loss, memory and where it went. folder: the run's."""
+    lines = [_headline(outcome)]
+    lines += [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in _rows(outcome)]
+    lines += _error_lines(outcome, folder)
+    lines += [f"  warning: {text}" for text in outcome.warnings]
+    lines.append(f"  Record: {_shorter(folder / 'result.json')}")
+    return "\n".join(lines)
+
+
+def _headline(outcome: Record) -> str:
+    """The status and the configuration."""
+    config = outcome.config
     batch, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
     mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"]
     devices = "" if mode == "single" else f" x {replicas} ({mode})"
     model = config["model"]["pretrained"] or config["model"]["name"]
-    lines = [
+    return (
         f"{outcome.status}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
         f"{config['optim']['name']}, batch {batch} x {steps}{devices} = {batch * steps * replicas}, "
         f"checkpointing {config['checkpointing']['name']}, {outcome.environment['device_name']}"
-    ]
+    )
 
-    def row(name, value, note=""):
-        lines.append(f"  {name:<22}{value:>14}  {note}".rstrip())
 
-    if speed.train_seconds is not None:
-        row("Time", f"{speed.train_seconds:.2f} s", f"{training.steps} steps, {training.samples} samples")
-    if speed.samples_per_second is not None:
-        row(
-            "Samples per second",
-            f"{speed.samples_per_second:.2f}",
-            f"{speed.tokens_per_second:,.0f} tokens/s; "
-            + (
-                f"predicted, with {outcome.estimate.efficiencies_from} efficiencies"
-                if outcome.estimate
-                else f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
-            ),
-        )
-        row(
-            "Step",
-            f"{speed.step_seconds_median * 1000:.2f} ms",
-            "predicted"
-            if outcome.estimate
-            else f"median; {speed.step_seconds_p10 * 1000:.2f} to {speed.step_seconds_p90 * 1000:.2f} for the middle 80 %",
-        )
-    if speed.waiting_seconds_per_rank:
-        row(
-            "Waiting for ranks",
-            f"{max(speed.waiting_seconds_per_rank) * 1000:.2f} ms",
-            "of a step, on the rank that waits most; DDP's own sample",
-        )
-    if speed.model_flops_per_step and speed.step_seconds_median:
-        row(
-            "Model FLOP/s",
-            f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T",
-            f"MFU {speed.mfu:.1%}" if speed.mfu is not None else "",
-        )
-    if training.losses:
-        row("Loss", _number(training.final_loss), f"from {_number(training.losses[0])}")
-    if outcome.evaluation is not None:
-        e = outcome.evaluation
-        note = f"accuracy {e.accuracy:.1%}" if e.accuracy is not None else f"perplexity {_number(e.perplexity, 2)}"
-        row("Evaluation loss", _number(e.loss), f"{note}, {e.samples} samples")
+def _rows(outcome: Record) -> Iterator[Row]:
+    yield from _speed_rows(outcome)
+    yield from _result_rows(outcome)
+    yield from _device_rows(outcome.memory)
+    yield from _tensor_rows(outcome.memory)
     if outcome.estimate is not None:
-        margin, capacity = outcome.estimate.margin_bytes / units.MIB, outcome.estimate.capacity_bytes / units.MIB
-        row(
+        yield from _explanation_rows(outcome.estimate)
+    if outcome.memory.host_peak_rss_bytes is not None:
+        yield "Host memory (RSS)", f"{outcome.memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process"
+
+
+def _speed_rows(outcome: Record) -> Iterator[Row]:
+    speed, training = outcome.speed, outcome.training
+    if speed.train_seconds is not None:
+        yield "Time", f"{speed.train_seconds:.2f} s", f"{training.steps} steps, {training.samples} samples"
+    if speed.samples_per_second is not None:
+        yield from _throughput_rows(speed, outcome.estimate)
+    if speed.waiting_seconds_per_rank:
+        longest = f"{max(speed.waiting_seconds_per_rank) * 1000:.2f} ms"
+        yield "Waiting for ranks", longest, "of a step, on the rank that waits most; sampled by DDP"
+    if speed.model_flops_per_step and speed.step_seconds_median:
+        flops = f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T"
+        yield "Model FLOP/s", flops, f"MFU {speed.mfu:.1%}" if speed.mfu is not None else ""
+
+
+def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
+    if estimate is not None:
+        how, steps = f"predicted, with {estimate.efficiencies_from} efficiencies", "predicted"
+    else:
+        how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
+        shortest, longest = (seconds * 1000 for seconds in (speed.step_seconds_p10, speed.step_seconds_p90))
+        steps = f"median; {shortest:.2f} to {longest:.2f} for the middle 80 %"
+    yield "Samples per second", f"{speed.samples_per_second:.2f}", f"{speed.tokens_per_second:,.0f} tokens/s; {how}"
+    yield "Step", f"{speed.step_seconds_median * 1000:.2f} ms", steps
+
+
+def _result_rows(outcome: Record) -> Iterator[Row]:
+    training, evaluation, estimate = outcome.training, outcome.evaluation, outcome.estimate
+    if training.losses:
+        yield "Loss", _number(training.final_loss), f"from {_number(training.losses[0])}"
+    if evaluation is not None:
+        quality = f"perplexity {_number(evaluation.perplexity, 2)}"
+        if evaluation.accuracy is not None:
+            quality = f"accuracy {evaluation.accuracy:.1%}"
+        yield "Evaluation loss", _number(evaluation.loss), f"{quality}, {evaluation.samples} samples"
+    if estimate is not None:
+        margin, capacity = estimate.margin_bytes / MIB, estimate.capacity_bytes / MIB
+        left = "stay free" if margin >= 0 else "are missing"
+        yield (
             "Fits",
-            "yes" if outcome.estimate.fits else "no",
-            f"{abs(margin):.0f} MiB {'stay free' if margin >= 0 else 'are missing'}, of {capacity:.0f}; all predicted",
+            "yes" if estimate.fits else "no",
+            f"{abs(margin):.0f} MiB {left}, of {capacity:.0f}; all predicted",
         )
-    if memory.device_used_bytes is not None:
-        row(
-            "GPU memory occupied",
-            f"{memory.device_used_bytes / units.MIB:.0f} MiB",
-            f"the whole device; {memory.context_bytes / units.MIB:.0f} MiB of it the CUDA context",
-        )
-        row("CUDA reserved", f"{memory.peak_reserved_bytes / units.MIB:.0f} MiB", "peak")
-        row("CUDA allocated", f"{memory.peak_allocated_bytes / units.MIB:.0f} MiB", "peak")
+
+
+def _device_rows(memory: Memory) -> Iterator[Row]:
+    if memory.device_used_bytes is None:
+        return
+    context = f"the whole device; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context"
+    yield "GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB", context
+    yield "CUDA reserved", f"{memory.peak_reserved_bytes / MIB:.0f} MiB", "peak"
+    yield "CUDA allocated", f"{memory.peak_allocated_bytes / MIB:.0f} MiB", "peak"
+
+
+def _tensor_rows(memory: Memory) -> Iterator[Row]:
+    count = memory.parameter_count
     if memory.peak_tensor_bytes is not None:
-        count = memory.parameter_count
-        row(
-            "Tensors at the peak",
-            f"{memory.peak_tensor_bytes / units.MIB:.1f} MiB",
-            f"in the {memory.peak_phase} pass" if memory.peak_phase != "step" else "in the optimizer step",
-        )
-        for name, part in units.PARTS:
+        when = "in the optimizer step" if memory.peak_phase == "step" else f"in the {memory.peak_phase} pass"
+        yield "Tensors at the peak", f"{memory.peak_tensor_bytes / MIB:.1f} MiB", when
+        for name, part in PARTS:
             size = getattr(memory, f"{part}_bytes")
-            row(f"  {name}", f"{size / units.MIB:.1f} MiB", f"{size / count:.2f} bytes a parameter")
+            yield f"  {name}", f"{size / MIB:.1f} MiB", f"{size / count:.2f} bytes a parameter"
         most = memory.largest_bytes
         weights = most["parameters"] + most["weight_copies"]
         states = weights + most["optimizer"] + most["gradients"]
-        row(
-            "Model states, at most",
-            f"{states / units.MIB:.1f} MiB",
+        parts = (
             f"{states / count:.2f} bytes a parameter: weights {weights / count:.2f} + "
-            f"optimizer {most['optimizer'] / count:.2f} + gradients {most['gradients'] / count:.2f}",
+            f"optimizer {most['optimizer'] / count:.2f} + gradients {most['gradients'] / count:.2f}"
         )
-        row(
-            "Inference alone",
-            f"{weights / units.MIB:.1f} MiB",
-            f"{weights / count:.2f} bytes a parameter, weights only",
-        )
+        yield "Model states, at most", f"{states / MIB:.1f} MiB", parts
+        yield "Inference alone", f"{weights / MIB:.1f} MiB", f"{weights / count:.2f} bytes a parameter, weights only"
     if len(memory.per_rank) > 1 and "peak_tensor_bytes" in memory.all_ranks_bytes:
-        row(
-            "All ranks together",
-            f"{memory.all_ranks_bytes['peak_tensor_bytes'] / units.MIB:.1f} MiB",
-            f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most",
-        )
-    for one in outcome.estimate.largest if outcome.estimate else []:
-        row(
-            "  largest at the peak" if one is outcome.estimate.largest[0] else "",
-            f"{one['bytes'] / units.MIB:.1f} MiB",
-            f"{one['part']}, {one['made_by']}" + (f", {one['count']} of them" if one["count"] > 1 else ""),
-        )
-    for one in outcome.estimate.levers if outcome.estimate else []:
-        row(
-            "  levers, each alone" if one is outcome.estimate.levers[0] else "",
-            f"{one['saved_bytes'] / units.MIB:+.0f} MiB",
-            f"saved by {one['words']}"
-            + (f"; {one['step_seconds'] * 1000:.0f} ms a step" if one["step_seconds"] else ""),
-        )
-    if memory.host_peak_rss_bytes is not None:
-        row("Host memory (RSS)", f"{memory.host_peak_rss_bytes / units.MIB:.0f} MiB", "peak of the whole process")
-    if outcome.error is not None:
-        where = f" on rank {outcome.error.rank}" if config["parallelism"]["num_processes"] > 1 else ""
-        lines.append(f"  {outcome.error.type} in {outcome.error.phase}{where}: {outcome.error.message.splitlines()[0]}")
-        if outcome.error.hint:
-            lines.append(f"  {outcome.error.hint}")
-        if outcome.status == "failed":
-            lines.append(f"  What the libraries said: {folder / log_name(outcome.error.rank)}")
-    for text in outcome.warnings:
-        lines.append(f"  warning: {text}")
-    lines.append(f"  Record: {_short(folder / 'result.json')}")
-    return "\n".join(lines)
+        total = f"{memory.all_ranks_bytes['peak_tensor_bytes'] / MIB:.1f} MiB"
+        note = f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most"
+        yield "All ranks together", total, note
+
+
+def _explanation_rows(estimate: Estimate) -> Iterator[Row]:
+    """What takes the memory, and what would save some (estimate.explain)."""
+    for index, tensor in enumerate(estimate.largest):
+        count = f", {tensor['count']} of them" if tensor["count"] > 1 else ""
+        name = "" if index else "  largest at the peak"
+        yield name, f"{tensor['bytes'] / MIB:.1f} MiB", f"{tensor['part']}, {tensor['made_by']}{count}"
+    for index, lever in enumerate(estimate.levers):
+        seconds = f"; {lever['step_seconds'] * 1000:.0f} ms a step" if lever["step_seconds"] else ""
+        name = "" if index else "  levers, each alone"
+        yield name, f"{lever['saved_bytes'] / MIB:+.0f} MiB", f"saved by {lever['words']}{seconds}"
+
+
+def _error_lines(outcome: Record, folder: Path) -> list[str]:
+    """What went wrong, and what to do."""
+    error = outcome.error
+    if error is None:
+        return []
+    rank = f" on rank {error.rank}" if outcome.config["parallelism"]["num_processes"] > 1 else ""
+    lines = [f"  {error.type} in {error.phase}{rank}: {error.message.splitlines()[0]}"]
+    if error.hint:
+        lines.append(f"  {error.hint}")
+    if outcome.status == "failed":
+        lines.append(f"  The libraries' output: {folder / log_name(error.rank)}")
+    return lines
 
 
 def _number(value: float | None, digits: int = 4) -> str:
     return "not a number" if value is None or value != value else f"{value:.{digits}f}"
 
 
-def _short(path: Path) -> str:
-    """Relative to where the person stands, if that is shorter."""
+def _shorter(path: Path) -> str:
+    """The path, absolute or relative to the working directory, whichever is shorter."""
     return min(str(path), os.path.relpath(path), key=len)

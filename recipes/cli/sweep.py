@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.global_hydra import GlobalHydra
-
 from recipes.jobs import fork_client
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record, record_file
+from recipes.third_party import hydra_private
 
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
@@ -141,12 +140,8 @@ def stage(told, jobs: int | None) -> dict:
 
 def count_jobs(this: Sweep) -> tuple[int | None, set[str]]:
     """(jobs, swept keys) of a command line; None for the jobs where only the sweeper itself can count them."""
-    from hydra._internal.utils import get_args_parser
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    words = get_args_parser().parse_args(list(this.words)).overrides  # without Hydra's flags
     jobs, swept = 1, set()
-    for override in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(words):
+    for override in hydra_private.parse_overrides(this.words):
         if override.is_sweep_override():
             swept.add(override.get_key_element().lstrip("+"))
             jobs = jobs * len(list(override.sweep_string_iterator())) if jobs and override.is_discrete_sweep() else None

@@ -1,0 +1,45 @@
+"""Names of submitit and hydra-submitit-launcher that are not part of their public interface."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> Iterator[None]:
+    """Call wrap(start, rows) in place of `Executor.map_array`; start() submits the jobs.
+
+    hydra-submitit-launcher raises on the first job that failed and has no hook, so the method is replaced. A launcher
+    plugin that subclasses its launchers would need names of its own, and the names that people type would not reach it.
+    """
+    from submitit.core.core import Executor
+
+    original = Executor.map_array
+
+    def map_array(executor, function, *rows):
+        return wrap(lambda: original(executor, function, *rows), rows)
+
+    Executor.map_array = map_array
+    try:
+        yield
+    finally:
+        Executor.map_array = original
+
+
+def overrides_and_numbers(rows: tuple) -> tuple[list[list[str]], list[int]]:
+    """The overrides and the numbers of the jobs, from the arguments that hydra-submitit-launcher gives `map_array`."""
+    return rows[0], rows[2]
+
+
+def is_local(job) -> bool:
+    """Whether a job is a process of this machine (submitit's LocalJob)."""
+    return hasattr(job, "_process")
+
+
+def requeue_signal() -> int:
+    """The number of the signal with which submitit announces the end of a job's time."""
+    from submitit import JobEnvironment
+
+    return getattr(signal, f"SIG{JobEnvironment.USR_SIG}")

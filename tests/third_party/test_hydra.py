@@ -1,0 +1,13 @@
+"""Private names of Hydra that recipes/third_party/hydra_private.py uses."""
+
+import hydra
+
+from recipes.paths import CONF
+from recipes.third_party import hydra_private
+
+
+def test_get_args_parser_separates_overrides_from_flags_and_the_config_loader_parses_them():
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        swept, fixed = hydra_private.parse_overrides(["-m", "optim=adamw,sgd", "train.seed=1"])
+    assert swept.is_sweep_override() and list(swept.sweep_string_iterator()) == ["adamw", "sgd"]
+    assert fixed.get_key_element() == "train.seed" and not fixed.is_sweep_override()

@@ -1,0 +1,36 @@
+"""Private names of submitit and hydra-submitit-launcher that recipes/third_party/submitit_private.py uses."""
+
+import inspect
+import signal
+
+import pytest
+
+pytest.importorskip("submitit")
+from recipes.third_party import submitit_private
+
+
+def test_executor_map_array_can_be_replaced():
+    from submitit.core.core import Executor
+
+    original = Executor.map_array
+    with submitit_private.jobs_wrapped(lambda start, rows: [rows]):
+        assert Executor.map_array(None, print, [1], [2]) == [([1], [2])]
+    assert Executor.map_array is original
+
+
+def test_the_launcher_gives_map_array_the_overrides_first_and_the_numbers_third():
+    launcher = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
+    source = inspect.getsource(launcher.BaseSubmititLauncher.launch)
+    parameters = list(inspect.signature(launcher.BaseSubmititLauncher.__call__).parameters)[1:]
+    assert "executor.map_array(self, *zip(*job_params))" in source
+    assert (parameters[0], parameters[2]) == ("sweep_overrides", "job_num")
+
+
+def test_a_local_job_has_its_process():
+    from submitit.local.local import LocalJob
+
+    assert "_process" in inspect.getsource(LocalJob)
+
+
+def test_the_requeue_signal_is_a_signal():
+    assert submitit_private.requeue_signal() in (signal.SIGUSR1, signal.SIGUSR2)
