@@ -131,8 +131,7 @@ def _load() -> ModuleType:
 
 
 def _gpu(handle: Any) -> Gpu:
-    import pynvml
-
+    pynvml = _load()
     uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
     whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
     try:
@@ -162,7 +161,8 @@ class Nvml:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             # The driver's library without its kernel module: a machine without a GPU, such as a cluster's login node.
-            broken = error.value not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+            code = getattr(error, "value", None)
+            broken = code not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
             why = f"NVML says: {str(error).rstrip('.')}" if broken else "no NVIDIA driver"
             self.driver = Driver(error=why, broken=broken)
             return

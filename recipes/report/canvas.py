@@ -1,19 +1,24 @@
-"""The sheet that all pictures of a sweep are drawn on: sizes, colours, fonts, axes."""
+"""What the pictures of a report have in common: sizes, colours, fonts, and figures with a row for each job."""
 
 from __future__ import annotations
 
 import functools
 import io
+from typing import TYPE_CHECKING
 
 from recipes.report.rows import Spread, Table
 
-BLUE, ORANGE, GREEN, YELLOW, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#767676"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#767676"
 PART_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, "#BBBBBB")
 ROW, PANEL, GAP, EDGE, HEAD, FOOT = 0.27, 3.3, 0.3, 0.15, 0.5, 0.6  # inches
-TALLEST = 110  # inches; with more jobs than fit, rows and letters shrink
+MAX_HEIGHT = 110  # inches; with more jobs than that, rows and text shrink
 FONT, SMALL = 9, 8  # points
 DPI = 130
-LONGEST, LONGEST_NAME = 44, 90  # characters of a word in a label, and of all its words in one
+MAX_CELL, MAX_NAME = 44, 90  # characters of a cell of the label, and of a label that is one cell
 STYLE = {
     "font.family": "DejaVu Sans",
     "text.parse_math": False,
@@ -22,81 +27,80 @@ STYLE = {
     "axes.linewidth": 0.6,
     "errorbar.capsize": 2,
 }
-APART_AT_MOST = 10  # times; published figures further from the jobs' own would squash the bars
+MAX_RATIO = 10  # of published figures to the jobs' own; beyond that the bars would be too short to read
 
 
 # --- a sheet of rows: labels on the left, panels with a bar a row beside them ------------------------
 
 
 class Sheet:
-    """A figure with a row for each job: the label's words in columns, then panels of bars."""
+    """A figure with a row for each job: the columns of its label, then panels of bars."""
 
-    def __init__(self, made: Table, panels: int, panel: float = PANEL):
+    def __init__(self, made: Table, panels: int, panel: float = PANEL) -> None:
+        """panels: how many. panel: the width of one, inches."""
         self.made, self.panel, self.used = made, panel, 0
         count = len(made.rows)
-        self.row = min(ROW, TALLEST / count)
+        self.row = min(ROW, MAX_HEIGHT / count)
         self.scale = min(1.0, self.row / ROW)
         self.positions = range(count)
-        words = list(_labels(made).items())
+        columns = list(short_labels(made).items())
         lefts, x = [], EDGE
-        for key, cells in words:
+        for key, cells in columns:
             lefts.append(x)
-            x += (
-                max([_inches(key, FONT, bold=True), *(_inches(cell, FONT * self.scale, bold=True) for cell in cells)])
-                + 0.22
-            )
+            widths = [text_inches(cell, FONT * self.scale, bold=True) for cell in cells]
+            x += max([text_inches(key, FONT, bold=True), *widths]) + 0.22
         self.left = x
         self.width, self.height = x + panels * (panel + GAP), HEAD + count * self.row + FOOT
-        self.figure = _figure(self.width, self.height)
+        self.figure = new_figure(self.width, self.height)
         labels = self._axes(0, self.width)
         labels.set_axis_off()
         labels.set_xlim(0, self.width)
-        above = -0.5 - 0.16 / self.row  # the headings' line, in rows
-        for x, (key, cells) in zip(lefts, words):
-            labels.text(x, above, key, fontsize=FONT, weight="bold")
+        self.heading_y = -0.5 - 0.16 / self.row  # in rows
+        for x, (key, cells) in zip(lefts, columns):
+            labels.text(x, self.heading_y, key, fontsize=FONT, weight="bold")
             for y, cell in enumerate(cells):
                 own = made.rows[y] is made.baseline
                 labels.text(
                     x, y, cell, fontsize=FONT * self.scale, va="center_baseline", weight="bold" if own else "normal"
                 )
-        first = words[0][1]
+        first = columns[0][1]
         edges = [y for y in range(1, count) if first[y] != first[y - 1]]
         for y in edges if len(edges) <= count / 4 else []:  # a line between blocks, where there are blocks
             labels.axhline(y - 0.5, EDGE / self.width, 1 - GAP / self.width, color="#CCCCCC", linewidth=0.6)
         self.labels = labels
 
-    def _axes(self, left: float, width: float):
+    def _axes(self, left: float, width: float) -> Axes:
         axes = self.figure.add_axes(
             (left / self.width, FOOT / self.height, width / self.width, (self.height - HEAD - FOOT) / self.height)
         )
         axes.set_ylim(len(self.positions) - 0.5, -0.5)
         return axes
 
-    def add_panel(self, title: str, most: float, room: float = 1.42):
-        """The next panel: its axes, from 0 to `room` times the largest value, so that figures fit behind the bars."""
+    def add_panel(self, title: str, largest: float, room: float = 1.42) -> Axes:
+        """The next panel: its axes, from 0 to `room` times the largest value, so that the figures fit."""
         axes = self._axes(self.left + self.used * (self.panel + GAP), self.panel)
         self.used += 1
-        axes.set_xlim(0, (most or 1) * room)
+        axes.set_xlim(0, (largest or 1) * room)
         axes.set_yticks([])
         axes.patch.set_visible(False)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
         axes.tick_params(labelsize=SMALL, length=0, colors=GREY)
-        axes.set_xticks(_ticks(most))
+        axes.set_xticks(_ticks(largest))
         axes.grid(axis="x", color="#E4E4E4", linewidth=0.6)
         axes.set_axisbelow(True)
         self.labels.text(
             self.left + (self.used - 1) * (self.panel + GAP),
-            -0.5 - 0.16 / self.row,
+            self.heading_y,
             title,
             fontsize=FONT,
             weight="bold",
         )
         return axes
 
-    def bar(self, axes, y: int, spread: Spread, text: str, colour: str, beside: float = 0) -> None:
+    def bar(self, axes: Axes, y: int, spread: Spread, text: str, colour: str, beside: float = 0) -> None:
         """A bar, its spread over the repeats, and its figure. An estimate is a pale bar with an outline.
 
-        beside: what else the figure must stand to the right of.
+        beside: another value that the figure must stand to the right of.
         """
         pale = self.made.rows[y].estimate
         axes.barh(
@@ -117,8 +121,8 @@ class Sheet:
             )
         self.text(axes, y, max(spread.high, beside), text, 9 if beside else 5)
 
-    def text(self, axes, y: int, x: float, text: str, points: float = 5) -> None:
-        """Words so many points right of x."""
+    def text(self, axes: Axes, y: int, x: float, text: str, points: float = 5) -> None:
+        """A text that begins this many typographic points right of x."""
         axes.annotate(
             text,
             (x, y),
@@ -127,13 +131,13 @@ class Sheet:
             fontsize=SMALL * self.scale,
             va="center_baseline",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )  # the lines behind stop there
+        )  # covers the grid lines behind
 
-    def slot(self, axes, y: int, word: str) -> None:
-        """The place of a job that has no figure: hatched, with the reason."""
+    def no_figure(self, axes: Axes, y: int, reason: str) -> None:
+        """The row of a job without a figure: hatched, with the reason."""
         axes.barh(y, axes.get_xlim()[1], 0.68, facecolor="none", edgecolor="none", hatch="/////", linewidth=0)
         axes.annotate(
-            word,
+            reason,
             (0, y),
             (5, 0),
             textcoords="offset points",
@@ -142,26 +146,26 @@ class Sheet:
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
         )
 
-    def foot(self, words: list[str]) -> None:
-        """Small words below everything, in as many lines as they need."""
+    def foot(self, sentences: list[str]) -> None:
+        """Sentences in small type below everything, in as many lines as they need."""
         lines: list[str] = []
-        for word in words:
-            longer = f"{lines[-1]}   {word}" if lines else word
-            if lines and _inches(longer, SMALL - 1) < self.width - 2 * EDGE:
+        for sentence in sentences:
+            longer = f"{lines[-1]}   {sentence}" if lines else sentence
+            if lines and text_inches(longer, SMALL - 1) < self.width - 2 * EDGE:
                 lines[-1] = longer
             else:
-                lines.append(word)
+                lines.append(sentence)
         for above, line in enumerate(reversed(lines)):
             self.figure.text(
                 EDGE / self.width, (0.06 + 0.14 * above) / self.height, line, fontsize=SMALL - 1, color=GREY
             )
 
 
-# --- what all of them need -------------------------------------------------------------------------
+# --- for all pictures --------------------------------------------------------------------------------
 
 
-def _figure(width: float, height: float):
-    """A white figure for PNG, in inches; without pyplot, so that no window system is asked for."""
+def new_figure(width: float, height: float) -> Figure:
+    """A white figure of this size in inches; without pyplot, which would choose a window system."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -170,15 +174,16 @@ def _figure(width: float, height: float):
     return figure
 
 
-def _png(figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
 @functools.cache
-def _inches(text: str, points: float, bold: bool = False) -> float:
-    """How wide a text is."""
+def text_inches(text: str, points: float, bold: bool = False) -> float:
+    """The width of a text of this size in points, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -192,21 +197,21 @@ def _inches(text: str, points: float, bold: bool = False) -> float:
     )
 
 
-def _labels(made: Table) -> dict[str, list[str]]:
-    """The table's labels, the long ones without their middle."""
+def short_labels(made: Table) -> dict[str, list[str]]:
+    """The table's label columns, long texts without their middle."""
 
-    def short(text, longest):
+    def short(text: str, longest: int) -> str:
         half = (longest - 1) // 2
         return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
     return {
-        key: [short(cell, LONGEST_NAME if key == "job" else LONGEST) for cell in cells]
+        key: [short(cell, MAX_NAME if key == "job" else MAX_CELL) for cell in cells]
         for key, cells in made.labels.items()
     }
 
 
-def _ticks(most: float) -> list[float]:
-    """A few round numbers from 0 on, none beyond the largest value."""
+def _ticks(largest: float) -> list[float]:
+    """A few round numbers from 0 to at most the largest value."""
     from matplotlib.ticker import MaxNLocator
 
-    return [tick for tick in MaxNLocator(4).tick_values(0, most) if tick <= most] if most else []
+    return [tick for tick in MaxNLocator(4).tick_values(0, largest) if tick <= largest] if largest else []

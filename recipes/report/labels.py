@@ -1,9 +1,10 @@
-"""What differs between jobs: a record as flat words, and those of them that make a row's label."""
+"""The labels of a table's rows: the keys of the configuration in which the jobs differ."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from recipes.config import LABEL, identity_of
 from recipes.records.record import Record
@@ -12,84 +13,84 @@ PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 
 
 def facts(found: Record) -> dict[str, str]:
-    """A record's configuration as flat words, and where it ran: what may tell it from another.
+    """A record's configuration and environment as flat text values: everything in which jobs may differ.
 
-    A group's option stands under the group's name (`optim`), its keys under theirs (`optim.beta1`).
+    The key of a group's option is the group's name (`optim`), that of a value in it has two parts (`optim.beta1`).
     """
-    words = {"experiment": _experiment(found)}
-    for section, values in found.config.items():
-        for key, value in (values if isinstance(values, dict) else {"name": values}).items():
-            words[section if key == "name" else f"{section}.{key}"] = _word(value)
-    limit = words.pop("launch.memory_limit_gib", None)
-    words = {
+    values = {"experiment": _experiment(found)}
+    for section, content in found.config.items():
+        for key, value in (content if isinstance(content, dict) else {"name": content}).items():
+            values[section if key == "name" else f"{section}.{key}"] = _text(value)
+    limit = values.pop("launch.memory_limit_gib", None)
+    values = {
         key: value
-        for key, value in words.items()
+        for key, value in values.items()
         if key == "experiment" or (not key.startswith("experiment.") and LABEL in identity_of(key))
     }
     if limit is not None:
-        words["launch.memory_limit_gib"] = limit  # the last of a label
+        values["launch.memory_limit_gib"] = limit  # the last of a label
     environment = found.environment
-    words["device"] = _word(environment.get("device", words.get("device")))
-    words["device_name"] = _word(environment.get("device_name"))
-    words["git_revision"] = _word(environment.get("git_revision"))
+    values["device"] = _text(environment.get("device", values.get("device")))
+    values["device_name"] = _text(environment.get("device_name"))
+    values["git_revision"] = _text(environment.get("git_revision"))
     versions = environment.get("versions") or {}
-    return words | {name: _word(versions.get(name)) for name in PACKAGES}
+    return values | {name: _text(versions.get(name)) for name in PACKAGES}
 
 
-def _word(value) -> str:
-    """A value as it would be typed."""
+def _text(value: Any) -> str:
+    """A value as it is typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _experiment(found: Record) -> str:
-    """The experiment file that made it (`+experiment/guide=vanilla`: vanilla), or null."""
-    told = found.config.get("experiment")
-    if isinstance(told, dict):
-        told = told.get("name")
-    typed = [
-        match[1] for match in (re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", word) for word in found.overrides) if match
-    ]
-    return _word(told or "+".join(typed) or None)
+    """The name of the experiment file (`+experiment/guide=vanilla`: vanilla), or null."""
+    name = found.config.get("experiment")
+    if isinstance(name, dict):
+        name = name.get("name")
+    matches = [re.match(r"\+{0,2}experiment(?:/\w+)*=(.+)", override) for override in found.overrides]
+    return _text(name or "+".join(match[1] for match in matches if match) or None)
 
 
-def _context(key: str, words: dict[str, str]) -> tuple:
-    """The facts from which `key` follows. It is worth showing only if it differs between jobs that share them."""
-    get, group = words.get, key.split(".")[0]
+def _context(key: str, values: dict[str, str]) -> tuple:
+    """The facts that determine the default of `key`: it is shown only if it differs between jobs with the same ones."""
+    get, group = values.get, key.split(".")[0]
     if key in ("experiment", "device"):
         return ()
     if key == "device_name":
         return (get("device"),)
-    if key in PACKAGES or key == "git_revision":  # only where they tell apart what is otherwise the same
-        return tuple(value for name, value in words.items() if name not in PACKAGES and name != "git_revision")
+    if key in PACKAGES or key == "git_revision":  # only between jobs that differ in nothing else
+        return tuple(value for name, value in values.items() if name not in PACKAGES and name != "git_revision")
     if key == "train.learning_rate":
         return get("experiment"), get("model"), get("model.pretrained")
     if key == "accumulation.steps" and get("batch.effective", "null") != "null":  # derived from the batch
         return tuple(
-            value for name, value in words.items() if name.split(".")[0] in ("experiment", "batch", "parallelism")
+            value for name, value in values.items() if name.split(".")[0] in ("experiment", "batch", "parallelism")
         )
     return get("experiment"), get(group) if key != group else None
 
 
 def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
-    """The keys in which jobs differ, without those that merely follow from another one's option."""
+    """The keys in which jobs differ, without those whose value is determined by another key."""
     shown = []
-    for key in dict.fromkeys(key for words in all_facts for key in words):
-        values: dict[tuple, set] = {}
-        for words in all_facts:
-            if key in words and not (
-                key == "train.learning_rate" and words[key] == "null"
-            ):  # refused before it was filled in
-                values.setdefault(_context(key, words), set()).add(words[key])
-        if any(len(several) > 1 for several in values.values()):
+    for key in dict.fromkeys(key for values in all_facts for key in values):
+        by_context: dict[tuple, set] = {}
+        for values in all_facts:
+            refused_early = key == "train.learning_rate" and values.get(key) == "null"  # before its default was set
+            if key in values and not refused_early:
+                by_context.setdefault(_context(key, values), set()).add(values[key])
+        if any(len(different) > 1 for different in by_context.values()):
             shown.append(key)
     return shown or ["model"]
 
 
-def label_of(words: dict[str, str], keys: list[str], used: set[tuple[str, str]]) -> dict[str, str]:
-    """The label of a job. used: (option, key) of the keys that have a value with some job of that option."""
+def label_of(values: dict[str, str], keys: list[str], used: set[tuple[str | None, str]]) -> dict[str, str]:
+    """The label of a job with these facts: key -> value.
+
+    keys: those of the table. used: (option, key) for each key that is not null in some job with that option.
+    """
     label = {}
     for key in keys:
-        value, option = words.get(key), words.get(key.split(".")[0])
+        value, option = values.get(key), values.get(key.split(".")[0])
         unused = value == "null" and option is not None and "." in key and (option, key) not in used
         if value is not None and not unused and (key, value) != ("experiment", "null"):
             label[key] = value

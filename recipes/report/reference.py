@@ -1,9 +1,10 @@
-"""What others measured, in the form that `rows.table(published=...)` takes."""
+"""Published figures, in the form that `rows.table(published=...)` takes."""
 
 from __future__ import annotations
 
 import csv
 import re
+from typing import Any
 
 from recipes import paths
 from recipes.records.record import Record
@@ -12,8 +13,8 @@ from recipes.units import MIB
 GUIDE_FILE = paths.REFERENCE / "guide_v100.csv"
 GUIDE_SOURCE = "the guide, V100 16 GB, bert-large-uncased, January 2022"
 GUIDE_BASELINE = "vanilla"  # what the guide compares its other rows with
-# The file's columns that say what a row is, and the keys that say it here. A job whose experiment was then
-# told otherwise (`+experiment/guide=vanilla precision=bf16`) is not what the guide measured.
+# The file's columns that describe a row -> the keys of the configuration. A job that changes one of them
+# (`+experiment/guide=vanilla precision=bf16`) is not what the guide measured.
 GUIDE_SETTINGS = {
     "precision": "precision",
     "optim": "optim",
@@ -26,15 +27,15 @@ GUIDE_SETTINGS = {
 def guide() -> dict[str, dict]:
     """The guide's table: "experiment=vanilla recipe=trainer" -> its figures; {} where its file is missing.
 
-    Bytes are of the whole device. What a row has no figure for is left out.
+    Bytes are those of the whole device. A figure that a row does not have is left out.
     """
     try:
         lines = list(csv.DictReader(GUIDE_FILE.read_text().splitlines()))
     except FileNotFoundError:
         return {}
-    told = {}
+    published = {}
     for line in lines:
-        figures = {
+        figures: dict[str, Any] = {
             "source": GUIDE_SOURCE,
             "where": " ".join(f"{key}={line[name]}" for name, key in GUIDE_SETTINGS.items()),
         }
@@ -42,10 +43,10 @@ def guide() -> dict[str, dict]:
             figures["device_used_bytes"] = int(line["device_used_mb"]) * MIB  # NVML's 'MB' are MiB
         if line["samples_per_second"]:
             figures["samples_per_second"] = float(line["samples_per_second"])
-        told[f"experiment={line['name'].replace('+', '_')} recipe={line['recipe']}"] = figures
-    return told
+        published[f"experiment={line['name'].replace('+', '_')} recipe={line['recipe']}"] = figures
+    return published
 
 
 def of_guide(found: Record) -> bool:
     """Whether a record was made by `+experiment/guide=...`."""
-    return any(re.match(r"\+{0,2}experiment/guide=", word) for word in found.overrides)
+    return any(re.match(r"\+{0,2}experiment/guide=", override) for override in found.overrides)

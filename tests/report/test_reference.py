@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from conftest import CONF
-from test_report import MIB, OOM, drawn, job, put, run, words_of  # noqa: F401 - drawn is a fixture
+from made_up_records import OOM, drawn, job, put, run_report, texts_of  # noqa: F401 - drawn is a fixture
 
 from recipes.report import reference, report
+from recipes.report.screen_table import screen_text
+from recipes.report.tables import columns, markdown
+from recipes.units import MIB
 
 GUIDE = "+experiment/guide={}"
 X4 = ("accumulation=x4", "batch.per_device=1")
@@ -50,7 +53,7 @@ def test_every_row_of_the_guide_is_an_experiment_with_these_settings():
 def test_without_the_file_there_are_none_and_the_table_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(reference, "GUIDE_FILE", tmp_path / "missing.csv")
     assert reference.guide() == {}
-    assert "published samples/s" not in report.columns(report.compare([guided("vanilla")]))
+    assert "published samples/s" not in columns(report.compare([guided("vanilla")]))
 
 
 def test_the_guides_jobs_have_its_figures_and_its_baseline_by_default():
@@ -62,15 +65,15 @@ def test_the_guides_jobs_have_its_figures_and_its_baseline_by_default():
     ]
     made = report.compare(records)
     assert made.baseline.name == "experiment=vanilla recipe=accelerate", "the first that ended ok"
-    cells = report.columns(made)
+    cells = columns(made)
     assert cells["published samples/s"] == ["7.750", "", "8.860", "7.960"]
     assert cells["published device memory MiB"] == ["8681", "", "14949", "12295"]
-    text = report.markdown(made)
+    text = markdown(made)
     assert (
         "the guide, V100 16 GB, bert-large-uncased, January 2022; the jobs here: model=bert_tiny, data.seq_len=" in text
     )
     assert report.compare(records, "experiment=adafactor").baseline is not made.baseline
-    assert "published samples/s" not in report.columns(report.compare(records, published={}))
+    assert "published samples/s" not in columns(report.compare(records, published={}))
 
 
 def test_without_a_vanilla_job_that_ended_ok_the_baseline_is_the_first_that_did():
@@ -101,7 +104,7 @@ def test_the_files_the_screen_and_the_script_have_them(tmp_path):
     for text in (
         (tmp_path / "table.md").read_text(),
         report.for_screen([tmp_path]),
-        run(tmp_path, cwd=tmp_path).stdout,
+        run_report(tmp_path, cwd=tmp_path).stdout,
     ):
         assert "8.860" in text and "baseline, experiment=vanilla" in " ".join(text.split()) and "January 2022" in text
 
@@ -115,11 +118,11 @@ def test_a_note_that_many_jobs_have_is_read_once():
         ),
     ]
     made = report.compare(records)
-    text, screen = report.markdown(made), report.screen_text(made, 160)
+    text, screen = markdown(made), screen_text(made, 160)
     assert text.count("CUDA out of memory") == screen.count("CUDA out of memory") == 1
     assert text.count("| see 1 |") == 2 and "\n1. in backward: CUDA out of memory." in text
     assert screen.count("refused [1]") == 2 and "\n[1] in backward: CUDA out of memory." in screen
-    assert report.screen_text(made, 30).count("out") >= 1, "where the status has no room, the jobs are named"
+    assert screen_text(made, 30).count("out") >= 1, "where the status has no room, the jobs are named"
 
 
 def test_published_figures_far_from_the_jobs_are_in_the_table_alone(drawn):
@@ -127,6 +130,6 @@ def test_published_figures_far_from_the_jobs_are_in_the_table_alone(drawn):
         made = {"experiment=vanilla": {"samples_per_second": 9.0, "source": "a paper"}}
         records = [guided("vanilla", **options), guided("adafactor", "optim=adafactor", **options)]
         figure = drawn(records, published=made)["bars.png"][0]
-        return [word for word in words_of(figure) if "◇: published by a paper." in word]
+        return [word for word in texts_of(figure) if "◇: published by a paper." in word]
 
     assert feet(speed=20.0) and not feet(speed=900.0) and not feet(speed=0.5)

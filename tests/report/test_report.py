@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import csv
-import functools
 import io
 import itertools
 import json
@@ -15,112 +13,22 @@ import subprocess
 import sys
 
 import pytest
-import yaml
-from conftest import CONF, ROOT
+from conftest import ROOT
+from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, texts_of  # noqa: F401 - drawn is a fixture
 
-from recipes import config
 from recipes.errors import Refusal
-from recipes.options import accumulation, train
-from recipes.records import atomic_file, record, record_file
-from recipes.records.record import Error, Evaluation, Memory, Record, Speed, Training
-from recipes.report import canvas, pareto_plot, plots, report
-
-sys.path.insert(0, str(ROOT))
-MIB = 2**20
-PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
-OOM = Error("backward", "OutOfMemoryError", "CUDA out of memory. A | B\nmore lines", "Try precision=bf16.")
-
-
-@functools.cache
-def page(name):
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
-
-
-def configuration(*words: str) -> dict:
-    """A resolved configuration as records hold it, from the menus, without Hydra."""
-    values = copy.deepcopy(page("config"))
-    chosen = {key: value for entry in values.pop("defaults") if isinstance(entry, dict) for key, value in entry.items()}
-    del values["hydra"]
-    typed = dict(word.split("=", 1) for word in words)
-    groups = {group: copy.deepcopy(page(f"{group}/{typed.pop(group, chosen[group])}")) for group in config.GROUPS}
-    values |= groups
-    for key, value in typed.items():
-        section, _, name = key.partition(".")
-        node, name = (values[section], name) if name else (values, section)
-        node[name] = yaml.safe_load(value)
-    cfg = config.from_dict(values)
-    assert not train.resolve(cfg) and not accumulation.resolve(cfg)
-    return config.to_dict(cfg)
-
-
-def job(
-    *words: str, memory=100 * MIB, speed=10.0, status="ok", error=None, overrides=(), device="cpu", **environment
-) -> Record:
-    """A record. memory: peak of live tensors, and of the device where it is cuda; speed: samples per second."""
-    values = configuration(*words)
-    told = {
-        "versions": {"torch": "2.11.0"},
-        "device": device,
-        "device_name": device.upper(),
-        "git_revision": "abc",
-    } | environment
-    made = Record(
-        values["recipe"]["name"],
-        list(overrides),
-        values,
-        record.config_key(values, told["versions"]),
-        told,
-        status,
-        error=error,
-    )
-    if status == "ok":
-        made.training = Training(2, 16, 512, [0.7, 0.5], 0.5)
-        made.speed = Speed(0, 2, 0.8, 0.7, 0.9, speed, 320.0, 10**9, None, 1.6)
-        made.memory = Memory(*(memory // 5 for _ in PARTS), peak_tensor_bytes=memory // 5 * 5, peak_phase="backward")
-        if device == "cuda":
-            made.memory.peak_reserved_bytes, made.memory.device_used_bytes = memory + 10 * MIB, memory + 500 * MIB
-    return made
-
-
-def put(folder, records):
-    """Write each record into a folder of its own."""
-    for i, each in enumerate(records):
-        place = folder / f"{each.config_key}-{i}"
-        place.mkdir(parents=True)
-        record_file.write(each, place)
-    return folder
+from recipes.records import atomic_file, record_file
+from recipes.records.record import Error, Evaluation
+from recipes.report import pareto_plot, plots, report, rows
+from recipes.report.files import csv_text, jsonl
+from recipes.report.read import read_all
+from recipes.report.screen_table import screen_text
+from recipes.report.tables import columns, markdown
+from recipes.units import MIB
 
 
 def names(records, **options):
-    return [row.name for row in report.table(records, **options).rows]
-
-
-def sixty() -> list[Record]:
-    """A sweep of sixty jobs, five of them out of memory; many with the same memory."""
-    made = []
-    for n, (precision, optim, steps, checkpointing) in enumerate(
-        itertools.product(
-            ("fp32", "bf16", "tf32"),
-            ("adamw", "adafactor", "adam8bit", "sgd", "adamw_fused"),
-            ("none", "x4"),
-            ("none", "full"),
-        )
-    ):
-        oom = n % 12 == 5
-        made.append(
-            job(
-                f"precision={precision}",
-                f"optim={optim}",
-                f"accumulation={steps}",
-                f"checkpointing={checkpointing}",
-                memory=(1000 + n % 9 * 100) * MIB,
-                speed=10 + n % 13 * 0.8,
-                job_number=n,
-                status="oom" if oom else "ok",
-                error=OOM if oom else None,
-            )
-        )
-    return made
+    return [row.name for row in rows.table(records, **options).rows]
 
 
 # --- labels --------------------------------------------------------------------------------------
@@ -137,7 +45,7 @@ def test_only_the_options_that_differ_are_in_the_label():
 
 
 def test_a_key_of_a_group_is_shown_where_it_differs_within_an_option():
-    made = report.table([job("optim=adamw", "optim.beta1=0.8"), job("optim=adamw"), job("optim=adafactor")])
+    made = rows.table([job("optim=adamw", "optim.beta1=0.8"), job("optim=adamw"), job("optim=adafactor")])
     assert made.keys == ["optim", "optim.beta1"]
     assert [row.name for row in made.rows] == [
         "optim=adafactor",
@@ -167,13 +75,13 @@ def test_null_is_a_value_for_an_option_that_uses_the_key():
     ],
 )
 def test_what_follows_from_another_key_is_not_in_the_label(one, other, keys):
-    assert report.table([job(*one), job(*other)]).keys == keys
+    assert rows.table([job(*one), job(*other)]).keys == keys
 
 
 def test_a_learning_rate_that_a_refusal_left_open_is_no_difference():
     refused = job("precision=fp16", status="refused")
     refused.config["train"]["learning_rate"] = None
-    assert report.table([job(), refused]).keys == ["precision"]
+    assert rows.table([job(), refused]).keys == ["precision"]
 
 
 def test_with_experiments_the_label_has_what_they_do_not_say():
@@ -191,8 +99,8 @@ def test_with_experiments_the_label_has_what_they_do_not_say():
 
 def test_versions_tell_apart_only_what_is_otherwise_the_same():
     new = {"versions": {"torch": "2.12.0"}, "git_revision": "def"}
-    assert report.table([job(), job("precision=bf16", **new)]).keys == ["precision"]
-    assert report.table([job(), job(**new)]).keys == ["git_revision", "torch"]
+    assert rows.table([job(), job("precision=bf16", **new)]).keys == ["precision"]
+    assert rows.table([job(), job(**new)]).keys == ["git_revision", "torch"]
 
 
 def test_another_device_is_another_row():
@@ -210,10 +118,10 @@ def test_with_many_keys_a_job_is_named_by_what_sets_it_apart():
         "compile=true",
         "train.epochs=2",
     ]
-    made = report.table([job()] + [job(word) for word in words] + [job(*words[:2])])
+    made = rows.table([job()] + [job(word) for word in words] + [job(*words[:2])])
     assert list(made.labels) == ["job"] and len(made.keys) == 7
     assert sorted(row.name for row in made.rows) == sorted(["the most common", *words, "precision=bf16 optim=sgd"])
-    assert "from the most common: precision=fp32 optim=adamw" in report.markdown(made)
+    assert "from the most common: precision=fp32 optim=adamw" in markdown(made)
     records = [run for row in made.rows for run in row.runs]
     for found in records:  # the job with two such words first
         found.environment["job_number"] = (
@@ -221,7 +129,7 @@ def test_with_many_keys_a_job_is_named_by_what_sets_it_apart():
             if found.config["precision"]["name"] == "fp32"
             else -9 + (found.config["optim"]["name"] != "sgd")
         )
-    assert report.table(records, "precision=bf16").baseline.name == "precision=bf16", (
+    assert rows.table(records, "precision=bf16").baseline.name == "precision=bf16", (
         "a whole name goes before a part of one"
     )
 
@@ -240,20 +148,20 @@ def test_repeats_and_seeds_are_one_row_with_median_and_spread():
         )
         for n, speed in enumerate((12.0, 10.0, 50.0))
     ]
-    made = report.table([*records, job("precision=bf16", speed=24.0)])
+    made = rows.table([*records, job("precision=bf16", speed=24.0)])
     row = next(row for row in made.rows if row.label["precision"] == "fp32")
     assert len(made.rows) == 2 and made.speed(row) == (12, 10, 50)
-    cells = report.columns(made)
+    cells = columns(made)
     at = made.rows.index(row)
     assert cells["runs"][at] == "3" and cells["samples/s"][at] == "12.00 (10.00 to 50.00)"
-    assert len(report.csv_text(made).splitlines()) == len(report.jsonl(made).splitlines()) + 1 == 5
+    assert len(csv_text(made).splitlines()) == len(jsonl(made).splitlines()) + 1 == 5
 
 
 def test_a_repeat_that_failed_does_not_count_and_is_told():
-    (row,) = report.table([job(speed=8.0), job("measure.repeat=1", status="oom", error=OOM)]).rows
+    (row,) = rows.table([job(speed=8.0), job("measure.repeat=1", status="oom", error=OOM)]).rows
     assert row.status == "1 ok, 1 oom" and row.done and row.spread("speed", "samples_per_second") == (8, 8, 8)
     assert row.notes == ["in backward: CUDA out of memory. A | B. Try precision=bf16."]
-    (row,) = report.table([job(status="refused", error=Error("load", "Refusal", "No. Type this.\nAnd that."))]).rows
+    (row,) = rows.table([job(status="refused", error=Error("load", "Refusal", "No. Type this.\nAnd that."))]).rows
     assert row.notes == ["No. Type this."]
 
 
@@ -278,27 +186,26 @@ def test_without_numbers_the_order_is_that_of_the_labels():
 
 def test_memory_is_of_the_kind_that_all_jobs_have():
     gpu, other = job(device="cuda"), job("precision=bf16", device="cuda")
-    assert report.table([gpu, other]).memory_kind == "device_used_bytes"
+    assert rows.table([gpu, other]).memory_kind == "device_used_bytes"
     other.memory.device_used_bytes = None
-    made = report.table([gpu, other])
+    made = rows.table([gpu, other])
     assert made.memory_kind == "peak_reserved_bytes" and made.memory(made.rows[0]).median == 110 * MIB
-    made = report.table([gpu, other, job()])
-    assert (
-        made.memory_kind == "peak_tensor_bytes"
-        and "Tensor memory is the largest sum of live tensors." in report.markdown(made)
+    made = rows.table([gpu, other, job()])
+    assert made.memory_kind == "peak_tensor_bytes" and "Tensor memory is the largest sum of live tensors." in markdown(
+        made
     )
 
 
 def test_the_unit_of_memory_suits_its_size():
-    assert "tensor memory MiB" in report.columns(report.table([job(memory=1000 * MIB)]))
-    assert report.columns(report.table([job(memory=5000 * MIB)]))["tensor memory GiB"] == ["4.883"]
+    assert "tensor memory MiB" in columns(rows.table([job(memory=1000 * MIB)]))
+    assert columns(rows.table([job(memory=5000 * MIB)]))["tensor memory GiB"] == ["4.883"]
 
 
 def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
     estimate = job("recipe=accelerate")
     estimate.recipe, estimate.config["recipe"]["name"], estimate.status = "estimate", "estimate", "oom"
-    made = report.table([job(), estimate])
-    cells = report.columns(made)
+    made = rows.table([job(), estimate])
+    cells = columns(made)
     assert cells["status"] == ["oom (estimate)", "ok"] and cells["tensor memory MiB"] == ["100.0", "100.0"]
     assert made.baseline is made.rows[1]
 
@@ -306,7 +213,7 @@ def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
 def test_no_table_says_that_nvml_told_an_estimate():
     run, estimate = job(device="cuda"), job("recipe=accelerate", device="cuda")
     estimate.recipe = "estimate"
-    meanings = [report.table(records).memory_meaning for records in ([run], [estimate], [run, estimate])]
+    meanings = [rows.table(records).memory_meaning for records in ([run], [estimate], [run, estimate])]
     assert meanings == [
         "what the whole device had in use, by NVML",
         "what the whole device would have in use",
@@ -315,8 +222,8 @@ def test_no_table_says_that_nvml_told_an_estimate():
 
 
 def test_jobs_side_by_side_are_marked():
-    made = report.table([job(jobs_at_once=4), job("precision=bf16", jobs_at_once=1)])
-    assert report.columns(made)["note"] == [
+    made = rows.table([job(jobs_at_once=4), job("precision=bf16", jobs_at_once=1)])
+    assert columns(made)["note"] == [
         "",
         "4 jobs side by side: they disturb each other's times and device memory.",
     ]
@@ -326,14 +233,14 @@ def test_jobs_side_by_side_are_marked():
 
 
 def test_differences_are_from_the_first_job_that_ended_ok():
-    made = report.table(
+    made = rows.table(
         [
             job("optim=adafactor", status="oom", error=OOM),
             job("optim=adamw", memory=200 * MIB, speed=10.0),
             job("optim=sgd", memory=150 * MIB, speed=12.5),
         ]
     )
-    cells = report.columns(made)
+    cells = columns(made)
     assert cells["memory diff."] == ["", "baseline", "-25.0 %"] and cells["samples/s diff."] == [
         "",
         "baseline",
@@ -343,18 +250,18 @@ def test_differences_are_from_the_first_job_that_ended_ok():
 
 def test_the_baseline_can_be_named():
     records = [job(f"precision={p}", f"optim={o}") for p in ("bf16", "fp32") for o in ("adamw", "sgd")]
-    made = report.table(records, "precision=fp32")
+    made = rows.table(records, "precision=fp32")
     assert made.baseline.name == "precision=fp32 optim=adamw"
-    assert report.table(records, "optim=sgd precision=fp32").baseline.name == "precision=fp32 optim=sgd"
-    assert report.table(records, "optim=sgd model=bert_tiny").baseline.name == "precision=bf16 optim=sgd"
-    assert report.table(records, records[3].config_key[:6]).baseline.name == "precision=fp32 optim=sgd"
+    assert rows.table(records, "optim=sgd precision=fp32").baseline.name == "precision=fp32 optim=sgd"
+    assert rows.table(records, "optim=sgd model=bert_tiny").baseline.name == "precision=bf16 optim=sgd"
+    assert rows.table(records, records[3].config_key[:6]).baseline.name == "precision=fp32 optim=sgd"
 
 
 def test_a_baseline_that_no_job_fits_is_refused_with_the_labels():
     with pytest.raises(Refusal, match=r"'precision=fp8'.*precision=bf16; precision=fp32\."):
-        report.table([job(), job("precision=bf16")], "precision=fp8")
+        rows.table([job(), job("precision=bf16")], "precision=fp8")
     with pytest.raises(Refusal, match="precision=bf16.*no figures.*oom"):
-        report.table([job(), job("precision=bf16", status="oom", error=OOM)], "precision=bf16")
+        rows.table([job(), job("precision=bf16", status="oom", error=OOM)], "precision=bf16")
 
 
 # --- published figures ---------------------------------------------------------------------------
@@ -370,10 +277,10 @@ def test_published_figures_stand_beside_by_the_most_particular_words(tmp_path):
         "experiment=vanilla recipe=accelerate": {"device_used_bytes": 200 * MIB},
         "other": {"device_used_bytes": 1},
     }
-    made = report.table(records, published=published)
-    cells = report.columns(made)
+    made = rows.table(records, published=published)
+    cells = columns(made)
     assert cells["published device memory MiB"] == ["300.0", "200.0"] and cells["published samples/s"] == ["9.500", ""]
-    assert "- Published: a paper" in report.markdown(made)
+    assert "- Published: a paper" in markdown(made)
 
 
 def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kind(drawn):
@@ -426,7 +333,7 @@ def changed(**values):
 def test_what_is_no_whole_record_is_left_out_with_a_line(tmp_path, damage):
     put(tmp_path, [job("precision=bf16")])
     path = broken(tmp_path / "broken", damage)
-    records, warnings = report.read_all([tmp_path])
+    records, warnings = read_all([tmp_path])
     assert [found.config["precision"]["name"] for found in records] == ["bf16"]
     assert len(warnings) == 1 and str(path) in warnings[0] and "\n" not in warnings[0]
 
@@ -434,15 +341,15 @@ def test_what_is_no_whole_record_is_left_out_with_a_line(tmp_path, damage):
 def test_an_unreadable_record_is_left_out(tmp_path):
     put(tmp_path, [job()])
     (tmp_path / "folder" / record_file.FILE_NAME).mkdir(parents=True)
-    records, warnings = report.read_all([tmp_path])
+    records, warnings = read_all([tmp_path])
     assert len(records) == 1 and len(warnings) == 1
 
 
 def test_records_are_found_at_any_depth_and_once(tmp_path):
     put(tmp_path / "a" / "b", [job()])
     put(tmp_path / "c", [job("precision=bf16")])
-    assert len(report.read_all([tmp_path, tmp_path / "a", tmp_path / "c"])[0]) == 2
-    assert len(report.read_all([tmp_path / "a"])[0]) == 1
+    assert len(read_all([tmp_path, tmp_path / "a", tmp_path / "c"])[0]) == 2
+    assert len(read_all([tmp_path / "a"])[0]) == 1
 
 
 def test_no_records_and_no_folder_are_refused(tmp_path):
@@ -459,7 +366,7 @@ def test_a_real_record_of_today_can_be_read(tmp_path):
     full.evaluation, full.error = Evaluation(4, 0.5, 0.75, None, 0.1), OOM
     full.memory.largest_bytes, full.memory.per_rank = {"parameters": 1}, [{"rank": 0}]
     put(tmp_path, [full])
-    assert report.read_all([tmp_path]) == ([full], [])
+    assert read_all([tmp_path]) == ([full], [])
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -513,8 +420,8 @@ def test_the_jsonl_has_every_record_whole(tmp_path):
 
 
 def test_the_table_keeps_the_jobs_that_did_not_end_ok():
-    text = report.markdown(
-        report.table(
+    text = markdown(
+        rows.table(
             [
                 job(),
                 job("precision=bf16", status="oom", error=OOM),
@@ -522,11 +429,11 @@ def test_the_table_keeps_the_jobs_that_did_not_end_ok():
             ]
         )
     )
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1, "as many cells in every line"
-    (oom,) = (line for line in rows if "bf16" in line)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, "as many cells in every line"
+    (oom,) = (line for line in lines if "bf16" in line)
     assert "| oom " in oom and "CUDA out of memory. A \\| B. Try precision=bf16." in oom and "more lines" not in oom
-    assert any("killed" in line and "SIGKILL" in line for line in rows)
+    assert any("killed" in line and "SIGKILL" in line for line in lines)
     assert "3 jobs: 1 ok, 1 oom, 1 killed." in text
 
 
@@ -564,7 +471,7 @@ def test_a_failure_leaves_the_old_files_whole(tmp_path, monkeypatch):
 
 def test_a_failing_picture_changes_no_file(tmp_path, monkeypatch):
     put(tmp_path / "runs", [job()])
-    monkeypatch.setattr(plots, "_parts", lambda _: 1 / 0)
+    monkeypatch.setattr(plots, "draw", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         report.make([tmp_path / "runs"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -594,36 +501,13 @@ def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp
 # --- pictures ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """drawn(records) -> name -> (matplotlib figure, pixels)."""
-
-    def draw(records, **options):
-        import matplotlib.image
-
-        figures = []
-        monkeypatch.setattr(canvas, "_png", lambda figure, png=canvas._png: figures.append(figure) or png(figure))
-        pictures = plots.draw(report.table(records, **options))
-        monkeypatch.undo()
-        return {
-            name: (figure, matplotlib.image.imread(io.BytesIO(png)))
-            for figure, (name, png) in zip(figures, pictures.items())
-        }
-
-    return draw
-
-
-def words_of(figure):
-    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")) if text.get_text()]
-
-
 @pytest.mark.parametrize(
     "records",
     [lambda: [job()], lambda: sixty()[:3], lambda: sixty()[:12], sixty, lambda: [job(status="oom", error=OOM)]],
     ids=["1", "3", "12", "60", "none ok"],
 )
 def test_pictures_are_not_blank_and_nothing_is_cut_off(drawn, records):
-    for name, (figure, pixels) in drawn(records()).items():
+    for name, (_, pixels) in drawn(records()).items():
         assert pixels[..., :3].std() > 0.03, name
         edge = [pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]
         assert all((side[..., :3] == 1).all() for side in edge), f"{name} runs over its edge"
@@ -680,7 +564,7 @@ def test_best_tradeoffs_are_those_that_no_other_beats():
 def test_jobs_without_figures_are_in_every_picture_with_the_word(drawn):
     records = [job(), job("precision=bf16", status="oom", error=OOM), job("precision=tf32", status="killed", error=OOM)]
     for name, (figure, _) in drawn(records).items():
-        words = words_of(figure)
+        words = texts_of(figure)
         slots = 2 if name == "bars.png" else 1
         assert words.count("oom") == words.count("killed") == slots, name
         assert "bf16" in words and "tf32" in words
@@ -691,7 +575,7 @@ def test_a_job_whose_parts_were_not_counted_says_so(drawn):
     for part in PARTS:
         setattr(bare.memory, part, None)
     figures = drawn([job(device="cuda"), bare])
-    assert "not counted" in words_of(figures["parts.png"][0]) and "not counted" not in words_of(figures["bars.png"][0])
+    assert "not counted" in texts_of(figures["parts.png"][0]) and "not counted" not in texts_of(figures["bars.png"][0])
 
 
 def test_the_parts_are_stacked_to_their_sum(drawn):
@@ -717,7 +601,7 @@ def test_values_far_apart_have_a_logarithmic_scale(drawn):
 def test_a_users_own_style_changes_nothing(tmp_path):
     import matplotlib
 
-    made = report.table([job(), job("precision=bf16", "data.path=x")])
+    made = rows.table([job(), job("precision=bf16", "data.path=x")])
     plain = plots.draw(made)
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "savefig.facecolor": "red"}):
         assert plots.draw(made) == plain
@@ -735,8 +619,8 @@ def test_dollars_in_a_name_are_no_mathematics(drawn):
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 250])
 def test_the_table_fits_the_terminal(width):
-    made = report.table(sixty())
-    lines = report.screen_text(made, width).splitlines()
+    made = rows.table(sixty())
+    lines = screen_text(made, width).splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert all(f"{made.speed(row).median:.2f}" in text for row in made.rows if row.done), "throughput is never left out"
@@ -747,9 +631,9 @@ def test_the_table_fits_the_terminal(width):
 
 
 def test_brackets_in_a_name_are_no_markup():
-    assert "data.path=[bold]x" in report.screen_text(
-        report.table([job("data.path='[bold]x'"), job("data.path=y")]), 20
-    ).replace("\n", "")
+    assert "data.path=[bold]x" in screen_text(rows.table([job("data.path='[bold]x'"), job("data.path=y")]), 20).replace(
+        "\n", ""
+    )
 
 
 def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
@@ -763,19 +647,13 @@ def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
     assert done.returncode == 0, done.stderr
 
 
-def run(*words, cwd):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "report.py"), *map(str, words)], cwd=cwd, capture_output=True, text=True
-    )
-
-
 def test_the_script_prints_the_table_and_where_the_files_are(tmp_path):
     put(tmp_path / "one", [job()])
     put(tmp_path / "two", [job("precision=bf16")])
     broken(tmp_path / "two" / "broken", lambda text: text[:50])
-    done = run("one", cwd=tmp_path)
+    done = run_report("one", cwd=tmp_path)
     assert done.returncode == 0 and "Written to one: " in done.stdout and (tmp_path / "one" / "bars.png").exists()
-    done = run("one", "two", "--baseline", "precision=fp32", cwd=tmp_path)
+    done = run_report("one", "two", "--baseline", "precision=fp32", cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "outputs" / "report" / "table.md").exists()
     assert "bf16" in done.stdout and "Differences are from the baseline, precision=fp32." in done.stdout
     assert len(done.stderr.splitlines()) == 1 and "broken" in done.stderr
@@ -794,5 +672,5 @@ def test_the_script_refuses_in_one_line(tmp_path, words, said):
     put(tmp_path / "runs", [job()])
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    done = run(*words, cwd=tmp_path)
+    done = run_report(*words, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and said in done.stderr

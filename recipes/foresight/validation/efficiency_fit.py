@@ -16,7 +16,7 @@ from recipes.foresight.validation import calibration
 from recipes.foresight.validation.error_stats import rank_correlation, summary
 from recipes.machine import gpu_specs, host
 from recipes.records.record import Record
-from recipes.report import report
+from recipes.report import read
 
 FITTED = ("matmul", "attention", "bandwidth", "kernel_seconds", "host_seconds")
 LEAST_RUNS = 4
@@ -56,7 +56,7 @@ def run(folders: list[Path]) -> int:
 
     Returns the exit code: 2 where there are fewer than 4 usable runs, or runs on several GPUs.
     """
-    records, _ = report.read_all(folders)
+    records, _ = read.read_all(folders)
     records = sorted(filter(is_usable, records), key=lambda record: record.config_key)
     names = {record.environment["device_name"] for record in records}
     if len(records) < LEAST_RUNS or len(names) != 1:
