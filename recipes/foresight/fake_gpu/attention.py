@@ -151,7 +151,7 @@ def attend(
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """preprocess_mask: if the rows do not have a multiple of 16 elements, the mask is copied into one whose rows have."""
+    """preprocess_mask: a mask whose rows have no multiple of 16 elements is copied into one with longer rows."""
     multiple = 16
     if mask.shape[-1] % multiple == 0:
         return mask

@@ -1,7 +1,7 @@
 """CUDA's autocast for the fake GPU: which operations run in 16 bits, which in fp32, and the cached copies of weights.
 
-torch registers these lists for CUDA only; a PrivateUse1 backend has to bring its own. The lists are those of torch 2.13's
-ATen/autocast_mode.h, the casts those of its autocast_mode.cpp.
+torch registers these lists for CUDA only; a PrivateUse1 backend has to bring its own. The lists are those of
+ATen/autocast_mode.h in torch 2.13, the casts those of autocast_mode.cpp.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where torch chooses by "is the tensor on CUDA?", the fake GPU is made to choose as CUDA: autocast, attention, softmax."""
+"""Autocast, attention and softmax on the fake GPU: torch treats CUDA differently there, and the fake GPU like CUDA."""
 
 from __future__ import annotations
 

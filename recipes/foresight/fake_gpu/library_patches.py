@@ -107,7 +107,7 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
 
 
 def _all_reduce_sum(all_reduce_sum: Any, numbers: list, device: torch.device) -> torch.Tensor:
-    """`collectives.all_reduce_sum` where every rank has the numbers of this one: () each, known. Returns (N,) on the host."""
+    """`collectives.all_reduce_sum` where every rank has the N known numbers of this one. Returns (N,) on the host."""
     all_reduce_sum(numbers, device)  # for its operations
     return torch.tensor([int(number) for number in numbers], dtype=torch.float64) * dist.get_world_size()
 

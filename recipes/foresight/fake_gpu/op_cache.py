@@ -18,7 +18,7 @@ from recipes.foresight.fake_gpu import fake_storages
 from recipes.third_party.torch_private import op_name, schema, storage_key
 
 aten = torch.ops.aten
-# A description of a result is a tuple that begins with one of these, or a list or tuple type with descriptions after it.
+# A description of a result is a tuple that begins with one of these, or with a list or tuple type before descriptions.
 NEW_TENSOR, ARGUMENT, VIEW, CONSTANT = range(4)
 # Descriptions of operations without an inferred result: a number is read from the device; ranks exchange tensors.
 READ, COLLECTIVE = ("read",), ("collective",)
