@@ -65,7 +65,7 @@ def simulate_step(
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
     also records which module and operation made each tensor. Raises Refusal as a training would, and UnknownOperation.
     """
-    # Compiled code allocates inside its kernels: the step is simulated as written. torch has flash attention of its own.
+    # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
     attention = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
     cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
     gpu = host.gpu(cfg)

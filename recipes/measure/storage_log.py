@@ -45,7 +45,7 @@ class StepPhase:
 
 
 class StorageLog:
-    """Allocations (+1) and frees (-1) of storages on one type of device, in order. `step_start`: index of the last step.
+    """Allocations (+1) and frees (-1) of storages on a type of device, in order. step_start: where the last step begins.
 
     on_allocation: called with each new entry, if it is set.
     """
@@ -107,8 +107,8 @@ class StorageLog:
     def move_preexisting_first(self) -> list[int]:
         """Move allocations that the last step saw late, but did not make, to the beginning of the step.
 
-        They are preexisting storages that are still alive: DDP's buckets, input batches. (Buffers of gloo are seen late,
-        too, and are freed.) Returns the indices in `events` at which they stood.
+        They are preexisting storages that are still alive: DDP's buckets, input batches. (Buffers of gloo are seen
+        late, too, and are freed.) Returns the indices in `events` at which they stood.
         """
         start = self.step_start
         alive = {id(entry) for storage, entry in self._alive.values() if storage() is not None}

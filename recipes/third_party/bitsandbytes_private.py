@@ -13,7 +13,7 @@ from recipes.third_party.patching import patched
 
 @contextlib.contextmanager
 def replaced_paged_memory(get_paged: Callable[..., Any]) -> Iterator[None]:
-    """Inside, paged optimizer states come from `get_paged(*shape, dtype=, device=)`, and are neither filled nor prefetched.
+    """Inside, paged optimizer states are made by `get_paged(*shape, dtype=, device=)`, not filled and not prefetched.
 
     bitsandbytes takes their memory from CUDA itself (cudaMallocManaged), below torch.
     """

@@ -99,7 +99,7 @@ class UncheckedGradScaler(torch.amp.GradScaler):
 
 @contextlib.contextmanager
 def replaced_ddp(ddp: type) -> Iterator[None]:
-    """Inside, `torch.nn.parallel.DistributedDataParallel` is `ddp`, and its constructor compares no shapes of parameters.
+    """Inside, `torch.nn.parallel.DistributedDataParallel` is `ddp`, whose constructor compares no shapes.
 
     `_verify_param_shape_across_processes` reads what the other ranks answer, and a fake process group has no answer.
     """
@@ -119,7 +119,7 @@ def rebuild_ddp_buckets(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
 
 
 def fake_process_group_store() -> Any:
-    """The store of torch's "fake" process group, whose collectives return at once. torch keeps it among its test tools."""
+    """The store of torch's "fake" process group (a test tool of torch), whose collectives return at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the "fake" backend when imported
 
     return FakeStore()

@@ -29,8 +29,8 @@ class OutOfMemory(Exception):
 class Allocator:
     """malloc(bytes) -> Block and free(block), as CUDA's caching allocator does them. All figures are in bytes.
 
-    capacity: the device's memory without the CUDA context. grow: raise the capacity where it does not suffice instead of
-    raising OutOfMemory, so that `capacity` becomes the smallest that would have sufficed (with these releases).
+    capacity: the device's memory without the CUDA context. grow: raise the capacity where it does not suffice instead
+    of raising OutOfMemory, so that `capacity` becomes the smallest that would have sufficed (with these releases).
     """
 
     def __init__(self, capacity: int = UNLIMITED, settings: Settings = DEFAULTS, grow: bool = False):
@@ -66,7 +66,7 @@ class Allocator:
     # --- blocks ---
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """get_free_block: removes the smallest free block that is large enough from its pool, the lowest among equals."""
+        """get_free_block: takes the smallest free block that is large enough, the lowest among equals."""
         free, limit = pool.free, self.settings.max_split_size
         at = bisect_left(free, (size, -1))
         if at == len(free):
