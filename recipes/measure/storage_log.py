@@ -45,7 +45,7 @@ class StepPhase:
 
 
 class StorageLog:
-    """Allocations (+1) and frees (-1) of storages on a type of device, in order. step_start: where the last step begins.
+    """Allocations (+1) and frees (-1) of storages on a type of device, in order. step_start: index of the last step.
 
     on_allocation: called with each new entry, if it is set.
     """
