@@ -44,7 +44,9 @@ def open_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-            setattr(sys, ("stdin", "stdout", "stderr")[descriptor], open(descriptor, "r" if descriptor == 0 else "w"))
+            setattr(
+                sys, ("stdin", "stdout", "stderr")[descriptor], os.fdopen(descriptor, "r" if descriptor == 0 else "w")
+            )
 
 
 def stop(*_) -> None:

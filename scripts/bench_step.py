@@ -183,9 +183,11 @@ def compare_steps(name: str, recipe: str, other, steps: int, sizes: dict) -> boo
         mine = ours(recipe, steps, sizes, a, turns, 0)  # last: new TrainingArguments reset Accelerate's shared state
         left, right = turns.race(mine, theirs)
     pairs = list(zip(left, right))[SKIP:]
-    added = statistics.median(l - r for l, r in pairs)  # of neighbours in time: what slows the machine slows both
-    base = statistics.median(r for _, r in pairs)
-    ratio = statistics.median(l for l, _ in pairs) / base
+    added = statistics.median(
+        ours - bare for ours, bare in pairs
+    )  # of neighbours in time: what slows the machine slows both
+    base = statistics.median(bare for _, bare in pairs)
+    ratio = statistics.median(ours for ours, _ in pairs) / base
     ok = added < (LONG_STEP_SHARE * base if sizes is LONG else SHORT_STEP_SECONDS)
     bound = f"{LONG_STEP_SHARE:.0%} of a step" if sizes is LONG else f"{SHORT_STEP_SECONDS * 1000:g} ms"
     print(

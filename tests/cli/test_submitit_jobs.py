@@ -235,7 +235,7 @@ def test_ctrl_c_leaves_a_clusters_jobs_and_says_so(follower, capfd):
 
 @pytest.fixture
 def slurm(tmp_path):
-    """The environment in which SLURM's commands are those of fake_slurm.py. Jobs that still run at the end are ended."""
+    """The environment in which SLURM's commands are those of fake_slurm.py. Jobs still running at the end are ended."""
     place, state = tmp_path / "bin", tmp_path / "slurm"
     place.mkdir()
     state.mkdir()
@@ -306,7 +306,7 @@ def test_the_batch_script_requeues_what_was_saved(slurm, tmp_path):
     assert job.stdout == "Submitted batch job 1000\n"
     for attempt in range(2):
         started = tmp_path / f"started-{attempt}"
-        wait_for(lambda: started.exists() and len(started.read_text().splitlines()) == 4, 20)
+        wait_for(lambda path=started: path.exists() and len(path.read_text().splitlines()) == 4, 20)
         os.kill(int((tmp_path / "slurm/1000.pid").read_text()), signal.SIGUSR1)
     wait_for(lambda: (tmp_path / "slurm/1000").read_text() == "COMPLETED", 20)
     ranks_started = sorted((tmp_path / "started-2").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Rank 0 of many that are not there against rank 0 of real ones, on a CPU: the ledger counts the same, whatever is sharded.
+"""Rank 0 of simulated ranks against rank 0 of real ones, on a CPU: the ledger counts the same, whatever is sharded.
 
 Each real job is forked from one fork server; the fake ones run here. See also test_ledger_pairs, for one process.
 """
@@ -65,15 +65,19 @@ def foreseen(folder, *words: str) -> simulation.SimulatedStep:
     "words",
     [
         f"parallelism=ddp {TWO} {WIDE} parallelism.bucket_cap_mb=1 accumulation.steps=3",
-        f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 parallelism.gradient_as_bucket_view=false precision=bf16",
-        f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows accumulation.steps=3",
+        f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 precision=bf16 "
+        "parallelism.gradient_as_bucket_view=false",
+        f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows "
+        "accumulation.steps=3",
         f"parallelism=fsdp {TWO} {WIDE}",
         f"parallelism=fsdp parallelism.num_processes=1 {WIDE} precision=bf16 accumulation.steps=2",
         f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
         f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
         f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
-        f"parallelism=fsdp {FOUR} {WIDE} parallelism.strategy=hybrid_shard parallelism.shard_size=2 precision=bf16_pure",
-        f"parallelism=fsdp {FOUR} model=gpt2_tiny parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2 data=rows",
+        f"parallelism=fsdp {FOUR} {WIDE} precision=bf16_pure "
+        "parallelism.strategy=hybrid_shard parallelism.shard_size=2",
+        f"parallelism=fsdp {FOUR} model=gpt2_tiny data=rows "
+        "parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2",
         f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
         f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
         f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",

@@ -5,6 +5,7 @@ Faults come from outside: signals, links to a full device, and functions patched
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import signal
@@ -180,7 +181,9 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     run = train(
         status="ok",
         fork_server=fault(
-            f"import recipes.measure.memory_ledger as ledger\ndef enter(self):\n    {what}\nledger.MemoryLedger.__enter__ = enter"
+            "import recipes.measure.memory_ledger as ledger\n"
+            f"def enter(self):\n    {what}\n"
+            "ledger.MemoryLedger.__enter__ = enter"
         ),
     )
     assert run.record.training.steps == 2 and run.record.evaluation is not None
@@ -254,10 +257,8 @@ def long_run(tmp_path):
 
     yield start
     for process in started:  # nothing of a test that fails stays behind either
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            pass
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -23,8 +23,8 @@ RECIPES = ["trainer", "accelerate"]
 @pytest.mark.parametrize(
     "name,parameters",
     [
-        # The papers and model cards say 110 M, 340 M (335 M without the heads of pre-training), 124 M, 1.5 B, 1.23 B and
-        # 8.03 B.
+        # The papers and model cards say 110 M, 340 M (335 M without the heads of pre-training), 124 M, 1.5 B, 1.23 B
+        # and 8.03 B.
         ("bert_base", 109_482_240 + 2 * 768 + 2),  # the encoder with its pooler, and two classes
         ("bert_large", 335_141_888 + 2 * 1024 + 2),
         ("gpt2", 124_439_808),

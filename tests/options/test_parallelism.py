@@ -1,4 +1,4 @@
-"""Several ranks train what one would: the same losses and the same weights, whatever the mode, the recipe and the split."""
+"""Several ranks train as one would: the same losses and weights, whatever the mode, the recipe and the split."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_the_effective_batch_is_kept_by_deriving_the_accumulation(words, per_dev
 
 @pytest.mark.parametrize("launched", [False, True])
 def test_the_one_device_that_a_rank_sees_is_number_0(monkeypatch, launched):
-    """Accelerate calls DistributedDataParallel(device_ids=[LOCAL_RANK]), and a rank sees no other device than its own."""
+    """Accelerate calls DistributedDataParallel(device_ids=[LOCAL_RANK]), and a rank sees its own device only."""
     monkeypatch.setattr(os, "environ", {})
     gpus = functools.cache(lambda: tuple(host.Gpu(f"GPU-{n}", "Pretended", 2**34, (9, 0)) for n in range(4)))
     monkeypatch.setattr(host, "gpus", gpus)

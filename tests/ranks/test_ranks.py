@@ -1,4 +1,4 @@
-"""Several ranks live and die together: under our own parent and under a launcher, with one record that names the cause."""
+"""Several ranks end together, under our own parent and under a launcher, with one record that names the cause."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launc
     code, out, err = launched(launcher, *small(*words), cwd=tmp_path)
     assert code == 0, err
     folders = [path.parent for path in tmp_path.rglob("result.json")]
-    assert len(folders) == 1 and [path for path in folders[0].parent.iterdir()] == folders, "one record, one folder"
+    assert len(folders) == 1 and list(folders[0].parent.iterdir()) == folders, "one record, one folder"
     outcome = record_file.read(folders[0])
     assert outcome.status == "ok" and [rank["rank"] for rank in outcome.memory.per_rank] == [0, 1]
     assert outcome.config["parallelism"]["num_processes"] == 2

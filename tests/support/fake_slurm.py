@@ -81,7 +81,7 @@ def srun(words: list[str]) -> int:
         if output is not None:
             job = os.environ.get("SLURM_ARRAY_JOB_ID")
             job = f"{job}_{os.environ['SLURM_ARRAY_TASK_ID']}" if job else os.environ["SLURM_JOB_ID"]
-            log = open(output.replace("%A_%a", job).replace("%j", job).replace("%t", str(task)), "a")
+            log = open(output.replace("%A_%a", job).replace("%j", job).replace("%t", str(task)), "a")  # noqa: SIM115 (handed to a process)
         place = {
             "SLURM_PROCID": str(task),
             "SLURM_LOCALID": str(task % (tasks // nodes)),

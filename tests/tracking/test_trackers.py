@@ -405,13 +405,12 @@ def test_without_the_package_there_is_a_warning(tmp_path, fake_wandb):
 def test_no_secret_in_what_wandb_complains_of(tmp_path, fake_wandb, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "short")
     fake_wandb(
-        """
+        f"""
 class Settings:
-    model_fields = {}
+    model_fields = {{}}
     def __init__(self, **_): pass
-def init(**_): raise RuntimeError("key short, or %s, at https://me:word@proxy:80/x")
+def init(**_): raise RuntimeError("key short, or {KEY}, at https://me:word@proxy:80/x")
 """
-        % KEY
     )
     assert Job(tmp_path / "job").finish() == [
         "W&B: key ***, or ***, at https://***@proxy:80/x. The run's own files hold everything."

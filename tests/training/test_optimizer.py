@@ -138,7 +138,7 @@ def test_an_optimizer_that_steps_in_the_backward_pass_trains_as_one_that_steps_a
 
 
 class Swaps(torch.optim.SGD):
-    """Trains other weights than those to evaluate, as schedule-free optimizers do, and refuses to step on the latter."""
+    """Trains other weights than those to evaluate, as schedule-free optimizers do, and refuses to step on those."""
 
     mode = "eval"
 
