@@ -1,4 +1,4 @@
-"""The command line's words before Hydra reads them."""
+"""The command line before Hydra reads it: the folder of a sweep, its repeats, and the folder of ranks other than 0."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import datetime
 from pathlib import Path
 
 from recipes.options import resume
-from recipes.ranks import rank_info
+from recipes.ranks.rank_info import RankInfo
+
+MULTIRUN = {"-m", "--multirun"}
+ONLY_RANK = RankInfo()
 
 
-def expand_argv(words: list[str], place: rank_info.RankInfo = rank_info.RankInfo()) -> list[str]:
-    """A sweep's command line with its folder and its repeats said in Hydra's words; any other as it is.
+def expand_argv(argv: list[str], rank_info: RankInfo = ONLY_RANK) -> list[str]:
+    """The command line for Hydra: with a sweep's folder and repeats, without a folder for ranks other than 0.
 
-    Only rank 0 makes a folder: the other ranks of a launcher are told to make none.
-
-    `measure.repeats=N` means all jobs once, then all again. Hydra's first swept word changes slowest, so
-    the repeat goes in front.
+    `measure.repeats=N` runs all jobs once, then all of them again. The first swept override changes slowest, so
+    `measure.repeat` goes in front of the others.
     """
-    sweeping = bool({"-m", "--multirun"} & set(words))
-    if not sweeping and place.is_main:
-        return words
-    first = next((i for i, word in enumerate(words) if "=" in word and not word.startswith("-")), len(words))
-    repeats = [word.split("=", 1)[1] for word in words if word.startswith("measure.repeats=")]
-    added = []  # beside the first override: the command line's parser wants them all in one place
+    sweeping = bool(MULTIRUN & set(argv))
+    if not sweeping and rank_info.is_main:
+        return argv
+    first = next((i for i, text in enumerate(argv) if "=" in text and not text.startswith("-")), len(argv))
+    repeats = [text.split("=", 1)[1] for text in argv if text.startswith("measure.repeats=")]
+    added = []  # next to the first override: the parser of the command line takes overrides in one group only
     if repeats and repeats[-1].isdigit() and int(repeats[-1]) > 1:
         added.append(f"measure.repeat=range({repeats[-1]})")
     if not sweeping:
-        # Hydra makes hydra.run.dir; hydra.sweep.dir it only resolves.
-        words = [
-            word.replace("hydra.run.dir=", "hydra.sweep.dir=", word.startswith("hydra.run.dir=")) for word in words
-        ]
+        # Hydra creates hydra.run.dir; it only resolves hydra.sweep.dir.
+        argv = [text.replace("hydra.run.dir=", "hydra.sweep.dir=", text.startswith("hydra.run.dir=")) for text in argv]
         added = [resume.NO_FOLDER]
-    elif sweep_folder(words) is None:
+    elif sweep_folder(argv) is None:
         added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")
-    return [*words[:first], *added, *words[first:]]
+    return [*argv[:first], *added, *argv[first:]]
 
 
-def sweep_folder(words: list[str]) -> Path | None:
+def sweep_folder(argv: list[str]) -> Path | None:
     """The sweep's folder that a command line names, or None."""
-    named = [word.split("=", 1)[1].strip("'\"") for word in words if word.startswith("hydra.sweep.dir=")]
-    return Path(named[-1]).absolute() if named and {"-m", "--multirun"} & set(words) else None
+    named = [text.split("=", 1)[1].strip("'\"") for text in argv if text.startswith("hydra.sweep.dir=")]
+    return Path(named[-1]).absolute() if named and MULTIRUN & set(argv) else None

@@ -21,7 +21,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
-from recipes.cli import argv, console, single_run, submitit_jobs, sweep, sweep_run
+from recipes.cli import argv, console, single_run, submitit_jobs, sweep_run
+from recipes.cli import sweep as sweeps
 from recipes.jobs import launch
 from recipes.options import hydra_errors
 from recipes.ranks.rank_info import RankInfo, current_rank
@@ -45,20 +46,20 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
     ConfigStore.instance().store(name="schema", node=config.Config)
     rank_info = current_rank()
-    if rank_info.launched and {"-m", "--multirun"} & set(sys.argv[1:]):
+    if rank_info.launched and argv.MULTIRUN & set(sys.argv[1:]):
         return _refuse(_sweep_under_launcher(rank_info))
     sys.argv[1:] = argv.expand_argv(sys.argv[1:], rank_info)
     statuses: list[str] = []  # of the jobs that this process has run
-    this, folder = sweep.new(conf), argv.sweep_folder(sys.argv[1:])
+    sweep, folder = sweeps.new(conf), argv.sweep_folder(sys.argv[1:])
     if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
-        sweep.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
+        sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
     try:
-        with submitit_jobs.followed(this, folder):
-            _hydra_main(conf, this, statuses, source)()
+        with submitit_jobs.followed(sweep, folder):
+            _hydra_main(conf, sweep, statuses, source)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException) as error:
-        return _refuse(hydra_errors.explain(error, conf))  # nothing was started, in a sweep neither
+        return _refuse(hydra_errors.explain(error, conf))  # no job was started, also in a sweep
     except ValueError as error:
         if not hydra_errors.raised_by_hydra(error):
             raise
@@ -66,12 +67,12 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     except OSError as error:
         return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
     if folder is not None:
-        return sweep_run.conclude(this, folder, statuses)
+        return sweep_run.conclude(sweep, folder, statuses)
     return single_run.EXIT_CODES.get(statuses[-1], 1) if statuses else 0
 
 
 def _hydra_main(
-    conf: Path, this: sweep.Sweep, statuses: list[str], source: launch.WorkerSource | None
+    conf: Path, sweep: sweeps.Sweep, statuses: list[str], source: launch.WorkerSource | None
 ) -> Callable[[], None]:
     """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses."""
 
@@ -79,10 +80,10 @@ def _hydra_main(
     def job(composed: DictConfig) -> str:
         hydra_config = HydraConfig.get()
         if hydra_config.mode == RunMode.MULTIRUN:
-            if {"interrupted", "preempted", sweep.INVALID} & set(statuses):  # these end the whole sweep
+            if {"interrupted", "preempted", sweeps.INVALID} & set(statuses):  # these end the whole sweep
                 return statuses[-1]
             sweep_dir = Path(hydra_config.sweep.dir).absolute()
-            statuses.append(sweep_run.run_in_sweep(composed, hydra_config, this, sweep_dir))
+            statuses.append(sweep_run.run_in_sweep(composed, hydra_config, sweep, sweep_dir))
         else:
             statuses.append(single_run.run_alone(composed, hydra_config, conf, source))
         return statuses[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from hydra.conf import HydraConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,7 +23,9 @@ from recipes.tracking import trackers
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
 
 
-def run_alone(composed: DictConfig, hydra_config, conf: Path, source: launch.WorkerSource | None = None) -> str:
+def run_alone(
+    composed: DictConfig, hydra_config: HydraConf, conf: Path, source: launch.WorkerSource | None = None
+) -> str:
     """Run one configuration and print its summary. Returns its status; raises only KeyboardInterrupt.
 
     hydra_config: Hydra's own node. conf: the folder of the menus. source: what starts the worker; see `launch.start`.
@@ -74,7 +77,7 @@ def _run_and_report(
     before: record.Record | None = None,
     source: launch.WorkerSource | None = None,
 ) -> str:
-    """Run a job in its folder, or refuse it for its problems, and print what came of it. Returns its status.
+    """Run a job in its folder, or refuse it for its problems, and print its summary. Returns its status.
 
     before: the record of the training that is resumed, which the new one replaces.
     """

@@ -1,8 +1,8 @@
-"""A sweep: many jobs into one folder, a fork server for their workers, and what came of each.
+"""A sweep's state: the notes of its jobs, the records of earlier runs, and the fork server for its workers.
 
-A job's folder is named after its `config_key`, so a second sweep into the same folder adds to the
-first, and the same sweep runs only what is missing or did not come to a result. Which jobs belong to
-the running command is kept in files, because launchers may run them in other processes.
+A job's folder is named after its `config_key`: a second sweep into the same folder adds to the first, and the same
+sweep runs only the jobs that are missing or have no final record. The jobs of a command are noted in files, because
+launchers may run them in other processes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from hydra.conf import HydraConf
 
 from recipes.jobs import fork_client
 from recipes.ranks import rank_info
@@ -26,48 +29,60 @@ from recipes.third_party import hydra_private
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
 JOBS_FOLDER = ".jobs"
-# What stands in a job's note and in no record:
-INVALID = "misspelt"  # a key that no job knows, so none is run
-BEGUN = "begun"  # and not over
+# The statuses that only notes have, and no record:
+INVALID = "invalid"  # the command line has a key that does not exist, so no job is run
+STARTED = "started"  # the job has started and has not ended
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One command's sweep. `name` tells its jobs from those of an earlier command into the same folder.
+    """A command's sweep.
 
-    words: the command line. pid, started_at: the process that waits for the jobs.
+    name: tells its jobs from those of an earlier command into the same folder. conf: the folder of the menus.
+    argv: the command line. pid, started_at: the process that waits for the jobs, and its start in seconds since 1970.
     """
 
     name: str
     conf: Path
-    words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     pid: int = 0
     started_at: float = 0.0
 
-    def note(self, folder: Path, number: int, key: str, status: str, said: Sequence[str] = (), begun=None) -> None:
-        """What has become of a job so far. said: more lines for the screen. begun: its record, before it runs.
+    def note(
+        self,
+        folder: Path,
+        number: int,
+        key: str,
+        status: str,
+        lines: Sequence[str] = (),
+        initial_record: record.Record | None = None,
+    ) -> None:
+        """Note the state of a job in the sweep's folder.
 
-        A file for each job, replaced as a whole: where jobs run on several machines, a shared file system
-        may lose lines that are appended at once. Of several ranks only the first has something to note.
+        key: the job's `config_key`. lines: more lines for the command to print. initial_record: the record of a job
+        that starts.
+
+        Each job has a file, which is replaced as a whole: where jobs run on several machines, a shared file system may
+        lose lines that two of them append at the same time. Of several ranks only rank 0 writes.
         """
         if not rank_info.current_rank().is_main:
             return
-        place = Path(folder, JOBS_FOLDER, self.name)
-        place.mkdir(parents=True, exist_ok=True)
-        path, part = place / f"{number}.json", place / f".{number}-{os.getpid()}"
-        before = json.loads(path.read_text())["said"] if path.exists() else []  # of a job that was requeued
+        notes_folder = Path(folder, JOBS_FOLDER, self.name)
+        notes_folder.mkdir(parents=True, exist_ok=True)
+        path, part = notes_folder / f"{number}.json", notes_folder / f".{number}-{os.getpid()}"
+        before = json.loads(path.read_text())["lines"] if path.exists() else []  # of a job that was requeued
         note = {
             "job": number,
             "key": key,
             "status": status,
-            "said": [*before, *said],
-            "record": begun and json.loads(record_file.to_json(begun)),
+            "lines": [*before, *lines],
+            "record": json.loads(record_file.to_json(initial_record)) if initial_record is not None else None,
         }
         part.write_text(json.dumps(note))
         part.replace(path)
 
-    def jobs(self, folder: Path) -> list[dict]:
-        """This command's jobs so far, in the order of their numbers."""
+    def jobs(self, folder: Path) -> list[dict[str, Any]]:
+        """The notes of this command's jobs so far, in the order of their numbers."""
         notes = []
         for path in Path(folder, JOBS_FOLDER, self.name).glob("*.json"):
             with contextlib.suppress(OSError):  # just replaced, on another machine
@@ -75,7 +90,7 @@ class Sweep:
         return sorted(notes, key=lambda note: note["job"])
 
     def command_runs(self) -> bool:
-        """Whether the process that waits for the jobs is still there. On its own machine only."""
+        """Whether the process that waits for the jobs is alive. To be called on the machine of that process."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -85,7 +100,7 @@ class Sweep:
 
 
 def new(conf: Path) -> Sweep:
-    """A sweep with a name that no other has."""
+    """The sweep of this process, with a unique name."""
     import psutil
 
     return Sweep(
@@ -98,7 +113,7 @@ def new(conf: Path) -> Sweep:
 
 
 def final_record(folder: Path) -> record.Record | None:
-    """The record of a job that needs no run again, or None."""
+    """The record in a job's folder if the job need not run again, or None."""
     with contextlib.suppress(OSError, ValueError):
         outcome = record_file.read(folder)
         return outcome if outcome.status in FINAL else None
@@ -106,9 +121,10 @@ def final_record(folder: Path) -> record.Record | None:
 
 
 def clear(folder: Path, resume: bool = False) -> None:
-    """Remove what an unfinished run has left in a folder, which itself stays.
+    """Empty the folder of an unfinished run.
 
-    The checkpoints of a job that was preempted stay, and with `resume` those of any: it goes on from them.
+    A folder with checkpoints is left as it is if the job was preempted, and with `resume` in any case: the new run
+    resumes from them.
     """
     with contextlib.suppress(OSError, ValueError):
         resume = resume or record_file.read(folder).status == "preempted"
@@ -118,30 +134,31 @@ def clear(folder: Path, resume: bool = False) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def stage(told, jobs: int | None) -> dict:
-    """Where a job stands in its sweep: its number, when it started, and how many run side by side.
+def job_environment(hydra_config: HydraConf, jobs: int | None) -> dict[str, Any]:
+    """A job's entries for its record's environment: its number, how many jobs run at once, and its start.
 
-    told: Hydra's own node of the job. jobs: of the sweep, where that can be known.
+    hydra_config: Hydra's own node of the job. jobs: the number of the sweep's jobs, if known.
     """
-    launcher, at_once = told.launcher, 1
-    kind = str(launcher.get("_target_", ""))
-    if "joblib" in kind:
+    launcher, at_once = hydra_config.launcher, 1
+    target = str(launcher.get("_target_", ""))
+    if "joblib" in target:
         at_once = int(launcher.get("n_jobs", 1) or 1)
         if at_once < 0:
-            at_once = (os.cpu_count() or 1) + 1 + at_once  # joblib's way of counting from the end
-    elif kind.endswith("submitit_launcher.LocalLauncher"):  # all at once; SLURM gives each its own cores and GPUs
-        at_once = min(filter(None, [jobs, told.sweeper.get("max_batch_size")]), default=2)
+            at_once = (os.cpu_count() or 1) + 1 + at_once  # joblib counts a negative number from the end
+    elif target.endswith("submitit_launcher.LocalLauncher"):  # all at once; SLURM gives each its own cores and GPUs
+        at_once = min(filter(None, [jobs, hydra_config.sweeper.get("max_batch_size")]), default=2)
     return {
-        "job_number": int(told.job.num),
+        "job_number": int(hydra_config.job.num),
         "jobs_at_once": at_once,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
     }
 
 
-def count_jobs(this: Sweep) -> tuple[int | None, set[str]]:
-    """(jobs, swept keys) of a command line; None for the jobs where only the sweeper itself can count them."""
-    jobs, swept = 1, set()
-    for override in hydra_private.parse_overrides(this.words):
+def count_jobs(sweep: Sweep) -> tuple[int | None, set[str]]:
+    """(number of jobs, swept keys) of a sweep; None as the number if only the sweeper can count them."""
+    jobs: int | None = 1
+    swept = set()
+    for override in hydra_private.parse_overrides(sweep.argv):
         if override.is_sweep_override():
             swept.add(override.get_key_element().lstrip("+"))
             jobs = jobs * len(list(override.sweep_string_iterator())) if jobs and override.is_discrete_sweep() else None
@@ -149,15 +166,15 @@ def count_jobs(this: Sweep) -> tuple[int | None, set[str]]:
 
 
 def distinguishing_overrides(overrides: list[str], swept: set[str]) -> list[str]:
-    """The overrides that tell a job from the others: the swept ones, or all where none is known to be."""
-    return [word for word in overrides if word.lstrip("+").split("=")[0] in swept or not swept]
+    """The overrides in which a job differs from the others: those of the swept keys, or all if no key is swept."""
+    return [override for override in overrides if override.lstrip("+").split("=")[0] in swept or not swept]
 
 
 _fork_servers: list[fork_client.ForkServer] = []
 
 
 def fork_server() -> fork_client.ForkServer:
-    """This process's fork server, started when it is first asked for, and again should it have died."""
+    """This process's fork server. The first call starts it, and a later one starts it again if it has died."""
     if _fork_servers and not _fork_servers[-1].alive():
         _fork_servers.pop().close()
     if not _fork_servers:

@@ -1,65 +1,63 @@
-"""The jobs of a sweep, and its end."""
+"""The jobs of a sweep, and its end: the report, the tracker's table and the exit code."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from hydra.conf import HydraConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
-from recipes.cli import console, single_run, submitit_jobs, summary, sweep
+from recipes.cli import console, single_run, submitit_jobs, summary
+from recipes.cli import sweep as sweeps
+from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.jobs import run_lock
 from recipes.options import compose, hydra_errors, resume
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record_file
+from recipes.records.record import Record
 from recipes.report import report
 from recipes.tracking import trackers
 
 
-def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
-    """One job of a sweep, or what an earlier run of it left. Returns its status; never raises."""
-    number, in_task = int(told.job.num), submitit_jobs.enter(this)
+def run_in_sweep(composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sweep, folder: Path) -> str:
+    """Run one job of a sweep, or print what an earlier command recorded of it. Returns its status; never raises.
+
+    hydra_config: Hydra's own node of the job. folder: the sweep's.
+    """
+    number, in_task = int(hydra_config.job.num), submitit_jobs.enter(sweep)
     try:
-        cfg, outcome, problems = compose.prepare(composed, told, compose.menu_folders(told))
+        cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
-        cfg, outcome, problems = None, None, [hydra_errors.explain(error, this.conf)]
-    if cfg is None:
+        cfg, outcome, problems = None, None, [hydra_errors.explain(error, sweep.conf)]
+    if cfg is None or outcome is None:
         console.say_problems(problems)
-        this.note(folder, number, "", sweep.INVALID, problems)
-        return sweep.INVALID
-    jobs, swept = sweep.count_jobs(this)
-    outcome.environment |= sweep.stage(told, jobs)
-    quiet = in_task or outcome.environment["jobs_at_once"] > 1
-    words = sweep.distinguishing_overrides(outcome.overrides, swept)
-    place = folder / outcome.config_key
+        sweep.note(folder, number, "", sweeps.INVALID, problems)
+        return sweeps.INVALID
+    jobs, swept = sweeps.count_jobs(sweep)
+    outcome.environment |= sweeps.job_environment(hydra_config, jobs)
+    label = sweeps.distinguishing_overrides(outcome.overrides, swept)
+    job_folder = folder / outcome.config_key
     with submitit_jobs.preemptible(in_task) as requeue:
+        before = sweeps.final_record(job_folder)
         if not rank_info.current_rank().is_main:
-            before = sweep.final_record(place)
             return before.status if before else single_run.run_nonzero_rank(outcome, problems)
         try:
-            before = sweep.final_record(place)
             if before is None:
-                with run_lock.hold(place):
-                    sweep.clear(place, cfg.resume == resume.LATEST)
-                    if checkpoint_files.found(place):
-                        cfg.resume = outcome.config["resume"] = resume.LATEST
-                    if in_task:
-                        this.note(folder, number, outcome.config_key, sweep.BEGUN, begun=outcome)
-                    display = console.Console(" ".join(words), number + 1, jobs, quiet=quiet)
-                    fork_server = None if problems or in_task else sweep.fork_server()
-                    if fork_server is not None and number == 0:
-                        report.prepare()  # while the fork server imports
-                    outcome = single_run.run_in(place, cfg, outcome, problems, display, fork_server, folder.name)
+                quiet = in_task or outcome.environment["jobs_at_once"] > 1
+                display = console.Console(" ".join(label), number + 1, jobs, quiet=quiet)
+                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task)
             else:
                 outcome = before
-            said = summary.job_line(outcome, number + 1, words, before is not None)
-            console.say(said)
-            this.note(folder, number, outcome.config_key, outcome.status, [said] if in_task else [])
-        except Refusal as busy:
-            console.say_problems([str(busy)])
-            this.note(folder, number, outcome.config_key, "refused", [str(busy)] if in_task else [])
+            line = summary.job_line(outcome, number + 1, label, before is not None)
+            console.say(line)
+            sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])
+        except Refusal as refusal:  # another command holds the lock of the job's folder
+            console.say_problems([str(refusal)])
+            sweep.note(folder, number, outcome.config_key, "refused", [str(refusal)] if in_task else [])
             return "refused"
         except OSError as error:
             console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
@@ -69,11 +67,37 @@ def run_in_sweep(composed, told, this: sweep.Sweep, folder: Path) -> str:
     return outcome.status
 
 
-def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
-    """The end of a sweep: its table and pictures, which jobs did not come to a result, and the exit code."""
-    jobs = [job for job in this.jobs(folder) if job["status"] != sweep.BEGUN]
+def _run_new(
+    cfg: Config,
+    outcome: Record,
+    problems: list[str],
+    display: console.Console,
+    sweep: sweeps.Sweep,
+    folder: Path,
+    in_task: bool,
+) -> Record:
+    """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record."""
+    job_folder, number = folder / outcome.config_key, outcome.environment["job_number"]
+    with run_lock.hold(job_folder):
+        sweeps.clear(job_folder, cfg.resume == resume.LATEST)
+        if checkpoint_files.found(job_folder):
+            cfg.resume = outcome.config["resume"] = resume.LATEST
+        if in_task:
+            sweep.note(folder, number, outcome.config_key, sweeps.STARTED, initial_record=outcome)
+        fork_server = None if problems or in_task else sweeps.fork_server()
+        if fork_server is not None and number == 0:
+            report.prepare()  # while the fork server imports
+        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name)
+
+
+def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
+    """Report a sweep: its table and pictures, and the jobs without a result. Returns the exit code.
+
+    statuses: of the jobs that this process has run.
+    """
+    jobs = [job for job in sweep.jobs(folder) if job["status"] != sweeps.STARTED]
     ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
-    if sweep.INVALID in ended:
+    if sweeps.INVALID in ended:
         return single_run.EXIT_CODES["refused"]
     if jobs:
         try:
@@ -82,26 +106,25 @@ def conclude(this: sweep.Sweep, folder: Path, statuses: list[str]) -> int:
             console.say(f"Table and pictures: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             for text in send_table(jobs, folder):
                 console.say(f"warning: {text}")
-        except Exception as error:  # the records are safe, and the report can be made again from them
-            console.say_problems(
-                [
-                    f"the report could not be made ({type(error).__name__}: {error}). Once that is mended: "
-                    f"python scripts/report.py {folder}"
-                ]
+        except Exception as error:  # the records are complete, and the report can be made from them later
+            problem = (
+                f"the report could not be made ({type(error).__name__}: {error}). When this is fixed, run "
+                f"python scripts/report.py {folder}"
             )
+            console.say_problems([problem])
             ended.add("failed")
-    bad = [job for job in jobs if job["status"] not in sweep.SUCCESS]
-    for job in bad:
+    without_result = [job for job in jobs if job["status"] not in sweeps.SUCCESS]
+    for job in without_result:
         console.say(f"{job['status']}: {folder / job['key']}")
-    if {"interrupted", "preempted"} & set(statuses) or any(job["status"] not in sweep.FINAL for job in bad):
+    if {"interrupted", "preempted"} & set(statuses) or any(j["status"] not in sweeps.FINAL for j in without_result):
         console.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
     if "interrupted" in statuses:
         return single_run.EXIT_CODES["interrupted"]
-    return 0 if ended <= sweep.SUCCESS else 1
+    return 0 if ended <= sweeps.SUCCESS else 1
 
 
 def send_table(jobs: list[dict], folder: Path) -> list[str]:
-    """The sweep's table to the tracker that its jobs had. Returns warnings."""
+    """Send the sweep's table to the tracker of its jobs. Returns warnings."""
     last = record_file.read(folder / jobs[-1]["key"])
     try:
         return trackers.log_table(config.from_dict(last.config), folder.name, folder, folder / "results.csv")

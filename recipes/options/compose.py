@@ -1,38 +1,43 @@
-"""A command line's overrides to a typed, validated configuration and an empty record."""
+"""From overrides to a typed, validated configuration and an empty record."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipes import config
 from recipes.options import accumulation, hydra_errors, menus, validate
 from recipes.records import record
 from recipes.records.environment import collect_environment
 
-
-def menu_folders(told) -> list[Path]:
-    """The folders in which Hydra looked for menus."""
-    return [Path(source.path) for source in told.runtime.config_sources if source.schema == "file"]
+Prepared = tuple[config.Config | None, record.Record | None, list[str]]
 
 
-def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, record.Record | None, list[str]]:
-    """(configuration, record to be filled, problems) of a composed job; no configuration where it has no shape.
+def menu_folders(hydra_config: HydraConf) -> list[Path]:
+    """The folders in which Hydra looked for menus. hydra_config: Hydra's own node."""
+    return [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
 
-    told: Hydra's own node; folders: where it looked for menus. Raises OmegaConfBaseException for
-    interpolations that lead nowhere.
+
+def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) -> Prepared:
+    """Check a composed job. Returns its configuration, a record to be filled, and problems.
+
+    hydra_config: Hydra's own node. folders: where Hydra looked for menus. Without configuration and record if the
+    values do not have the schema's keys. Raises OmegaConfBaseException for an interpolation of a key that does not
+    exist.
     """
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-    choices, overrides = dict(told.runtime.choices), list(told.overrides.task)
+    assert isinstance(values, dict)
+    choices, overrides = dict(hydra_config.runtime.choices), list(hydra_config.overrides.task)
     shape = hydra_errors.shape_problems(values, choices, folders)
     if shape:
         return None, None, shape
     cfg = config.from_dict(values)
-    given = {word.lstrip("+~").split("=")[0] for word in overrides}
-    problems = menus.set_by_menu(given)  # these make an option another one, so no other check means anything
+    given = {override.lstrip("+~").split("=")[0] for override in overrides}
+    problems = menus.set_by_menu(given)  # with these the option is not the chosen one, and other checks mislead
     problems = problems or menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     problems = problems or accumulation.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)
@@ -40,12 +45,12 @@ def prepare(composed, told, folders: list[Path]) -> tuple[config.Config | None, 
     return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
 
 
-def compose(conf: Path, *overrides: str) -> tuple[config.Config | None, record.Record | None, list[str]]:
-    """`prepare` for a script: what the command line with these words would run."""
+def compose(conf: Path, *overrides: str) -> Prepared:
+    """`prepare` for the command line with these overrides. conf: the folder of the menus."""
     ConfigStore.instance().store(name="schema", node=config.Config)
     with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
         composed = hydra.compose("config", list(overrides), return_hydra_config=True)
-    told = composed.hydra
+    hydra_config = composed.hydra
     with open_dict(composed):
         del composed.hydra
-    return prepare(composed, told, [conf])
+    return prepare(composed, hydra_config, [conf])

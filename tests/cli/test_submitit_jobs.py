@@ -68,9 +68,9 @@ def tasks_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def test_a_sweep_through_submitit_ends_as_hydras_own(command, headroom, tmp_path):
-    words = ["-m", *JOB, "precision=fp32,bf16,fp16"]  # the CPU refuses fp16
-    own = command(*words, f"hydra.sweep.dir={tmp_path}/own")
-    ours = headroom(*words, "hydra/launcher=submitit_local", "hydra.sweep.dir=ours")
+    overrides = ["-m", *JOB, "precision=fp32,bf16,fp16"]  # the CPU refuses fp16
+    own = command(*overrides, f"hydra.sweep.dir={tmp_path}/own")
+    ours = headroom(*overrides, "hydra/launcher=submitit_local", "hydra.sweep.dir=ours")
     assert own.code == ours.code == 1, ours.err
 
     def lines(ended):
@@ -141,11 +141,11 @@ def test_a_task_that_dies_has_a_record_and_ctrl_c_ends_the_others(tmp_path):
 def test_a_task_ends_with_the_command_that_started_it():
     """submitit's controllers would let it go on."""
     command = subprocess.Popen(["sleep", "60"])
-    this = sweep.Sweep("s", CONF, (), command.pid, psutil.Process(command.pid).create_time())
-    assert this.command_runs()
+    running = sweep.Sweep("s", CONF, (), command.pid, psutil.Process(command.pid).create_time())
+    assert running.command_runs()
     code = (
         f"from pathlib import PosixPath; from recipes.cli import submitit_jobs, sweep; print('waits', flush=True); "
-        f"submitit_jobs._end_with_command(sweep.{this}); import time; time.sleep(60)"
+        f"submitit_jobs._end_with_command(sweep.{running}); import time; time.sleep(60)"
     )
     task = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -153,7 +153,7 @@ def test_a_task_ends_with_the_command_that_started_it():
     assert task.stdout.readline() == "waits\n" and task.poll() is None
     command.kill()  # and not waited for: a zombie is gone, too
     assert task.communicate(timeout=30)[1].endswith("KeyboardInterrupt\n")  # which ends a job with a record
-    assert not this.command_runs()
+    assert not running.command_runs()
     command.wait()
     assert not sweep.Sweep("s", CONF, (), os.getpid(), 0.0).command_runs()  # another process with its number
 
@@ -171,7 +171,7 @@ def test_misspelt_keys_and_clusters_that_are_not_there_are_refused_in_a_line(com
     ]
 
 
-# --- jobs that end without a word -------------------------------------------------------------------
+# --- jobs that end without a record -----------------------------------------------------------------
 
 
 class GoneJob:
@@ -206,19 +206,19 @@ def test_a_job_that_the_cluster_ended_has_a_record(follower, capfd, state, statu
     outcome = compose(*small("train.seed=1")).record
     (follower.folder / outcome.config_key).mkdir()
     (follower.folder / outcome.config_key / "steps.jsonl").write_text('{"loss": 0.5, "samples": 2, "tokens": 8}\n')
-    follower.this.note(follower.folder, 1, outcome.config_key, sweep.BEGUN, begun=outcome)
+    follower.sweep.note(follower.folder, 1, outcome.config_key, sweep.STARTED, initial_record=outcome)
     follower.follow(GoneJob(state), ["train.seed=1"], 1).results()
     left = record_file.read(follower.folder / outcome.config_key)
     assert (left.status, left.training.losses, left.config) == (status, [0.5], outcome.config)
     assert state.split()[0] in left.error.message and "the end" in left.error.message
     assert bool(left.error.hint) == (status == "oom")
-    assert follower.this.jobs(follower.folder)[0]["status"] == status
+    assert follower.sweep.jobs(follower.folder)[0]["status"] == status
     assert re.match(f"  2  {status} +train.seed=1", capfd.readouterr().out)
 
 
-def test_a_job_that_never_began_is_told(follower, capfd):
+def test_a_job_that_never_started_is_reported(follower, capfd):
     follower.follow(GoneJob("CANCELLED"), ["train.seed=0"], 0).results()
-    assert [(job["status"], job["key"]) for job in follower.this.jobs(follower.folder)] == [("killed", "")]
+    assert [(job["status"], job["key"]) for job in follower.sweep.jobs(follower.folder)] == [("killed", "")]
     assert re.match("  1  killed +train.seed=0 .*the end", capfd.readouterr().out)
 
 
@@ -358,6 +358,6 @@ def test_two_machines_make_one_run_in_one_folder(tmp_path):
     assert not list((tmp_path / "node1").iterdir())
 
 
-def test_a_rank_beside_the_first_is_told_to_make_no_folder():
+def test_a_rank_other_than_0_makes_no_folder():
     beside = rank_info.RankInfo(1, 2, launched=True)
     assert argv.expand_argv(["hydra.run.dir=x", "a=1"], beside) == ["hydra.run.dir=.", "hydra.sweep.dir=x", "a=1"]

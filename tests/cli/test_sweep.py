@@ -36,8 +36,8 @@ def records(folder):
 
 
 def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, fault, tmp_path):
-    words = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,3,4", f"hydra.sweep.dir={tmp_path}/s"]
-    ended = command(*words, fork_server=fault(FAULTS))
+    arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,3,4", f"hydra.sweep.dir={tmp_path}/s"]
+    ended = command(*arguments, fork_server=fault(FAULTS))
     assert ended.code == 1
     statuses = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert statuses == {0: "ok", 1: "oom", 2: "failed", 3: "killed", 4: "ok"}
@@ -45,7 +45,7 @@ def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, faul
     assert "seed 2 fails" in (tmp_path / "s/table.md").read_text()
 
     first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/*/result.json")}
-    ended = command(*words, fork_server=fault(""))
+    ended = command(*arguments, fork_server=fault(""))
     assert ended.code == 0  # running out of memory is a result
     after = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert after == {0: "ok", 1: "oom", 2: "ok", 3: "ok", 4: "ok"}
@@ -101,7 +101,7 @@ def test_repeats_without_a_sweep_are_refused(command):
 
 
 @pytest.mark.parametrize(
-    "words, spelt",
+    "typed, expected",
     [
         (["a=1"], ["a=1"]),
         (["-m", "a=1,2", "hydra.sweep.dir=x"], ["-m", "a=1,2", "hydra.sweep.dir=x"]),
@@ -115,18 +115,18 @@ def test_repeats_without_a_sweep_are_refused(command):
         ),
     ],
 )
-def test_what_is_added_to_a_command_line_stands_beside_its_overrides(words, spelt):
-    assert argv.expand_argv(words) == spelt
+def test_what_is_added_to_a_command_line_stands_beside_its_overrides(typed, expected):
+    assert argv.expand_argv(typed) == expected
 
 
 def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
-    words = [
+    arguments = [
         "-m",
         *small("train.max_steps=300", "measure.ledger=false", "train.log_seconds=0.1"),
         "train.seed=0,1,2",
         "hydra.sweep.dir=s",
     ]
-    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start_headroom(*arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while not list(tmp_path.glob("s/*/result.json")) or not list(tmp_path.glob("s/*/steps.jsonl")):
         assert time.monotonic() < deadline and process.poll() is None
@@ -139,7 +139,7 @@ def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
     assert not alive
     before = len(list(tmp_path.glob("s/*/result.json")))
     assert before < 3
-    again = start_headroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    again = start_headroom(*arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert {outcome.status for outcome in records(tmp_path / "s").values()} == {"ok"}
