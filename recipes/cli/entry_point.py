@@ -26,6 +26,7 @@ from recipes.cli import sweep as sweeps
 from recipes.jobs import launch
 from recipes.options import hydra_errors
 from recipes.ranks.rank_info import RankInfo, current_rank
+from recipes.third_party import hydra_private
 
 REFUSED = single_run.EXIT_CODES["refused"]
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
@@ -61,7 +62,7 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(hydra_errors.explain(error, conf))  # no job was started, also in a sweep
     except ValueError as error:
-        if not hydra_errors.raised_by_hydra(error):
+        if not hydra_private.raised_by_hydra(error):
             raise
         return _refuse(*_value_problems(error, conf))
     except OSError as error:

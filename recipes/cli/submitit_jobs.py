@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +67,7 @@ def followed(sweep: sweeps.Sweep, folder: Path | None) -> Iterator[None]:
         follower.stop()
         raise
     except Exception as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if not frame.f_globals.get("__name__", "").startswith("submitit."):
+        if not submitit_private.raised_by_submitit(error):
             raise
         raise HydraException(f"submitit cannot start the jobs: {str(error).strip()}") from None
 

@@ -25,7 +25,7 @@ def read(files: list[Path], columns: dict[str, str], source: str, advice, keep_l
 
     settings = {}
     if files[0].suffix == ".txt":
-        data_sources._labelled(files, columns, source.partition("=")[2])
+        data_sources.refuse_without_labels(files, columns, source.partition("=")[2])
         columns, settings = {"text": "text"}, {"keep_linebreaks": keep_linebreaks}
     try:
         rows = datasets.load_dataset(
@@ -64,7 +64,13 @@ def published(name: str, path: str | None) -> list:
     if path is not None:
         # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
         return [
-            read(files, known.columns, f"data.path={path}", lambda _: data_sources._form(name), keep_linebreaks=True)
+            read(
+                files,
+                known.columns,
+                f"data.path={path}",
+                lambda _: data_sources.expected_files(name),
+                keep_linebreaks=True,
+            )
             for files in data_sources.splits(name, path)
         ]
     import datasets
@@ -76,7 +82,7 @@ def published(name: str, path: str | None) -> list:
         raise Refusal(
             f"data={name} comes from the hub ({known.repository}), which did not give it: "
             f"{_first_line(error)}. Without a network, give files with data.path=: "
-            f"{data_sources._form(name)}"
+            f"{data_sources.expected_files(name)}"
         ) from error
     return [_clean(part, known.columns) for part in parts]
 

@@ -39,8 +39,8 @@ def find(device_name: str, memory_bytes: int = 0) -> dict | None:
     return min(same, key=lambda figures: abs(figures["memory_bytes"] - memory_bytes), default=None)
 
 
-def _named(words: str, device_name: str) -> bool:
-    return re.search(rf"\b{re.escape(words)}\b", device_name) is not None
+def _named(chip: str, device_name: str) -> bool:
+    return re.search(rf"\b{re.escape(chip)}\b", device_name) is not None
 
 
 def is_installed(option: str) -> bool:

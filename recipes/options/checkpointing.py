@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from recipes.config import Config
@@ -21,13 +22,15 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
         return {}
     from transformers import TrainingArguments
 
-    new = "activation_checkpointing" in TrainingArguments.__dataclass_fields__  # since 5.2x; the old name leaves in 6
+    new = "activation_checkpointing" in {
+        field.name for field in dataclasses.fields(TrainingArguments)
+    }  # the old name is deprecated
     name = "activation_checkpointing" if new else "gradient_checkpointing"
     return {name: True, f"{name}_kwargs": SETTINGS}
 
 
 def apply(cfg: Config, model: PreTrainedModel) -> None:
-    """Switches it on in a transformers model, for a recipe without a Trainer."""
+    """Switch it on in a transformers model, for a recipe without a Trainer."""
     if cfg.checkpointing.name == "full":
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable(SETTINGS)

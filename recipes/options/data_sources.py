@@ -1,8 +1,9 @@
-"""Where texts come from: files by their suffix, and the published data sets."""
+"""Sources of texts: files by their suffix, and data sets of the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import glob
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
 
 @dataclass(frozen=True)
 class Published:
-    """A data set of the hub: where it is, and its columns with their names here."""
+    """A data set of the Hub. columns: its own name of a column -> the name in this project."""
 
     repository: str
     config: str
@@ -28,9 +29,9 @@ PUBLISHED = {
 SPLITS = ("train", "validation")
 
 
-def listed(words) -> str:
-    """'a, b and c'."""
-    *first, last = words
+def listed(names: Iterable[str]) -> str:
+    """Names as a list in a sentence: 'a, b and c'."""
+    *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -38,7 +39,10 @@ def listed(words) -> str:
 
 
 def find(pattern: str, key: str) -> list[Path]:
-    """The files that a path, a folder or a pattern names; all of one kind. Raises Refusal."""
+    """The files of a path, a folder or a glob pattern. Raises Refusal if there are none or if their suffixes differ.
+
+    key: the option that names them, for the message.
+    """
     path = Path(pattern).expanduser()
     kinds = ", ".join(list(SUFFIXES)[:-1]) + f" or {list(SUFFIXES)[-1]}"
     if path.is_dir():
@@ -59,28 +63,28 @@ def find(pattern: str, key: str) -> list[Path]:
 
 
 def splits(name: str, pattern: str) -> list[list[Path]]:
-    """The files of each of SPLITS in a folder of the same form as the hub's. Raises Refusal."""
+    """The files of each of SPLITS in a local copy of a data set of the Hub. Raises Refusal if one has no files."""
     found = find(pattern, "data.path")
     parts = [[path for path in found if path.name.startswith(split)] for split in SPLITS]
     for split, part in zip(SPLITS, parts):
         if not part:
-            raise Refusal(f"data.path={pattern} has no file whose name begins with {split}. {_form(name)}")
-    _labelled(found, PUBLISHED[name].columns, pattern)
+            raise Refusal(f"data.path={pattern} has no file whose name begins with {split}. {expected_files(name)}")
+    refuse_without_labels(found, PUBLISHED[name].columns, pattern)
     return parts
 
 
-def _form(name: str) -> str:
-    """What files data.path= should hold in place of a data set of the hub."""
+def expected_files(name: str) -> str:
+    """The message that says which files `data.path=` needs for a data set of the Hub."""
     columns = PUBLISHED[name].columns
     kinds = [suffix for suffix in SUFFIXES if suffix != ".txt" or "label" not in columns.values()]
     return (
-        f"data={name} wants a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
+        f"data={name} needs a folder with {listed(f'{split}*' for split in SPLITS)} files ({', '.join(kinds)}), "
         f"with the column{'s' * (len(columns) > 1)} {listed(columns)}."
     )
 
 
-def _labelled(files: list[Path], columns: dict[str, str], pattern: str) -> None:
-    """Refuse .txt files where more than a text is wanted of them."""
+def refuse_without_labels(files: list[Path], columns: dict[str, str], pattern: str) -> None:
+    """Raise Refusal for .txt files if the columns are more than the text."""
     if len(columns) > 1 and files[0].suffix == ".txt":
         raise Refusal(
             f"data.path={pattern}: a .txt file has no labels. Give {', '.join(list(SUFFIXES)[1:])} files "

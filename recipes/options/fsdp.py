@@ -5,20 +5,20 @@ from __future__ import annotations
 from recipes.config import Config
 from recipes.ranks import rank_info
 
-# strategy -> (weights are given back after the forward pass, copies are kept in groups of `shard_size` ranks)
+# strategy -> (weights are resharded after the forward pass, copies are kept in groups of `shard_size` ranks)
 STRATEGIES = {
     "full_shard": (True, False),
     "shard_grad_op": (False, False),
     "hybrid_shard": (True, True),
     "hybrid_shard_zero2": (False, True),
-    "no_shard": (False, False),  # nothing is sharded: what DDP does, and it is DDP that does it
+    "no_shard": (False, False),  # nothing is sharded: the model runs under DDP
 }
 
 
 def group_size(cfg: Config) -> int:
     """Ranks that share one copy of the model in the hybrid strategies: `shard_size`, or the ranks of a machine."""
-    place = rank_info.current_rank()
-    return cfg.parallelism.shard_size or (place.local_world_size if place.launched else cfg.parallelism.num_processes)
+    rank, count = rank_info.current_rank(), cfg.parallelism.num_processes or 1
+    return cfg.parallelism.shard_size or (rank.local_world_size if rank.launched else count)
 
 
 def problems(cfg: Config, on_gpu: bool) -> list[str]:
@@ -32,11 +32,11 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
     if cfg.eval.precision:
         found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
     if STRATEGIES[own.strategy][1]:
-        size = group_size(cfg)
-        if own.num_processes % size or own.num_processes == size:
+        size, count = group_size(cfg), own.num_processes
+        if count is not None and (count % size or count == size):
             found.append(
                 f"parallelism.strategy={own.strategy} needs several groups of parallelism.shard_size ranks: "
-                f"{own.num_processes} ranks in groups of {size} are not. Type another shard_size, or "
+                f"{count} ranks in groups of {size} are not. Type another shard_size, or "
                 "parallelism.strategy=full_shard."
             )
     elif own.shard_size is not None:
@@ -50,7 +50,7 @@ def _tensor_problems(cfg: Config) -> list[str]:
     own, found = cfg.parallelism, []
     if own.strategy not in ("full_shard", "shard_grad_op"):
         found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
-    if own.num_processes % own.tensor_size:
+    if own.num_processes is not None and own.num_processes % own.tensor_size:
         found.append(
             f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
             f"{own.tensor_size}. Change one of them."
@@ -60,7 +60,7 @@ def _tensor_problems(cfg: Config) -> list[str]:
             f"optim={cfg.optim.name} needs all weights sharded alike, and fsdp_tp shards some twice. Choose optim=adamw."
         )
     if cfg.model.pretrained:
-        return found  # its plan is looked up once it is loaded
+        return found  # whether it has a plan is checked when it is loaded
     if cfg.model.family != "llama":
         found.append(
             f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "

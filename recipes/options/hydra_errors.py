@@ -1,8 +1,10 @@
-"""Hydra's complaints about a command line in our words: what is wrong, and what to type instead."""
+"""Messages for Hydra's errors about a command line: what is wrong, and what to type instead."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import typing
 from pathlib import Path
 
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
@@ -11,21 +13,13 @@ from recipes import config
 from recipes.options import menus, suggestions
 
 
-def raised_by_hydra(error: Exception) -> bool:
-    """Whether an exception comes from Hydra's own checks of the command line, and not from a job."""
-    frame = error.__traceback__
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame.tb_frame.f_globals.get("__name__", "").startswith("hydra.")
-
-
 def needs_option(group: str, folders: list[Path]) -> str:
     """The line for a menu without a choice."""
     return f"{group} needs one of its options: {', '.join(menus.options(group, folders))}."
 
 
 def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
-    """What `+key=`, `~menu` and `menu=null` can do to a configuration that the schema does not see."""
+    """Problems with the keys of a configuration that the schema lets pass: after `+key=`, `~menu` and `menu=null`."""
     problems = []
     for group in config.GROUPS:
         if choices.get(group) is None and group in values:
@@ -39,40 +33,63 @@ def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str
 
 
 def explain(error: Exception, conf: Path) -> str:
-    """One line for what Hydra or OmegaConf refused: what is wrong, and what to type instead."""
+    """The line for an error of Hydra or OmegaConf: what is wrong, and what to type instead.
+
+    conf: the folder of the menus.
+    """
     text = str(error)
-    cause = str(error.__cause__ or "")
+    text_and_cause = f"{text}\n{error.__cause__ or ''}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        missing = str(error.missing_cfg_file)
-        group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
-        if group == "hydra/launcher":
-            return (
-                f"{group}={missing.rpartition('/')[2]}: there is no such launcher here. pip install '.[sweeps]' "
-                "brings joblib, submitit_local and submitit_slurm."
-            )
-        option, known = missing.removeprefix(group + "/"), sorted(p.stem for p in (conf / group).glob("*.yaml"))
-        return f"{group}={option}: there is no such option; {group} has {', '.join(known)}." + suggestions.nearest(
-            option, known
-        )
+        return _unknown_option(str(error.missing_cfg_file), conf)
     several = re.match(r"Ambiguous value for argument '([^']+)'", text)
     if several:
         return f"{several[1]} names several values: add -m to run them all, one after another."
     if isinstance(error, OverrideParseException):
         return f"'{error.override}' cannot be read as menu=option or key=value: {text.splitlines()[0]}."
-    key = re.search(r"Could not override '([^'@]+)", text) or re.search(r"full_key: (\S+)", text + "\n" + cause)
-    if isinstance(error, ConfigCompositionException) and key and "Could not override" in text:
+    not_overridden = re.search(r"Could not override '([^'@]+)", text)
+    key = not_overridden or re.search(r"full_key: (\S+)", text_and_cause)
+    if isinstance(error, ConfigCompositionException):
+        mapping = key and _mapping_key(key[1])
+        if mapping and re.search(r"Key '.*' is not in struct|Missing mandatory value", text_and_cause):
+            group = mapping.partition(".")[0]
+            return (
+                f"{mapping}: the chosen option of {group} does not take this argument. The arguments that an option "
+                f"takes are in conf/{group}/<option>.yaml; leave the others out."
+            )
+        if not_overridden:
+            return unknown_key(not_overridden[1])
+    interpolation = re.search(r"Interpolation key '([^']+)' not found", text)
+    if interpolation and key:
+        return f"{key[1]}: ${{{interpolation[1]}}} refers to a key that does not exist."
+    wrong_value = re.search(r"(Value '.*?' .*?)(?:\n|$)", text_and_cause)
+    if key and wrong_value:
+        return f"{key[1]}: {wrong_value[1].strip()}."
+    if key and re.search(r"Key '([^']+)' (?:not in|is not in)", text_and_cause):
         return unknown_key(key[1])
-    nowhere = re.search(r"Interpolation key '([^']+)' not found", text)
-    if nowhere and key:
-        return f"{key[1]}: ${{{nowhere[1]}}} leads to no key."
-    wrong = re.search(r"(Value '.*?' .*?)(?:\n|$)", text + "\n" + cause)
-    if key and wrong:
-        return f"{key[1]}: {wrong[1].strip()}."
-    missing = re.search(r"Key '([^']+)' (?:not in|is not in)", text + "\n" + cause)
-    if missing and key:
-        return unknown_key(key[1])
-    first = [line.strip() for line in (text + "\n" + cause).splitlines() if line.strip()]
-    return " ".join(first[:3])
+    lines = [line.strip() for line in text_and_cause.splitlines() if line.strip()]
+    return " ".join(lines[:3])
+
+
+def _unknown_option(missing: str, conf: Path) -> str:
+    """The line for `menu/option` where the menu has no such option."""
+    group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
+    if group == "hydra/launcher":
+        return (
+            f"{group}={missing.rpartition('/')[2]}: this launcher is not installed. pip install '.[sweeps]' installs "
+            "joblib, submitit_local and submitit_slurm."
+        )
+    option, known = missing.removeprefix(group + "/"), sorted(path.stem for path in (conf / group).glob("*.yaml"))
+    suggestion = suggestions.nearest(option, known)
+    return f"{group}={option}: there is no such option; {group} has {', '.join(known)}.{suggestion}"
+
+
+def _mapping_key(key: str) -> str | None:
+    """`optim.args` of `optim.args` and `optim.args.rank`: the key of the schema whose value is a mapping, or None."""
+    group, _, rest = key.partition(".")
+    name, kind = rest.partition(".")[0], config.node_types().get(group)
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    return f"{group}.{name}" if typing.get_origin(config.node_types(kind).get(name)) is dict else None
 
 
 def unknown_key(key: str) -> str:
@@ -81,11 +98,11 @@ def unknown_key(key: str) -> str:
     key = key.lstrip("+~")
     names = list(kinds)
     for name, kind in kinds.items():
-        if hasattr(kind, "__dataclass_fields__"):
-            names += [f"{name}.{k}" for k in config.node_types(kind) if k not in ("name", "facts")]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            names += [f"{name}.{leaf}" for leaf in config.node_types(kind) if leaf not in ("name", "facts")]
     head, _, tail = key.partition(".")
-    if tail and head in kinds:  # a misspelt key of a real menu: its own keys are the candidates
-        names = [n for n in names if n.startswith(head + ".")] or names
+    if tail and head in kinds:  # a misspelt key of an existing menu or section: only its keys are suggested
+        names = [name for name in names if name.startswith(head + ".")] or names
     what = "menu or key" if not tail else "key"
     suggestion = suggestions.nearest(key, names)
     if not suggestion:

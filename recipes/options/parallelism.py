@@ -34,25 +34,25 @@ def processes(cfg: Config) -> int:
     """How many ranks a configuration has on this machine, or under this launcher."""
     if cfg.parallelism.name in ONE_PROCESS:
         return 1
-    place = rank_info.current_rank()
+    rank = rank_info.current_rank()
     on_gpu = host.device(cfg) == "cuda"
-    return place.world_size if place.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
+    return rank.world_size if rank.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 def resolve(cfg: Config) -> list[str]:
-    """Fills in the number of ranks, and how many micro-batches they train on at a time."""
-    mode, place, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
-    if place.launched and mode in ONE_PROCESS and place.world_size > 1:
+    """Fill in the number of ranks, and how many micro-batches they train on at a time."""
+    mode, rank, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
+    if rank.launched and mode in ONE_PROCESS and rank.world_size > 1:
         return [
-            f"parallelism={mode} is one process, and the launcher started {place.world_size}. Type parallelism=ddp or "
+            f"parallelism={mode} is one process, and the launcher started {rank.world_size}. Type parallelism=ddp or "
             "parallelism=fsdp, or start it as python train.py."
         ]
-    if place.launched and mode not in ONE_PROCESS and given not in (None, place.world_size):
-        return [f"parallelism.num_processes={given}, but the launcher started {place.world_size}. Leave the key out."]
-    if not place.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
+    if rank.launched and mode not in ONE_PROCESS and given not in (None, rank.world_size):
+        return [f"parallelism.num_processes={given}, but the launcher started {rank.world_size}. Leave the key out."]
+    if not rank.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
         return [
             f"accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
             f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
@@ -64,19 +64,19 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Modes that this machine, the launcher or another option does not support."""
-    mode, count = cfg.parallelism.name, cfg.parallelism.num_processes
+    mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
     found = launcher_conflicts.problems(cfg)
-    on_gpu, here = host.device(cfg) == "cuda", len(host.gpus())
-    if mode == "dp" and here > 1 and cfg.precision.name in precision.AUTOCAST:
+    on_gpu, visible = host.device(cfg) == "cuda", len(host.gpus())
+    if mode == "dp" and visible > 1 and cfg.precision.name in precision.AUTOCAST:
         found.append(
             f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
             "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
         )
     local = rank_info.current_rank().local_world_size if rank_info.current_rank().launched else count
-    if on_gpu and mode not in ONE_PROCESS and local > here and cfg.recipe.name != "estimate":
+    if on_gpu and mode not in ONE_PROCESS and (local or 0) > visible and cfg.recipe.name != "estimate":
         found.append(
-            f"{local} ranks need as many GPUs on a machine, and {here} {'is' if here == 1 else 'are'} visible "
-            f"here. Type parallelism.num_processes={here}, or device=cpu."
+            f"{local} ranks need as many GPUs on a machine, and {visible} {'is' if visible == 1 else 'are'} visible "
+            f"here. Type parallelism.num_processes={visible}, or device=cpu."
         )
     if cfg.parallelism.static_graph and cfg.accumulation.steps > 1:
         found.append(
@@ -116,15 +116,15 @@ def warnings(cfg: Config) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero_options.warnings(cfg) if cfg.parallelism.name == "zero" else []
-    if host.device(cfg) == "cpu" and count > cores and not rank_info.current_rank().launched:
+    if host.device(cfg) == "cpu" and (count or 1) > cores and not rank_info.current_rank().launched:
         found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
     return found
 
 
 def data_share(cfg: Config) -> tuple[int, int]:
     """(index, count): this process trains on part `index` of the `count` parts of every batch."""
-    place, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1
-    return place.rank // together, place.world_size // together
+    rank, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1
+    return rank.rank // together, rank.world_size // together
 
 
 # Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.

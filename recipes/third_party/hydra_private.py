@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
@@ -18,3 +19,12 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
 
     overrides = get_args_parser().parse_args(list(argv)).overrides
     return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
+
+
+def raised_by_hydra(error: BaseException) -> bool:
+    """Whether an exception was raised in a module of Hydra.
+
+    Some of Hydra's checks of a command line raise a plain ValueError, which only its traceback tells from one of a job.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("hydra.")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import traceback
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from submitit import Job
 
 
 @contextlib.contextmanager
@@ -21,7 +26,7 @@ def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> Iterator[None]:
     def map_array(executor, function, *rows):
         return wrap(lambda: original(executor, function, *rows), rows)
 
-    Executor.map_array = map_array
+    Executor.map_array = map_array  # type: ignore[method-assign]  # the patch itself
     try:
         yield
     finally:
@@ -33,7 +38,7 @@ def overrides_and_numbers(rows: tuple) -> tuple[list[list[str]], list[int]]:
     return rows[0], rows[2]
 
 
-def is_local(job) -> bool:
+def is_local(job: Job) -> bool:
     """Whether a job is a process of this machine (submitit's LocalJob)."""
     return hasattr(job, "_process")
 
@@ -43,3 +48,9 @@ def requeue_signal() -> int:
     from submitit import JobEnvironment
 
     return getattr(signal, f"SIG{JobEnvironment.USR_SIG}")
+
+
+def raised_by_submitit(error: BaseException) -> bool:
+    """Whether an exception was raised in a module of submitit, which has no class of its own for all of them."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("submitit.")

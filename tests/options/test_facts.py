@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 from conftest import CONF
+from hydra.errors import ConfigCompositionException
 
 from recipes.machine import host
+from recipes.options import hydra_errors
 from recipes.options.compose import compose as compose_config
 from recipes.options.training_arguments import training_arguments
 
@@ -80,3 +82,10 @@ def test_arguments_of_an_optimizer_are_a_mapping(new_option, tmp_path):
     cfg, made, problems = new_option("args:\n  rank: 4\n  scale: 0.5\n")("device=cpu", "optim.args.rank=8")
     assert problems == [] and made.config["optim"]["args"] == {"rank": 8, "scale": 0.5}
     assert training_arguments(cfg, str(tmp_path)).optim_args == "rank=8,scale=0.5"
+
+
+@pytest.mark.parametrize("override", ["optim.args={rank: 8}", "optim.args.rank=8"])
+def test_arguments_that_an_option_does_not_take_are_refused(override):
+    with pytest.raises(ConfigCompositionException) as refused:
+        compose_config(CONF, "device=cpu", override)
+    assert "optim.args: the chosen option of optim does not take this" in hydra_errors.explain(refused.value, CONF)

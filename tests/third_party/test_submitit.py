@@ -34,3 +34,14 @@ def test_a_local_job_has_its_process():
 
 def test_the_requeue_signal_is_a_signal():
     assert submitit_private.requeue_signal() in (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def test_raised_by_submitit_is_true_for_an_executor_that_does_not_exist(tmp_path):
+    import submitit
+
+    with pytest.raises(ValueError) as in_submitit:
+        submitit.AutoExecutor(tmp_path, cluster="none")
+    with pytest.raises(ValueError) as in_python:
+        int("x")
+    assert submitit_private.raised_by_submitit(in_submitit.value)
+    assert not submitit_private.raised_by_submitit(in_python.value)

@@ -18,6 +18,7 @@ from recipes.config import Config
 from recipes.machine import host
 from recipes.options import compose, hooks, hydra_errors
 from recipes.paths import CONF
+from recipes.third_party import hydra_private
 
 BATCH = "batch.per_device"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
@@ -120,6 +121,6 @@ def compose_estimate(*overrides: str) -> tuple:
     except (HydraException, OmegaConfBaseException) as error:
         return None, None, [hydra_errors.explain(error, CONF)]
     except ValueError as error:
-        if not hydra_errors.raised_by_hydra(error):
+        if not hydra_private.raised_by_hydra(error):
             raise
         return None, None, [str(error).strip()]
