@@ -92,7 +92,7 @@ def compose_job(recipe: str, steps: int, sizes: dict):
 
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
-    """A training with the recipe as the worker runs it: journal, steps.jsonl and all."""
+    """A training with the recipe as the worker runs it: step log, steps.jsonl and all."""
     from recipes.checkpoint.saver import Saver
     from recipes.checkpoint.stop_request import StopRequest
     from recipes.measure.step_log import StepLog
@@ -106,9 +106,9 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
             turns.done(side)
 
     loop = setup.build(cfg, folder).loop
-    journal = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
-    saver = Saver(cfg, journal, Path(folder), None, StopRequest(), None)
-    return lambda: loop.train(journal, saver)
+    step_log = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
+    saver = Saver(cfg, step_log, Path(folder), None, StopRequest(), None)
+    return lambda: loop.train(step_log, saver)
 
 
 def bare_loop(steps: int, sizes: dict, folder: str, turns: Turns, side: int):

@@ -1,1 +1,1 @@
-"""Checkpoints: a training's state, when it is saved, and how it is restored."""
+"""Checkpoints: the state of a training, when it is saved, and how it is restored."""

@@ -1,36 +1,46 @@
-"""resume: which checkpoint a training goes on from, and whether it is one of this training."""
+"""Finds the checkpoint from which a training resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.options import resume
 from recipes.ranks import collectives
 from recipes.records import checkpoint_files
 from recipes.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 
-# --- in the worker -------------------------------------------------------------------------------
 
+def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest complete checkpoint of the run's own folder or of the folder that `resume` names; None without one.
 
-def checkpoint_for(cfg, folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint of the run's own folder, or of the one that is named; None: from the start.
-
-    A broken one is skipped with a warning. Rank 0 looks, and tells the others. Raises Refusal where a folder is
-    named and none in it is whole.
+    Rank 0 searches and sends the result to the other ranks. A broken checkpoint is skipped with a warning.
+    Raises Refusal if `resume` names a folder without a complete checkpoint.
     """
     if cfg.resume is None:
         return None
-    found = None
+    checkpoint = None
     if collectives.rank_index() == 0:
-        for path in checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume):
+        assert folder is not None, "rank 0 makes the folder"
+        paths = checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume)
+        for path in paths:
             try:
-                found = checkpoint_files.verify(path)
+                checkpoint = checkpoint_files.verify(path)
                 break
             except BrokenCheckpoint as broken:
                 warn(f"checkpoint {path.name} is skipped: {broken}.")
-    found = collectives.all_gather(found)[0]
-    if found is None and cfg.resume != resume.LATEST:
+    checkpoint = collectives.all_gather(checkpoint)[0]
+    if checkpoint is None and cfg.resume != resume.LATEST:
         raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole.")
-    return found
+    return checkpoint
+
+
+def step_log_state(checkpoint: Checkpoint) -> dict[str, list]:
+    """What `StepLog.state` returned when the checkpoint was saved.
+
+    Found by its content: checkpoints of earlier versions have it under another key.
+    """
+    entries = [value for value in checkpoint.values.values() if isinstance(value, dict)]
+    return next(entry for entry in entries if "losses" in entry)

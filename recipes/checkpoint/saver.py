@@ -1,29 +1,49 @@
-"""save: checkpoints while a run trains, from which it can go on; the trained model when it is over."""
+"""Saves checkpoints while a run trains, and the trained model after the training."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from recipes.checkpoint import stop_request
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from recipes import config
+from recipes.checkpoint import state
+from recipes.checkpoint.stop_request import StopRequest
+from recipes.config import Config
 from recipes.errors import Refusal
+from recipes.measure.step_log import StepLog
+from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records import checkpoint_files, run_folder
 from recipes.records.checkpoint_files import Checkpoint
+from recipes.records.messages import Progress
+from recipes.third_party import transformers_models_private
 
 
 class Saver:
-    """Stands between a training's steps: puts back what it resumes from, saves, and says when to stop.
+    """Called by a loop before the first step and after each step: restores, saves, and says when to stop.
 
-    start: the checkpoint that the training resumes from, or None. progress: hears of the phase.
+    folder: the run's folder, or None on a rank whose machine does not see it. start: the checkpoint from which the
+    training resumes, or None. Raises Refusal if a checkpoint is needed and a rank does not see the folder.
     """
 
-    def __init__(self, cfg, journal, folder: Path, progress, asked: stop_request.StopRequest, start: Checkpoint | None):
-        self.cfg, self.journal, self.folder, self.progress, self.asked = cfg, journal, folder, progress, asked
+    def __init__(
+        self,
+        cfg: Config,
+        step_log: StepLog,
+        folder: Path | None,
+        progress: Progress,
+        stop: StopRequest,
+        start: Checkpoint | None,
+    ):
+        self.cfg, self.step_log, self.folder, self.progress, self.stop = cfg, step_log, folder, progress, stop
         self.start = start
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
-        self._question = None
+        self._stop_on_any_rank: Callable[[], bool] | None = None  # waits for the question that runs now
         self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
             raise Refusal(
@@ -31,10 +51,8 @@ class Saver:
                 "a folder that all of them share with hydra.run.dir=, or leave save.every_steps and resume out."
             )
 
-    def begin(self, loop) -> int:
-        """The loop is ready to train: put the checkpoint's state into it. Returns the steps that are done."""
-        from recipes.checkpoint import state
-
+    def begin(self, loop: Any) -> int:
+        """Restores the checkpoint into a loop that is ready to train. Returns the number of steps that are done."""
         self.loop = loop
         if self.start is None:
             return 0
@@ -42,66 +60,75 @@ class Saver:
         return self.start.step
 
     def after_step(self, step: int) -> bool:
-        """Called between two steps. Saves where it is due; returns whether the training stops here."""
-        self.stopped = self.shall_stop()
+        """Saves if a checkpoint is due after this step. Returns whether the training stops here."""
+        self.stopped = self._should_stop()
         every = self.cfg.save.every_steps
         if (self.stopped and self.possible) or (every and step % every == 0):
             self.save(step)
         return self.stopped
 
-    def shall_stop(self) -> bool:
-        """Whether a signal has come, to whichever rank.
+    def _should_stop(self) -> bool:
+        """Whether a signal has reached any rank.
 
-        Ranks hear of one another a step later: the question travels while the step is computed, and nobody waits.
+        With several ranks the answer is one step old: the all-reduce of a step runs during the next step, so that no
+        rank waits for it.
         """
         if not self.cfg.save.on_signal or not collectives.is_distributed():
-            return self.asked.to_stop
-        stop = self._question is not None and self._question()
-        self._question = None if stop else collectives.any_rank(self.asked.to_stop)
+            return self.stop.to_stop
+        stop = self._stop_on_any_rank is not None and self._stop_on_any_rank()
+        self._stop_on_any_rank = None if stop else collectives.any_rank(self.stop.to_stop)
         return stop
 
     def save(self, step: int) -> None:
-        """Write a checkpoint. Raises OSError or SafetensorError; earlier checkpoints then stand."""
-        from recipes import config
-        from recipes.checkpoint import state
+        """Writes a checkpoint. Every rank calls this.
 
-        begin = time.perf_counter()
-        self.journal.flush()
-        before = self.progress.phase
+        Raises OSError or SafetensorError if it cannot be written; earlier checkpoints are kept then.
+        """
+        began = time.perf_counter()
+        self.step_log.flush()
+        phase = self.progress.phase
         self.progress.enter("save", "saving", step=step, total=self.loop.total_steps)
         rank = collectives.rank_index()
         values, tensors = state.collect(self.loop)
         if rank == 0:
-            values |= {"config": config.to_dict(self.cfg), "journal": self.journal.state()}
+            values |= {"config": config.to_dict(self.cfg), "step_log": self.step_log.state()}
+        assert self.folder is not None, "checked in __init__, and by callers in `possible`"
         checkpoint_files.write(
             self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier
         )
-        self.progress.enter(before, "training", step=step, total=self.loop.total_steps)
-        self.seconds += time.perf_counter() - begin
-        self.journal.leave_out()
+        self.progress.enter(phase, "training", step=step, total=self.loop.total_steps)
+        self.seconds += time.perf_counter() - began
+        self.step_log.restart_step_timer()
 
 
-def save_final(loop, rows, folder: Path) -> None:
-    """Write the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
+def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
+    """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
 
-    Weights that ranks share are gathered whole, on the CPU of rank 0, which writes.
+    Sharded weights are gathered on the CPU of rank 0, which writes. loop: a `Loop` of either recipe. tokenizer: None
+    for bytes.
     """
-    model = loop.accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
-    weights = None
-    if hasattr(model, "unshard"):  # FSDP's
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    model = unwrap.inner_model(loop.accelerator, loop.model)
+    with unwrap.evaluation_weights(loop.optimizer):
+        weights = _gathered_weights(loop, model)
+        if collectives.rank_index() == 0:
+            assert folder is not None, "rank 0 makes the folder"
+            target = folder / run_folder.MODEL_FOLDER
+            if weights is not None:
+                for name in transformers_models_private.tied_weight_names(model):
+                    weights.pop(name, None)  # gathering has made separate tensors of tied weights
+            model.config.use_cache = True  # off in training; generation with the saved model needs it
+            model.save_pretrained(target, state_dict=weights)
+            model.config.use_cache = False
+            if tokenizer is not None:
+                tokenizer.save_pretrained(target)
+        collectives.barrier()
 
-        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:
+    """The whole state dictionary of a sharded model, on the CPU of rank 0; None for a model that is not sharded."""
     deepspeed = loop.accelerator.deepspeed_plugin
     if deepspeed is not None and deepspeed.zero_stage == 3:
-        weights = loop.accelerator.get_state_dict(loop.model)
-    if collectives.rank_index() == 0:
-        target = Path(folder, run_folder.MODEL_FOLDER)
-        for twin in model.all_tied_weights_keys if weights else ():  # gathered, two names of one weight are two tensors
-            weights.pop(twin, None)
-        model.config.use_cache = True  # training switched it off; who generates with the model wants it
-        model.save_pretrained(target, state_dict=weights)
-        model.config.use_cache = False
-        if rows.tokenizer is not None:
-            rows.tokenizer.save_pretrained(target)
-    collectives.barrier()
+        return loop.accelerator.get_state_dict(loop.model)
+    if hasattr(model, "unshard"):  # FSDP2
+        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return None

@@ -1,29 +1,29 @@
-"""The state of a training: all that decides how it goes on, taken out of a `Loop` and put back.
+"""The state of a training: collects it from a `Loop` for a checkpoint, and restores it.
 
-Tensors leave as this rank's pieces of them: a piece is a box with an offset in the whole tensor. So what
-two ranks wrote can be read by one or by four: each reads the parts of the boxes that it needs.
-Names are those of the model's state dictionary, and `<name>/<key>` for what an optimizer keeps.
+Each rank saves its local shards with their offsets in the whole tensors. So a checkpoint can be read by another number
+of ranks: each rank reads the parts of the saved shards that overlap its own.
+Names are those of the model's state dictionary, and `<name>/<key>` for the optimizer's state of that weight.
 """
 
 from __future__ import annotations
 
 import random
+from typing import Any, cast
+
+import numpy
+import torch
+from safetensors import safe_open
 
 from recipes.errors import Refusal
+from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
+from recipes.third_party import torch_training_private
 
 
-def inner(wrapped):
-    """An optimizer without Accelerate around it."""
-    return getattr(wrapped, "optimizer", wrapped)
-
-
-def named_tensors(loop) -> dict:
-    """Parameters and buffers by name, each once also where two modules share it."""
-    import torch
-
-    model = loop.accelerator.unwrap_model(loop.model, keep_fp32_wrapper=True, keep_torch_compile=False)
+def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name. A tensor that two modules share has its first name only."""
+    model = unwrap.inner_model(loop.accelerator, loop.model)
     named, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
@@ -32,91 +32,95 @@ def named_tensors(loop) -> dict:
     return named
 
 
-# --- taking it out -------------------------------------------------------------------------------
+# --- collecting ----------------------------------------------------------------------------------
 
 
-def collect(loop) -> tuple[dict, dict]:
-    """(values for JSON, {kind: {name: piece on the CPU}}) of this rank; what all ranks have is rank 0's to save."""
+def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """(values for JSON, {"weights" or "optimizer": {name: shard on the CPU}}) of this rank.
+
+    Rank 0 saves what all ranks have. Raises Refusal for an optimizer state that cannot be saved.
+    """
     rank = collectives.rank_index()
     named = named_tensors(loop)
     names = {id(tensor): name for name, tensor in named.items()}
-    pieces: dict[str, dict] = {"weights": {}, "optimizer": {}}
-    boxes: dict[str, dict] = {}
+    shards: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "optimizer": {}}
+    boxes: dict[str, dict] = {}  # name -> shape of the whole tensor, and offset of the shard in it
     for name, tensor in named.items():
-        _add(pieces["weights"], boxes, name, tensor, rank)
-    optimizer, plain = inner(loop.optimizer), {}
+        _add_shard(shards["weights"], boxes, name, tensor, rank)
+    optimizer = unwrap.inner_optimizer(loop.optimizer)
+    plain: dict[str, dict] = {}  # a weight's name -> what its optimizer state has besides tensors
     for group in optimizer.param_groups:
         for weight in group["params"]:
             for key, value in optimizer.state.get(weight, {}).items():
                 name = f"{names[id(weight)]}/{key}"
-                if _is_tensor(value):
+                if isinstance(value, torch.Tensor):
                     if _is_sharded(weight) and value.dim() and not _is_sharded(value):
                         raise Refusal(
-                            f"the optimizer's {key} has no place in the whole of a sharded weight, so it "
-                            "cannot be saved. Choose optim=adamw."
+                            f"the optimizer's {key} of a sharded weight is not sharded as the weight is, so it cannot "
+                            "be saved. Choose optim=adamw."
                         )
-                    _add(pieces["optimizer"], boxes, name, value, rank)
+                    _add_shard(shards["optimizer"], boxes, name, value, rank)
                 else:
                     plain.setdefault(names[id(weight)], {})[key] = value
     values = {"boxes": boxes, "random": random_states()}
     if rank == 0:
-        scaler = loop.accelerator.scaler
-        groups = [
-            {key: _number(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-        ]
-        values |= {
-            "optimizer": {"groups": groups, "states": plain},
-            "scheduler": loop.scheduler.state_dict(),
-            "scaler": scaler.state_dict() if scaler is not None else None,
-        }
-    return values, pieces
+        values |= _shared_values(loop, optimizer, plain)
+    return values, shards
 
 
-def _add(pieces: dict, boxes: dict, name: str, tensor, rank: int) -> None:
-    """Note this rank's piece of a tensor."""
-    local, offset, shape, ours = box(tensor, rank)
-    if ours:
-        pieces[name] = local.detach().to("cpu", copy=True).contiguous()
+def _shared_values(loop: Any, optimizer: Any, plain: dict[str, dict]) -> dict[str, Any]:
+    """The states of optimizer, scheduler and gradient scaler that are not tensors, for JSON."""
+    scaler = loop.accelerator.scaler
+    groups = [
+        {key: _number(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    return {
+        "optimizer": {"groups": groups, "states": plain},
+        "scheduler": loop.scheduler.state_dict(),
+        "scaler": scaler.state_dict() if scaler is not None else None,
+    }
+
+
+def _add_shard(
+    shards: dict[str, torch.Tensor], boxes: dict[str, dict], name: str, tensor: torch.Tensor, rank: int
+) -> None:
+    """Adds this rank's shard of a tensor, if this rank saves it."""
+    local, offset, shape, saves = local_shard(tensor, rank)
+    if saves:
+        shards[name] = local.detach().to("cpu", copy=True).contiguous()
         boxes[name] = {"shape": shape, "offset": offset}
 
 
-def box(tensor, rank: int):
-    """(this rank's local tensor, its offset, the whole's shape, whether this rank saves it)."""
+def local_shard(tensor: Any, rank: int) -> tuple[torch.Tensor, list[int], list[int], bool]:
+    """(local tensor, its offset in the whole tensor, shape of the whole tensor, whether this rank saves it).
+
+    Raises Refusal for a DTensor that is a partial sum.
+    """
     if not _is_sharded(tensor):
         return tensor, [0] * tensor.dim(), list(tensor.shape), rank == 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh, placements = tensor.device_mesh, tensor.placements
+    placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
         raise Refusal("an optimizer state that is a partial sum cannot be saved. Choose optim=adamw.")
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    first = all(place == 0 for place, placement in zip(mesh.get_coordinate(), placements) if placement.is_replicate())
+    coordinates = zip(tensor.device_mesh.get_coordinate(), placements)
+    is_first_replica = all(index == 0 for index, placement in coordinates if placement.is_replicate())
     local = tensor.to_local()
-    return local, list(offset), list(tensor.shape), first and local.numel() > 0
+    offset = torch_training_private.shard_offset(tensor)
+    return local, offset, list(tensor.shape), is_first_replica and local.numel() > 0
 
 
-def _is_tensor(value) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
-
-
-def _is_sharded(tensor) -> bool:
-    """Whether a tensor is FSDP2's or tensor parallelism's: one of many, spread over a mesh of ranks."""
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
     return hasattr(tensor, "placements")
 
 
-def _number(value):
-    """A group's setting; a learning rate that a compiled optimizer keeps as a tensor is a number all the same."""
-    return value.item() if _is_tensor(value) else value
+def _number(value: Any) -> Any:
+    """A setting of a parameter group for JSON. A compiled optimizer keeps its learning rate as a tensor."""
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
-def random_states() -> dict:
-    """The states of Python's, NumPy's, torch's and CUDA's generators."""
-    import numpy
-    import torch
-
-    algorithm, keys, *rest = numpy.random.get_state()
+def random_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's, torch's and CUDA's random generators, for JSON."""
+    algorithm, keys, *rest = cast(tuple, numpy.random.get_state())
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
         "python": random.getstate(),
@@ -126,35 +130,33 @@ def random_states() -> dict:
     }
 
 
-# --- putting it back -----------------------------------------------------------------------------
+# --- restoring -----------------------------------------------------------------------------------
 
 
-def restore(loop, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's state into a loop whose model and optimizer are ready to train.
+def restore(loop: Any, checkpoint: Checkpoint) -> None:
+    """Restores a checkpoint into a loop whose model and optimizer are ready to train.
 
-    A rank that has no random state there, because there are more ranks now, keeps its own.
-    Raises Refusal for what cannot be put on so many ranks, or is of another model.
+    A rank without a saved random state (there are more ranks than before) keeps its own.
+    Raises Refusal if the checkpoint is of another model, or cannot be resharded for this mode.
     """
-    import torch
-
     rank = collectives.rank_index()
-    pieces = Pieces(checkpoint)
+    reader = ShardReader(checkpoint)
     named = named_tensors(loop)
     names = {id(tensor): name for name, tensor in named.items()}
     with torch.no_grad():
         for name, tensor in named.items():
-            local, offset, shape, _ = box(tensor, rank)
-            local.copy_(pieces.read(name, offset, list(local.shape), shape))
+            local, offset, shape, _ = local_shard(tensor, rank)
+            local.copy_(reader.read(name, offset, list(local.shape), shape))
     values = checkpoint.values
-    optimizer = inner(loop.optimizer)
+    optimizer = unwrap.inner_optimizer(loop.optimizer)
     for group, saved in zip(optimizer.param_groups, values["optimizer"]["groups"], strict=True):
         for key, value in saved.items():
-            if _is_tensor(group.get(key)):
+            if isinstance(group.get(key), torch.Tensor):
                 group[key].fill_(value)
             else:  # JSON has no tuples
                 group[key] = tuple(value) if isinstance(value, list) else value
         for weight in group["params"]:
-            state = _optimizer_state(optimizer, group, weight, names[id(weight)], pieces, values, rank)
+            state = _optimizer_state(optimizer, group, weight, names[id(weight)], reader, values, rank)
             if state:
                 optimizer.state[weight] = state
     loop.scheduler.load_state_dict(values["scheduler"])
@@ -164,104 +166,112 @@ def restore(loop, checkpoint: Checkpoint) -> None:
         set_random_states(checkpoint.ranks[rank]["random"])
 
 
-def _optimizer_state(optimizer, group: dict, weight, name: str, pieces: Pieces, values: dict, rank: int) -> dict:
-    """What the optimizer keeps for one weight, on its device and cut as the weight is."""
-    import torch
-
+def _optimizer_state(
+    optimizer: Any,
+    group: dict[str, Any],
+    weight: torch.Tensor,
+    name: str,
+    reader: ShardReader,
+    values: dict[str, Any],
+    rank: int,
+) -> dict[str, Any]:
+    """The optimizer's state of one weight, on its device and sharded as the weight is."""
     state = dict(values["optimizer"]["states"].get(name, {}))
-    for key in pieces.keys(name):
-        shape = pieces.shape(f"{name}/{key}")
+    for key in reader.keys(name):
+        shape = reader.shape(f"{name}/{key}")
         if not _is_sharded(weight) or not shape:
-            value = pieces.read(f"{name}/{key}", [0] * len(shape), shape, shape)
+            value = reader.read(f"{name}/{key}", [0] * len(shape), shape, shape)
             # torch.optim keeps the count of steps on the host unless a fused or captured kernel reads it.
             on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
             state[key] = value if on_host else _on_device(optimizer, weight, value)
         elif shape == list(weight.shape):
-            local, offset, whole, _ = box(weight, rank)
-            part = pieces.read(f"{name}/{key}", offset, list(local.shape), whole)
-            # As the optimizer makes it: beside the weight also where that is offloaded, and not on the mesh's device.
+            local, offset, whole, _ = local_shard(weight, rank)
+            part = reader.read(f"{name}/{key}", offset, list(local.shape), whole)
+            # Like the weight, as the optimizer makes it: on the CPU if the weight is offloaded.
             state[key] = torch.zeros_like(weight.detach(), dtype=part.dtype)
             state[key].to_local().copy_(part)
         else:
             raise Refusal(
-                f"the optimizer's {key} of {name} cannot be cut into the parts of a sharded weight. Resume in "
-                "the mode in which it was saved."
+                f"the optimizer's {key} of {name} cannot be split as the sharded weight is. Resume in the mode in "
+                "which it was saved."
             )
     return state
 
 
-def _on_device(optimizer, weight, value):
-    """A state beside its weight; bitsandbytes' paged ones in memory that CUDA moves by itself."""
+def _on_device(optimizer: Any, weight: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A state on the device of its weight; in CUDA's managed memory if bitsandbytes pages it."""
     if getattr(optimizer, "is_paged", False) and value.shape == weight.shape:
-        return optimizer.get_state_buffer(weight, dtype=value.dtype).copy_(value)
+        from recipes.third_party import bitsandbytes_optim_private  # imports bitsandbytes
+
+        return bitsandbytes_optim_private.state_buffer(optimizer, weight, value.dtype).copy_(value)
     return value.to(weight.device)
 
 
-class Pieces:
-    """The tensors of a checkpoint, wherever they lie in its files."""
+class ShardReader:
+    """Reads tensors from the shards that the ranks of a checkpoint have saved."""
 
     def __init__(self, checkpoint: Checkpoint):
-        from safetensors import safe_open
-
-        self._places: dict[str, list[tuple]] = {}  # name -> (file, box)
+        self._shards: dict[str, list[tuple[Any, dict]]] = {}  # name -> (open file, shape and offset)
         self._keys: dict[str, list[str]] = {}  # a weight's name -> keys of its optimizer state
         for values in checkpoint.ranks:
             for file in values["files"]:
                 opened = safe_open(checkpoint.folder / file, framework="pt")
                 for name in opened.keys():  # noqa: SIM118 (a file, not a dictionary)
-                    places, box = self._places.setdefault(name, []), values["boxes"][name]
-                    if all(box["offset"] != other["offset"] for _, other in places):  # ranks on one layer have copies
-                        places.append((opened, box))
-        for name in self._places:
+                    shards, box = self._shards.setdefault(name, []), values["boxes"][name]
+                    if all(box["offset"] != other["offset"] for _, other in shards):  # replicas save the same shard
+                        shards.append((opened, box))
+        for name in self._shards:
             weight, _, key = name.rpartition("/")
             self._keys.setdefault(weight, []).append(key)
 
     def keys(self, weight: str) -> list[str]:
-        """What the optimizer kept of a weight as tensors."""
+        """The keys of a weight's optimizer state that are tensors."""
         return self._keys.get(weight, [])
 
     def shape(self, name: str) -> list[int]:
-        """The whole's shape."""
-        return self._places[name][0][1]["shape"]
+        """The shape of a whole tensor."""
+        return self._shards[name][0][1]["shape"]
 
-    def read(self, name: str, offset: list[int], size: list[int], shape: list[int]):
-        """A box of a tensor, put together from the pieces that it overlaps. Raises Refusal."""
-        import torch
+    def read(self, name: str, offset: list[int], size: list[int], shape: list[int]) -> torch.Tensor:
+        """Part of a tensor, put together from the saved shards that overlap it.
 
-        places = self._places.get(name)
-        if places is None or self.shape(name) != shape:
+        offset, size: of the part, in each dimension. shape: of the whole tensor.
+        Raises Refusal if the checkpoint has no such tensor, or not all of the part.
+        """
+        shards = self._shards.get(name)
+        if shards is None or self.shape(name) != shape:
             raise Refusal(
-                f"the checkpoint has no {name} of shape {shape}: it is of another model, or written in "
-                "another mode. Resume it as it was written."
+                f"the checkpoint has no {name} of shape {shape}: it is of another model, or was written in "
+                "another mode. Resume it in the mode in which it was written."
             )
         result, filled = None, 0
-        for file, box in places:
-            piece = file.get_slice(name)
-            ends = [begin + length for begin, length in zip(box["offset"], piece.get_shape())]
-            low = [max(ours, theirs) for ours, theirs in zip(offset, box["offset"])]
-            high = [min(ours + length, theirs) for ours, length, theirs in zip(offset, size, ends)]
+        for file, box in shards:
+            shard = file.get_slice(name)
+            ends = [begin + length for begin, length in zip(box["offset"], shard.get_shape())]
+            low = [max(wanted, saved) for wanted, saved in zip(offset, box["offset"])]
+            high = [min(wanted + length, saved) for wanted, length, saved in zip(offset, size, ends)]
             if any(begin >= end for begin, end in zip(low, high)):
                 continue
             if low == box["offset"] and high == ends:
                 part = file.get_tensor(name)
             else:
-                part = piece[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box["offset"]))]
+                part = shard[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box["offset"]))]
             if result is None:
                 result = torch.empty(size, dtype=part.dtype)
             result[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset))] = part
             filled += part.numel()
-        wanted = torch.Size(size).numel()
-        if filled != wanted:
-            raise Refusal(f"the checkpoint has {filled} of {wanted} numbers of {name}: a rank's piece is missing.")
+        wanted_numel = torch.Size(size).numel()
+        if filled != wanted_numel:
+            raise Refusal(
+                f"the checkpoint has {filled} of {wanted_numel} numbers of {name}: the shard of a rank is missing."
+            )
         return torch.empty(size) if result is None else result
 
 
-def set_random_states(states: dict) -> None:
-    """What `random_states` gave, put back; CUDA's where there are as many devices."""
-    import numpy
-    import torch
+def set_random_states(states: dict[str, Any]) -> None:
+    """Sets what `random_states` returned; CUDA's states only if there are as many devices as before."""
 
-    def tensor(text: str):
+    def tensor(text: str) -> torch.Tensor:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
     version, internal, gauss = states["python"]

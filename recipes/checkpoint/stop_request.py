@@ -1,34 +1,39 @@
-"""Signals that ask a training to save and stop."""
+"""Signals that ask a training to save a checkpoint and stop."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
+from collections.abc import Iterator
+from typing import Any
 
-# What a cluster sends before it takes a machine: SLURM's --signal=USR1, and SIGTERM, which comes before SIGKILL.
+# What a cluster sends before it takes a machine back: SLURM's --signal=USR1, and SIGTERM before SIGKILL.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopNow(BaseException):
-    """A signal has asked for an end, where no training step is waited for."""
+    """A signal has arrived in a phase that has no training step to finish first."""
 
 
 class StopRequest:
-    """Whether a signal has asked for an end. The step that runs is finished first."""
+    """Whether a signal has asked the training to stop. A training step that runs is finished first.
 
-    def __init__(self):
+    to_stop: a signal has arrived. listens: `listening` has installed handlers. at_once: a signal raises StopNow.
+    """
+
+    def __init__(self) -> None:
         self.to_stop = self.listens = self.at_once = False
 
     def listen(self) -> None:
-        """From here on the signals only set the flag."""
+        """Installs handlers that only set `to_stop`."""
         for number in SIGNALS:
             signal.signal(number, self)
 
     @contextlib.contextmanager
-    def listening(self, on: bool):
-        """Listen for a while, in the main thread, where that is wanted and nobody has asked to be left alone."""
-        numbers = SIGNALS if on and threading.current_thread() is threading.main_thread() else ()
+    def listening(self, enabled: bool) -> Iterator[None]:
+        """Inside, handlers are installed, if enabled and in the main thread. Signals that are ignored stay ignored."""
+        numbers = SIGNALS if enabled and threading.current_thread() is threading.main_thread() else ()
         self.listens = bool(numbers)
         before = {
             number: signal.signal(number, self) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
@@ -40,12 +45,13 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def stop_at_once(self) -> None:
-        """The training is over: from here on a signal raises Stopped, and so does one that came before."""
+        """Call this after the last step: from now on a signal raises StopNow. Raises it if one has arrived already."""
         self.at_once = True
         if self.to_stop:
             raise StopNow
 
-    def __call__(self, *_) -> None:
+    def __call__(self, *_: Any) -> None:
+        """The signal handler."""
         self.to_stop = True
         if self.at_once:
             raise StopNow

@@ -1,35 +1,30 @@
-"""Rows to batches."""
+"""Collates rows into batches. Shapes: B rows, T tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-IGNORE_INDEX = -100  # the label that PyTorch's cross entropy leaves out
+import torch
+from torch.nn.functional import pad
+
+IGNORE_INDEX = -100  # PyTorch's cross entropy ignores this label
 
 
-# --- batches -----------------------------------------------------------------------------------
-
-
-def stack(rows: list[dict]) -> dict:
-    """Rows of one length as a batch: input_ids (B, T), labels (B,) or (B, T)."""
-    import torch
-
+def stack(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Rows of the same length as a batch: input_ids (B, T), labels (B,) or (B, T)."""
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
 @dataclass
 class Padding:
-    """Rows of different lengths as a batch, T rounded up to a multiple but not past the longest allowed."""
+    """Rows of different lengths as a batch. T is rounded up to a multiple of `multiple`, but not above `longest`."""
 
     multiple: int
     longest: int
     pad_token_id: int
-    with_mask: bool  # a causal model never looks to the right, so padding there needs no mask
+    with_mask: bool  # causal attention never sees padding on the right, so it needs no mask
 
-    def __call__(self, rows: list[dict]) -> dict:
-        import torch
-        from torch.nn.functional import pad
-
+    def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         length = max(len(row["input_ids"]) for row in rows)
         length = max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
         fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}

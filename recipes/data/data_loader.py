@@ -1,45 +1,48 @@
-"""recipes.data.data_loader"""
+"""The data loader of both recipes: the order of the rows, and the batches of one rank on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from recipes.data import collate, dataset
+import numpy
+import torch
+from pyarrow import compute
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+
+from recipes.data import collate
+from recipes.data.dataset import Data
 
 
-def batch_loader(data: dataset.Data, part, args, batch: int, shuffle: bool):
-    """This rank's batches of `part` (rows of the data), the same for both recipes.
+def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shuffle: bool) -> BatchLoader:
+    """The loader of this rank's batches of `part`, which are rows of the data.
 
-    args: TrainingArguments, whose seed decides the order. batch: rows in one forward pass of one process.
+    args: its `data_seed` determines the order. batch: rows in one forward pass of one process.
     """
-    from recipes.data.data_loader import BatchLoader, DistributedBatchSampler
-
-    order = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
-    even = data.collate is collate.stack  # rows of one length, and no label among them that the loss leaves out
-    return BatchLoader(part, data.collate, args, order, even, keep_workers=shuffle)
+    sampler = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
+    even = data.collate is collate.stack  # equally long rows without ignored labels
+    return BatchLoader(part, data.collate, args, sampler, even, keep_workers=shuffle)
 
 
-def largest_step(data: dataset.Data, args):
-    """Batches of the one optimizer step that takes the most memory: the longest rows there are.
-
-    In the order of the data where all are equally long.
-    """
+def largest_step(data: Data, args: TrainingArguments) -> BatchLoader:
+    """The loader of the one optimizer step that needs the most memory: the longest rows, or the first if all are
+    equally long."""
     count = min(args.train_batch_size * data.ranks * args.gradient_accumulation_steps, len(data.train))
     chosen = range(count)
     if data.collate is not collate.stack:
-        import numpy
-        import pyarrow
-
-        lengths = pyarrow.compute.list_value_length(data.train.with_format("arrow")["input_ids"]).to_numpy()
+        ids = data.train.with_format("arrow")["input_ids"]
+        lengths = compute.call_function("list_value_length", [ids]).to_numpy()
         chosen = numpy.argsort(-lengths, kind="stable")[:count].tolist()
     return batch_loader(data, data.train.select(chosen), args, args.train_batch_size, shuffle=False)
 
 
 class Batch(dict):
-    """What a model is called with, on its device, and what it stands for in the whole micro-batch.
+    """The arguments of a model's forward pass, on its device, and the size of the micro-batch on all ranks.
 
-    rows: of this rank; 0 where the rows only stand in for none, so that every rank takes every step.
-    rows_everywhere: of all `ranks` together. even: every row has as many tokens and labels as any other.
+    rows: of this rank; 0 if the rank has one row only so that it takes part in the step, as every rank must.
+    rows_everywhere: of all `ranks` together. even: all rows have the same numbers of tokens and of labels.
     """
 
     rows: int
@@ -49,10 +52,10 @@ class Batch(dict):
 
 
 class DistributedBatchSampler:
-    """Lists of row numbers, one for each micro-batch of one rank. A batch sampler for a DataLoader.
+    """A batch sampler for a DataLoader: the indices of the rows in each micro-batch of one rank.
 
-    count: rows in all. per_rank: rows of a full micro-batch on one rank. seed: None keeps the rows in order.
-    first: micro-batches at the start of the epoch that are left out, for a training that goes on.
+    count: rows of all ranks. per_rank: rows of a full micro-batch on one rank. seed: None keeps the order of the rows.
+    first: micro-batches that are skipped at the start of the epoch, for a training that is resumed.
     """
 
     def __init__(self, count: int, per_rank: int, seed: int | None, rank: int = 0, ranks: int = 1):
@@ -60,44 +63,48 @@ class DistributedBatchSampler:
         self.epoch = self.first = 0
 
     def __len__(self) -> int:
-        return -(-self.count // (self.per_rank * self.ranks))
+        return math.ceil(self.count / (self.per_rank * self.ranks))
 
     def sizes(self, index: int) -> tuple[int, int]:
         """(rows of this rank, rows of all ranks) in a micro-batch of an epoch."""
-        whole = min(self.per_rank * self.ranks, self.count - index * self.per_rank * self.ranks)
-        share, left = divmod(whole, self.ranks)
-        return share + (self.rank < left), whole
+        total = min(self.per_rank * self.ranks, self.count - index * self.per_rank * self.ranks)
+        share, remainder = divmod(total, self.ranks)
+        return share + (self.rank < remainder), total
 
     def __iter__(self) -> Iterator[list[int]]:
-        import torch
-
         if self.seed is None:
             order = range(self.count)
         else:
-            random = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(self.count, generator=random).tolist()
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.count, generator=generator).tolist()
         for index in range(self.first, len(self)):
             begin = index * self.per_rank * self.ranks
-            rows, whole = self.sizes(index)
-            share, left = divmod(whole, self.ranks)
-            begin += self.rank * share + min(self.rank, left)
+            rows, total = self.sizes(index)
+            share, remainder = divmod(total, self.ranks)
+            begin += self.rank * share + min(self.rank, remainder)
             yield list(order[begin : begin + rows]) or [order[0]]
 
 
 class BatchLoader:
-    """Batches of one rank on its device, an epoch at a time. Draws from no random numbers that training uses.
+    """Batches of one rank on its device, one epoch per iteration. Does not advance the global random generators.
 
-    rows: a data set; collate: rows -> dict of tensors; args: TrainingArguments; even: as a batch has it.
+    rows: a map-style dataset. collate: rows -> dict of tensors. even: see `Batch`.
     """
 
-    def __init__(self, rows, collate, args, order: DistributedBatchSampler, even: bool, keep_workers: bool = True):
-        import torch
-
-        self.order, self.device, self.even = order, args.device, even
-        self.batch_sampler = order  # where the Trainer looks for it
-        self._loader = torch.utils.data.DataLoader(
+    def __init__(
+        self,
+        rows: Any,
+        collate: Callable[[list[dict]], dict[str, torch.Tensor]],
+        args: TrainingArguments,
+        sampler: DistributedBatchSampler,
+        even: bool,
+        keep_workers: bool = True,
+    ):
+        self.device, self.even = args.device, even
+        self.batch_sampler = sampler  # the Trainer reads this attribute
+        self._loader = DataLoader(
             rows,
-            batch_sampler=order,
+            batch_sampler=sampler,  # type: ignore[arg-type]  (any iterable of lists of indices)
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers and keep_workers,
@@ -106,21 +113,21 @@ class BatchLoader:
         )
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.batch_sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order comes next."""
-        self.order.epoch = epoch
+        """Sets the epoch of the next iteration, which determines its order."""
+        self.batch_sampler.epoch = epoch
 
     def skip(self, batches: int) -> None:
-        """Leave out the first micro-batches of the next epoch, without reading them."""
-        self.order.first = batches
+        """Skips the first micro-batches of the next epoch without reading them."""
+        self.batch_sampler.first = batches
 
     def __iter__(self) -> Iterator[Batch]:
-        first = self.order.first
+        first = self.batch_sampler.first
         for index, tensors in enumerate(self._loader, first):
             batch = Batch({key: value.to(self.device, non_blocking=True) for key, value in tensors.items()})
-            batch.rows, batch.rows_everywhere = self.order.sizes(index)
-            batch.ranks, batch.even = self.order.ranks, self.even
+            batch.rows, batch.rows_everywhere = self.batch_sampler.sizes(index)
+            batch.ranks, batch.even = self.batch_sampler.ranks, self.even
             yield batch
-        self.order.first = 0
+        self.batch_sampler.first = 0

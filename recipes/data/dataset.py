@@ -1,7 +1,7 @@
-"""data: rows of token ids with their labels, and the batches that both recipes train on.
+"""Builds the rows of the menu `data`: token ids with their labels, for training and for evaluation.
 
-Shapes: B batch, T tokens. A row has `input_ids` (T,) and `labels`: () for classification,
-(T,) for language modelling, where -100 marks what the loss leaves out.
+Shapes: T tokens. A row has `input_ids` (T,) and `labels`: () for classification, (T,) for language modelling, where
+-100 marks tokens that the loss ignores.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy
+
+from recipes.config import Config
 from recipes.data import collate, text_data
 from recipes.errors import Refusal
 from recipes.options import data as data_options
 from recipes.options import data_sources, parallelism
 from recipes.options.data_sources import BYTE_VOCAB
+from recipes.options.model_families import ENCODERS
 
-DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # the guide's range of random ids
+DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # range of random ids in the Hugging Face guide
+EVAL_FILE_INTERVAL = 10  # data=source: every tenth file is in the evaluation split
 
 
 @dataclass
 class Data:
-    """What there is to train and evaluate on. `vocab`: one more than the largest id it can hold.
+    """The rows of a data set, and how they become batches.
 
-    rank, ranks: which part of every batch is this process's, and of how many.
+    train, eval: datasets.Dataset in the torch format; eval is None without an evaluation split.
+    collate: list of rows -> batch. vocab: one more than the largest possible token id.
+    rank, ranks: of the parts into which every batch is split, this process has part `rank`.
     """
 
     task: str
@@ -38,7 +46,7 @@ class Data:
     classes: int = 0
     pad_token_id: int = 0
     tokenizer: Any = None
-    names: list = field(default_factory=list)  # of the classes, where they have any
+    names: list = field(default_factory=list)  # of the classes; empty if unknown
     rank: int = 0
     ranks: int = 1
 
@@ -46,10 +54,13 @@ class Data:
 # --- building ----------------------------------------------------------------------------------
 
 
-def build_data(cfg, task: str, vocab: int) -> Data:
-    """The rows of the chosen data set. vocab: the model's. Raises Refusal for data that cannot be used."""
-    kind = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
-    built = kind[cfg.data.name](cfg, task, vocab)
+def build_data(cfg: Config, task: str, vocab: int) -> Data:
+    """The rows of the chosen data set.
+
+    task: "classification" or "language_modelling". vocab: of the model. Raises Refusal for data that cannot be used.
+    """
+    builders = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
+    built = builders[cfg.data.name](cfg, task, vocab)
     built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal(
@@ -59,15 +70,13 @@ def build_data(cfg, task: str, vocab: int) -> Data:
     return built
 
 
-def _dummy(cfg, task: str, vocab: int) -> Data:
-    """The guide's workload: random ids, and a random label or the ids themselves."""
-    import numpy
-
+def _dummy(cfg: Config, task: str, vocab: int) -> Data:
+    """Random ids with random labels, as in the Hugging Face guide; with the ids as labels for a language model."""
     random = numpy.random.default_rng(cfg.train.seed)
     low, high = (DUMMY_LOW, min(DUMMY_HIGH, vocab)) if vocab > 2 * DUMMY_LOW else (0, vocab)
     classes = cfg.model.classes if task == "classification" else 0
 
-    def rows(count):
+    def rows(count: int) -> datasets.Dataset:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
         return _dataset(ids, random.integers(0, classes, count) if classes else ids)
 
@@ -75,33 +84,30 @@ def _dummy(cfg, task: str, vocab: int) -> Data:
     return Data(task, rows(cfg.data.samples), rows(count) if count else None, collate.stack, high, classes)
 
 
-def _source(cfg, task: str, vocab: int) -> Data:
-    """Blocks of bytes from the interpreter's own library. Files, not blocks, are split for evaluation."""
-    import numpy
-
+def _source(cfg: Config, task: str, vocab: int) -> Data:
+    """Blocks of bytes from the files of Python's standard library. Whole files are held out for the evaluation."""
     root, length = Path(sysconfig.get_paths()["stdlib"]), cfg.data.seq_len
-    others = {"site-packages", "dist-packages", "test"}
-    paths = sorted(p for p in root.rglob("*.py") if not others & set(p.relative_to(root).parts))
+    excluded = {"site-packages", "dist-packages", "test"}
+    paths = sorted(p for p in root.rglob("*.py") if not excluded & set(p.relative_to(root).parts))
     if not paths:
         raise Refusal(f"data=source found no Python file in {root}. Choose data=text with data.path=.")
 
-    def rows(files, count, window, stride):
+    def rows(files: list[Path], count: int, window: int, stride: int) -> datasets.Dataset:
         text = b"\0".join(path.read_bytes() for path in files)
         tokens = numpy.frombuffer(text, dtype=numpy.uint8).astype(numpy.int64) + 1
-        tokens[tokens == 1] = 0  # the zero byte between files is the end of a text
+        tokens[tokens == 1] = 0  # a zero byte between files ends a text
         blocks = len(tokens) // length
         if count > blocks:
             raise Refusal(
-                f"the library here holds {blocks} sequences of data.seq_len={length}, and {count} "
-                f"were asked for. Type data.samples={blocks} or a smaller data.seq_len."
+                f"the standard library holds {blocks} sequences of data.seq_len={length}, fewer than the {count} that "
+                f"are configured. Type data.samples={blocks} or a smaller data.seq_len."
             )
-        starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # spread over the whole library
+        starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # evenly over all files
         return windows(tokens, window, stride, [(start, start + length) for start in starts])
 
-    every = 10  # each tenth file is kept for the evaluation
-    train = rows([p for i, p in enumerate(paths) if i % every], cfg.data.samples, length, length)
+    train = rows([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], cfg.data.samples, length, length)
     held_out = (
-        rows(paths[::every], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
+        rows(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
         if cfg.data.eval_samples
         else None
     )
@@ -113,15 +119,15 @@ def _source(cfg, task: str, vocab: int) -> Data:
     return Data(task, train, held_out, pad, BYTE_VOCAB)
 
 
-def _text(cfg, task: str, vocab: int) -> Data:
-    """The user's files."""
+def _text(cfg: Config, task: str, vocab: int) -> Data:
+    """The files of data.path and data.eval_path."""
     data = cfg.data
     keys = {data.text_column: "data.text_column"}
     if task == "classification":
         keys[data.label_column] = "data.label_column"
     columns = {column: "text" if key == "data.text_column" else "label" for column, key in keys.items()}
 
-    def read(key):
+    def read(key: str) -> datasets.Dataset:
         pattern = getattr(data, key)
         return text_data.read(
             data_sources.find(pattern, f"data.{key}"),
@@ -134,35 +140,35 @@ def _text(cfg, task: str, vocab: int) -> Data:
     if data.eval_path:
         held_out = read("eval_path")
     elif data.eval_fraction and len(texts) > 1:
-        kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # one is left to train on
+        kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
         split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
         texts, held_out = split["train"], split["test"]
     return _from_texts(cfg, task, texts, held_out)
 
 
-def _published(cfg, task: str, vocab: int) -> Data:
-    """A data set of the hub, or files of the same form. The rows of wikitext are the lines of one long text."""
+def _published(cfg: Config, task: str, vocab: int) -> Data:
+    """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
     texts, held_out = text_data.published(cfg.data.name, cfg.data.path)
     return _from_texts(cfg, task, texts, held_out, one_text=task == "language_modelling")
 
 
-def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data:
-    """Tokenised: one row a text or pair (classification) or packed blocks (language modelling)."""
-    from recipes.options.model_families import ENCODERS
-
+def _from_texts(
+    cfg: Config, task: str, texts: datasets.Dataset, held_out: datasets.Dataset | None, one_text: bool = False
+) -> Data:
+    """Tokenised texts: one row per text or pair for classification, packed blocks for language modelling."""
     data, names = cfg.data, []
     tokens = text_data.Tokens(data.tokenizer)
     if task == "classification":
         names = text_data.label_names(texts, held_out)
-        # Only encoders tell the two texts of a pair apart by types; trained weights come with their own tokenizer.
+        # Only encoders have token types; pretrained weights have their own tokenizer, which knows.
         with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
 
-        def rows(part, count, *_):
-            made = text_data.classified(part, tokens, data.seq_len, names, with_types)
-            return made if count is None else made.select(range(min(count, len(made))))
+        def rows(part: datasets.Dataset, count: int | None, *_: int) -> datasets.Dataset:
+            rows = text_data.classified(part, tokens, data.seq_len, names, with_types)
+            return rows if count is None else rows.select(range(min(count, len(rows))))
     else:
 
-        def rows(part, count, window, stride):
+        def rows(part: datasets.Dataset, count: int | None, window: int, stride: int) -> datasets.Dataset:
             ids = text_data.stream(part, tokens, one_text)
             return windows(ids if count is None else ids[: count * data.seq_len], window, stride)
 
@@ -174,13 +180,15 @@ def _from_texts(cfg, task: str, texts, held_out, one_text: bool = False) -> Data
     return Data(task, train, held_out or None, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
 
 
-def windows(tokens, window: int, stride: int, spans=None):
-    """Rows that score each token of the spans once, with as much context before it as the windows hold.
+def windows(
+    tokens: numpy.ndarray, window: int, stride: int, spans: list[tuple[int, int]] | None = None
+) -> datasets.Dataset:
+    """Rows of a sliding window: each token of the spans has a label once, with the tokens before it as context.
 
-    tokens: (N,) ids. spans: (first, last) places of what is to be scored; None: all of it.
-    A window of at most `window` tokens moves on by `stride`. The labels of what an earlier window has scored, or
-    of what stands before the span, are IGNORED. A row's first token has nothing to be predicted from: without
-    overlap (stride = window) those stay unscored, with overlap only the very first of all tokens.
+    tokens: (N,) ids. window: tokens in a row, at most. stride: tokens by which the window moves.
+    spans: (first, last) positions of tokens that get labels; None: all. Labels are IGNORE_INDEX for tokens that an
+    earlier window has labelled, or that precede the span. The first token of a row is never predicted: without
+    overlap (stride = window) that is one token per row, with overlap only the first of all.
     """
     ids, labels = [], []
     for first, last in spans or [(0, len(tokens))]:
@@ -198,8 +206,6 @@ def windows(tokens, window: int, stride: int, spans=None):
     return _dataset(ids, labels)
 
 
-def _dataset(ids, labels):
-    """Rows of ids (T,), of any lengths, and labels () or (T,), as a datasets.Dataset in the torch format."""
-    import datasets
-
+def _dataset(ids: Any, labels: Any) -> datasets.Dataset:
+    """Rows of ids (T,), of any lengths, and labels () or (T,), in the torch format."""
     return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")

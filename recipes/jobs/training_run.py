@@ -131,7 +131,7 @@ class TrainingRun:
             self.progress.send,
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
             compiled=cfg.compile,
-            before=start.values["journal"] if start else None,
+            before=loading.step_log_state(start) if start else None,
         )
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start)
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
@@ -140,7 +140,7 @@ class TrainingRun:
             loop.train(self.step_log, self.saver)
             self.step_log.end()
         except BaseException:
-            self.step_log.break_off()
+            self.step_log.end_after_failure()
             raise
         finally:
             self._note_figures()
@@ -169,7 +169,7 @@ class TrainingRun:
             self.stop.stop_at_once()
             if cfg.save.final:
                 self.progress.enter("save", "saving")
-                saver.save_final(self.loop, data, self.folder)
+                saver.save_final(self.loop, data.tokenizer, self.folder)
             if cfg.eval.enabled and data.eval is not None:
                 self.progress.enter("eval", "evaluating")
                 self.record.evaluation = evaluate.evaluate(cfg, self.training.args, self.loop, data)

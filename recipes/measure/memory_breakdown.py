@@ -1,4 +1,4 @@
-"""The ledger's step after the training, and what comes of it in the record: parts of memory, FLOPs, each rank's own."""
+"""One more step under the memory ledger after the training, and the record's memory figures of all ranks."""
 
 from __future__ import annotations
 
@@ -6,65 +6,77 @@ import statistics
 import time
 import traceback
 from dataclasses import asdict
+from typing import Any
 
-from recipes.ranks import collectives, rank_info
-from recipes.records import record
+import torch
+
+from recipes.config import Config
+from recipes.machine import gpu_specs
+from recipes.measure.memory_ledger import MemoryLedger
+from recipes.measure.step_log import StepLog
+from recipes.parallelism import unwrap
+from recipes.ranks import collectives
+from recipes.ranks.rank_info import RankInfo
+from recipes.records.messages import Progress
+from recipes.records.record import Memory, Record
 
 
-def count(cfg, outcome: record.Record, loop, journal, progress) -> None:
-    """The ledger's step: the five parts at the peak, and the model's FLOPs."""
-    from recipes.machine import gpu_specs
-    from recipes.measure.memory_ledger import MemoryLedger
+def count(cfg: Config, record: Record, loop: Any, step_log: StepLog, progress: Progress) -> None:
+    """Takes one more step under the ledger, and puts the five parts of memory and the FLOPs into the record.
 
+    loop: a `Loop` of either recipe. A failure is a warning with one rank, and raised with several.
+    """
     start = time.perf_counter()
-    import torch
-
-    optimizer = loop.optimizer
-    while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper, and DeepSpeed's inside it
-        optimizer = optimizer.optimizer
-    ledger = MemoryLedger(loop.bare_model, optimizer, loop.accelerator.device)
+    ledger = MemoryLedger(loop.bare_model, unwrap.inner_optimizer(loop.optimizer), loop.accelerator.device)
     try:
-        if cfg.compile:  # compiled code allocates behind the ledger's back: count the step as written
+        if cfg.compile:  # the ledger does not see allocations of compiled code
             torch.compiler.set_stance("force_eager")
         if loop.accelerator.scaler is not None:
-            loop.accelerator.scaler.update(1.0)  # no overflow: this step must not be skipped
-        tokens = loop.one_more_step(ledger)
+            loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
+        step_tokens = loop.one_more_step(ledger)
     except Exception as error:
-        if collectives.is_distributed():  # the others are in the middle of it: the job ends here
+        if collectives.is_distributed():  # the other ranks are in the middle of the step
             raise
         traceback.print_exc()
         progress.warn(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
         return
     finally:
-        outcome.speed.ledger_seconds = time.perf_counter() - start
+        record.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
-        setattr(outcome.memory, key, value)
-    if ledger.model_flops is None or cfg.model.attention == "flash_attention_2":  # a kernel without a formula
-        return
-    speed = outcome.speed
-    # The ledger's step is the largest; a usual one has as many FLOPs as it has tokens, to a good approximation.
-    usual = statistics.mean(journal.tokens)
-    everywhere = ledger.model_flops * cfg.parallelism.num_processes  # with dp one process sees all replicas
-    speed.model_flops_per_step = round(everywhere * usual / tokens)
-    gpus = max(cfg.parallelism.num_processes, cfg.parallelism.replicas)
-    peak = gpu_specs.peak_flops(outcome.environment["device_name"], cfg.precision.name)
-    if peak and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
-        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak * gpus)
+        setattr(record.memory, key, value)
+    if ledger.model_flops is not None and cfg.model.attention != "flash_attention_2":  # which has no FLOP formula
+        _set_flops(cfg, record, ledger.model_flops, step_tokens, statistics.mean(step_log.tokens), loop)
 
 
-def per_rank(memory: record.Memory, place: rank_info.RankInfo) -> list[dict]:
-    """Each rank's own memory."""
+def _set_flops(cfg: Config, record: Record, model_flops: int, step_tokens: int, mean_tokens: float, loop: Any) -> None:
+    """Sets the FLOPs of a mean step, and the model FLOPs utilization (MFU) on a GPU of known peak.
+
+    model_flops, step_tokens: of the ledger's step on this rank and on all ranks. The ledger's step is the largest, so
+    its FLOPs are scaled by tokens, which neglects the quadratic part of attention.
+    """
+    speed = record.speed
+    processes = cfg.parallelism.num_processes or 1
+    all_ranks_flops = model_flops * processes  # with dp one process runs all replicas
+    speed.model_flops_per_step = round(all_ranks_flops * mean_tokens / step_tokens)
+    gpus = max(processes, cfg.parallelism.replicas)
+    peak_flops = gpu_specs.peak_flops(record.environment["device_name"], cfg.precision.name)
+    if peak_flops and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
+        speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak_flops * gpus)
+
+
+def per_rank(memory: Memory, rank_info: RankInfo) -> list[dict[str, Any]]:
+    """The memory figures of each rank."""
     own = {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
-    return collectives.all_gather({"rank": place.rank} | own)
+    return collectives.all_gather({"rank": rank_info.rank} | own)
 
 
-def take_largest(memory: record.Memory) -> None:
-    """Of several ranks the record's own figures are those of the one with the highest peak; the sums stand beside."""
+def take_largest(memory: Memory) -> None:
+    """Sets the record's figures to those of the rank with the highest peak, and `all_ranks_bytes` to the sums."""
 
-    def peak(rank):
+    def peak_bytes(rank: dict[str, Any]) -> int:
         return rank["peak_allocated_bytes"] or rank["peak_tensor_bytes"] or 0
 
-    largest = max(memory.per_rank, key=peak)
+    largest = max(memory.per_rank, key=peak_bytes)
     for key, value in largest.items():
         if key != "rank":
             setattr(memory, key, value)

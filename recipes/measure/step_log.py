@@ -1,7 +1,7 @@
-"""The journal: what each optimizer step lost and took, without getting in the step's way.
+"""The step log: loss, time, samples and tokens of each optimizer step.
 
-A recipe calls `step` once after every optimizer step. The loss stays on the device, and on a GPU
-the time is an event in its own queue: nothing waits until the journal is flushed, about once a second.
+A recipe calls `StepLog.step` after every optimizer step. The loss stays on the device, and on a GPU the time is a CUDA
+event, so that nothing waits for the device until the log is flushed, about once a second.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from recipes.records.messages import StepsDone
 from recipes.records.record import Speed, Training
 from recipes.records.run_folder import STEPS_FILE
+from recipes.third_party import torch_training_private
 
 
 class StepLog:
-    """Collects steps, writes `steps.jsonl` (folder None: not), and tells the parent how far it is.
+    """Collects steps and, with a folder, writes `steps.jsonl` there.
 
-    tell(message): called with a `StepsDone` at each flush.
-    compiled: steps in which torch.compile was at work are left out of the speed.
-    before: what `state` gave when the training that is resumed was saved; those steps are in no figure of speed.
+    warmup_steps: steps at the start that are not part of the speed. flush_seconds: between two flushes.
+    send(message): called with a `StepsDone` at each flush.
+    compiled: steps in which torch.compile compiled a graph are not part of the speed.
+    before: for a training that is resumed, what `state` returned when it was saved; no part of the speed.
     """
 
     def __init__(
@@ -34,14 +37,14 @@ class StepLog:
         device: torch.device,
         warmup_steps: int,
         flush_seconds: float,
-        tell: Callable[[StepsDone], object],
+        send: Callable[[StepsDone], object],
         folder: Path | None,
         compiled: bool = False,
-        before: dict | None = None,
+        before: dict[str, list] | None = None,
     ):
         self.on_gpu = torch.device(device).type == "cuda"
-        self.warmup_steps, self.flush_seconds, self.tell, self.compiled = warmup_steps, flush_seconds, tell, compiled
-        self.file = open(Path(folder, STEPS_FILE), "w") if folder else None  # noqa: SIM115 (lives as long as the job)
+        self.warmup_steps, self.flush_seconds, self.send, self.compiled = warmup_steps, flush_seconds, send, compiled
+        self.file = open(Path(folder, STEPS_FILE), "w") if folder else None  # noqa: SIM115 (open as long as the job runs)
         before = before or {"losses": [], "seconds": [], "samples": [], "tokens": []}
         self.losses: list[float] = before["losses"]
         self.seconds: list[float] = before["seconds"]
@@ -49,48 +52,49 @@ class StepLog:
         self.tokens: list[int] = before["tokens"]
         self.resumed_from = len(self.losses)
         self.compiling: list[bool] = [False] * self.resumed_from
-        self._pending: list[tuple] = []  # (loss on the device, stamp), not yet read back
+        self._pending: list[tuple[torch.Tensor, Any]] = []  # (loss on the device, time), not yet read
         self._write(0)
 
     def begin(self) -> None:
-        """The training starts now."""
+        """Starts the time of the first step."""
         self._began = self._flushed = time.perf_counter()
-        self._compilations = _compilations() if self.compiled else 0
-        self._last_stamp = self._stamp()
+        self._graphs = torch_training_private.compiled_graphs() if self.compiled else 0
+        self._last_time = self._time()
 
-    def step(self, loss: torch.Tensor, samples: int, tokens: int) -> None:
-        """One optimizer step is queued. loss: (), the mean over the effective batch, on the device.
+    def step(self, loss: torch.Tensor, samples: int, tokens: Any) -> None:
+        """Adds an optimizer step, which may still run on the device.
 
-        samples, tokens: of all ranks; tokens may be () on the device.
+        loss: (), the mean over the effective batch, on the device. samples, tokens: of all ranks; tokens may be a
+        tensor () on the device.
         """
-        self._pending.append((loss, self._stamp()))
+        self._pending.append((loss, self._time()))
         self.samples.append(samples)
         self.tokens.append(tokens)
         if self.compiled:
-            before, self._compilations = self._compilations, _compilations()
-            self.compiling.append(self._compilations != before)
+            before, self._graphs = self._graphs, torch_training_private.compiled_graphs()
+            self.compiling.append(self._graphs != before)
         if time.perf_counter() - self._flushed >= self.flush_seconds:
             self.flush()
 
     def flush(self) -> None:
-        """Read the pending losses back (this waits for the device), write and tell them."""
+        """Reads the pending losses (this waits for the device), writes the steps and sends a message."""
         if self._pending:
             losses = torch.stack([loss.detach().float().reshape(()) for loss, _ in self._pending]).tolist()
             first = len(self.losses)
-            for loss, (_, stamp) in zip(losses, self._pending):
+            for loss, (_, time_of_step) in zip(losses, self._pending):
                 self.losses.append(loss)
-                self.seconds.append(self._between(self._last_stamp, stamp))
-                self._last_stamp = stamp
+                self.seconds.append(self._seconds_between(self._last_time, time_of_step))
+                self._last_time = time_of_step
             self._pending.clear()
-            self.tokens[first:] = map(int, self.tokens[first:])  # counted on the device, where ranks pad differently
+            self.tokens[first:] = map(int, self.tokens[first:])  # tensors on the device if rows are padded
             self._write(first)
             recent = slice(first, len(self.losses))
             samples_per_second = sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9)
-            self.tell(StepsDone(len(self.losses), self.losses[-1], samples_per_second))
+            self.send(StepsDone(len(self.losses), self.losses[-1], samples_per_second))
         self._flushed = time.perf_counter()
 
     def _write(self, first: int) -> None:
-        """The steps from `first` on, into steps.jsonl."""
+        """Writes the steps from index `first` on to steps.jsonl."""
         if self.file:
             for index in range(first, len(self.losses)):
                 loss = self.losses[index]
@@ -108,47 +112,47 @@ class StepLog:
                 )
             self.file.flush()
 
-    def leave_out(self) -> None:
-        """What was done since the last flush (a checkpoint) is part of no step."""
-        self._last_stamp = self._stamp()
+    def restart_step_timer(self) -> None:
+        """Starts the time of the next step here. Call this after a checkpoint, which belongs to no step."""
+        self._last_time = self._time()
 
-    def state(self) -> dict:
-        """Every step since the first, for a checkpoint. Call it after a flush."""
+    def state(self) -> dict[str, list]:
+        """Every step since the first, for a checkpoint. Call `flush` first."""
         return {"losses": self.losses, "seconds": self.seconds, "samples": self.samples, "tokens": self.tokens}
 
     def end(self) -> None:
-        """The training is over: read back what is left."""
+        """Flushes the log and closes the file after the training."""
         self.flush()
         self.train_seconds = time.perf_counter() - self._began
         if self.file:
             self.file.close()
 
-    def break_off(self) -> None:
-        """The training ended early: keep what can still be read back."""
-        with contextlib.suppress(Exception):  # the device may be what failed, and its error is on its way already
+    def end_after_failure(self) -> None:
+        """Ends the log of a training that failed, with the steps that can still be read."""
+        with contextlib.suppress(Exception):  # a failed device raises again; the first error is being handled already
             self.end()
 
-    # --- what came of it ---
+    # --- results ---
 
     def training(self) -> Training:
-        """Everything trained so far, also when the training broke off."""
+        """The steps so far, also of a training that failed."""
         steps = len(self.losses)
         return Training(
             steps,
             sum(self.samples[:steps]),
             sum(self.tokens[:steps]),
-            self.losses,
+            list(self.losses),
             self.losses[-1] if steps else None,
             self.resumed_from or None,
         )
 
     def speed(self) -> Speed:
-        """Step times and throughput without warm-up and compilation; of all steps where none is left."""
+        """Step times and throughput without warm-up and compilation; of all new steps if no other steps are left."""
         new = slice(self.resumed_from, None)
         rows = list(zip(self.seconds[new], self.samples[new], self.tokens[new]))
-        busy = self.compiling[new] or [False] * len(rows)
+        compiled = self.compiling[new] or [False] * len(rows)
         warmup = self.warmup_steps
-        measured = [row for row, compiling in zip(rows[warmup:], busy[warmup:]) if not compiling]
+        measured = [row for row, compiling in zip(rows[warmup:], compiled[warmup:]) if not compiling]
         if not measured:
             warmup, measured = 0, rows
         if not measured:
@@ -166,19 +170,13 @@ class StepLog:
             train_seconds=getattr(self, "train_seconds", None),
         )
 
-    def _stamp(self):
+    def _time(self) -> Any:
+        """The time on the device's queue: a CUDA event, or seconds on a CPU."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _between(self, earlier, later) -> float:
+    def _seconds_between(self, earlier: Any, later: Any) -> float:
         return earlier.elapsed_time(later) / 1000 if self.on_gpu else later - earlier
-
-
-def _compilations() -> int:
-    """How many graphs torch.compile has compiled in this process."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]

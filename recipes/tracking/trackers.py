@@ -1,10 +1,9 @@
-"""tracker: where a run's numbers go besides its folder: nowhere, or to Weights & Biases (W&B) as well.
+"""The menu `tracker`: sends the figures of a run to Weights & Biases (W&B).
 
-W&B lives in a process of its own beside the worker, and reads there what the worker writes to
-`steps.jsonl`. So nothing that W&B does (a network that hangs, a service in the background, an exit that
-waits for both) delays a job or Ctrl-C: whatever becomes of it, its process can be ended from outside.
+W&B runs in a separate process, which reads the worker's `steps.jsonl`. A slow network or W&B's background service
+therefore delays neither the job nor Ctrl-C: the process can be ended at any time.
 
-This is the parent's side; `wandb_process` is that process's own.
+This module runs in the parent; `wandb_process` runs in that process.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ def open_tracker(cfg, outcome: Record, folder: Path, group: str | None = None) -
     """The tracker of a job, to be opened before its worker starts. group: its sweep's name, None for a single run."""
     if not _wanted(cfg):
         return Tracker()
-    words = [word for word in outcome.overrides if not word.startswith("tracker")]
+    overrides = [override for override in outcome.overrides if not override.startswith("tracker")]
     config = outcome.config | {
         "config_key": outcome.config_key,
         "overrides": outcome.overrides,
         "environment": outcome.environment,
     }
-    name = os.environ.get("WANDB_NAME") or " ".join(words) or outcome.config_key
+    name = os.environ.get("WANDB_NAME") or " ".join(overrides) or outcome.config_key
     return Wandb(cfg.tracker, folder, group, name=name[:128], config=config, job_type="run")
 
 
@@ -114,7 +113,7 @@ class Wandb(Tracker):
         )
 
     def end(self, limit: float, **last) -> list[str]:
-        """Send the last words, and wait so many seconds until W&B has them."""
+        """Send the last message, and wait up to `limit` seconds until W&B has everything."""
         helper, self.helper, done = self.helper, None, False
         try:
             with self._troubled():
@@ -126,7 +125,7 @@ class Wandb(Tracker):
                 _idle.append(helper)
             elif helper:
                 helper.end()
-        return self._told()
+        return self._warnings()
 
     def _listen(self, helper: Helper, limit: float) -> bool:
         """Whether W&B has it all within the limit, in seconds."""
@@ -142,14 +141,14 @@ class Wandb(Tracker):
 
     @contextlib.contextmanager
     def _troubled(self):
-        """No failure of a process that we could do without reaches the job."""
+        """A failure of the W&B process becomes a warning instead of a failure of the job."""
         try:
             yield
         except (OSError, ValueError) as error:
             self.troubles.append(f"its process has failed ({reason(error)})")
 
-    def _told(self) -> list[str]:
-        """The one warning, if there is any; else the line for the screen."""
+    def _warnings(self) -> list[str]:
+        """Sets the line for the screen; returns at most one warning."""
         send = self.place and f"wandb sync {'--include-online ' if self.url else ''}{shlex.quote(self.place)}"
         if self.url:
             self.line = f"W&B: {self.url}"
@@ -210,7 +209,7 @@ class Helper:
             yield from map(json.loads, lines)
 
     def end(self) -> None:
-        """Leave nothing of it behind. What W&B has on disk by then can still be sent."""
+        """End the process and its children. What W&B has written to disk can still be sent."""
         self.channel.close()  # it ends itself then, and W&B's service with it
         try:
             self.process.wait(1)

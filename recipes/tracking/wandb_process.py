@@ -1,6 +1,6 @@
-"""W&B's own process: it reads what the worker writes to `steps.jsonl`, and does as `trackers` tells it.
+"""The process that runs W&B: logs what the worker writes to `steps.jsonl`, on messages from `trackers`.
 
-Imports W&B only when a run begins, so the parent can use `reason` and `end_children` for nothing.
+Imports W&B only when a run begins, because the parent imports `reason`, `stamp` and `end_children` from here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The journal: step times and throughput without the warm-up, and what is written of each step."""
+"""The step log: step times and throughput without the warm-up, and what is written of each step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from recipes.measure import step_log
 from recipes.measure.step_log import StepLog
+from recipes.third_party import torch_training_private
 
 
 @pytest.fixture
@@ -22,20 +23,20 @@ def clock(monkeypatch):
     return clock
 
 
-def journal_of(clock, seconds, warmup=3, losses=None, samples=4, tokens=128, folder=None, flush_seconds=1e9, **more):
-    """A journal of steps that took these seconds, and what it told."""
-    told = []
-    journal = StepLog(torch.device("cpu"), warmup, flush_seconds, told.append, folder, **more)
-    journal.begin()
+def logged_steps(clock, seconds, warmup=3, losses=None, samples=4, tokens=128, folder=None, flush_seconds=1e9, **more):
+    """A log of steps that took these seconds, and the messages that it sent."""
+    messages = []
+    log = StepLog(torch.device("cpu"), warmup, flush_seconds, messages.append, folder, **more)
+    log.begin()
     for index, taken in enumerate(seconds):
         clock.now += taken
-        journal.step(torch.tensor(losses[index] if losses else 1.0), samples, tokens)
-    journal.end()
-    return journal, told
+        log.step(torch.tensor(losses[index] if losses else 1.0), samples, tokens)
+    log.end()
+    return log, messages
 
 
 def test_the_warm_up_is_left_out_of_times_and_throughput(clock):
-    speed = journal_of(clock, [10, 10, 10, 1, 2, 1, 2])[0].speed()
+    speed = logged_steps(clock, [10, 10, 10, 1, 2, 1, 2])[0].speed()
     assert (speed.warmup_steps, speed.measured_steps) == (3, 4)
     assert speed.step_seconds_median == pytest.approx(1.5)
     assert speed.samples_per_second == pytest.approx(4 * 4 / 6)  # samples over the seconds of the same steps
@@ -43,46 +44,46 @@ def test_the_warm_up_is_left_out_of_times_and_throughput(clock):
 
 
 def test_the_whole_loop_has_its_time_with_the_warm_up(clock):
-    journal, _ = journal_of(clock, [10, 1, 1])
-    assert journal.speed().train_seconds == pytest.approx(12)
+    log, _ = logged_steps(clock, [10, 1, 1])
+    assert log.speed().train_seconds == pytest.approx(12)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_when_no_step_is_left_all_are_measured(clock, steps):
-    speed = journal_of(clock, [2] * steps)[0].speed()
+    speed = logged_steps(clock, [2] * steps)[0].speed()
     assert (speed.warmup_steps, speed.measured_steps) == (0, steps)
     assert speed.samples_per_second == pytest.approx(2)
 
 
 def test_a_short_last_batch_counts_with_its_own_samples(clock):
-    journal = StepLog(torch.device("cpu"), 0, 1e9, lambda *_, **__: None, None)
-    journal.begin()
+    log = StepLog(torch.device("cpu"), 0, 1e9, lambda *_, **__: None, None)
+    log.begin()
     for samples in (4, 4, 1):
         clock.now += 1
-        journal.step(torch.tensor(1.0), samples, samples * 8)
-    journal.end()
-    assert journal.speed().samples_per_second == pytest.approx(3)
-    assert (journal.training().samples, journal.training().tokens) == (9, 72)
+        log.step(torch.tensor(1.0), samples, samples * 8)
+    log.end()
+    assert log.speed().samples_per_second == pytest.approx(3)
+    assert (log.training().samples, log.training().tokens) == (9, 72)
 
 
 def test_quantiles_lie_within_what_was_measured(clock):
-    speed = journal_of(clock, range(1, 12), warmup=0)[0].speed()  # 1 to 11 seconds
+    speed = logged_steps(clock, range(1, 12), warmup=0)[0].speed()  # 1 to 11 seconds
     assert (speed.step_seconds_p10, speed.step_seconds_median, speed.step_seconds_p90) == pytest.approx((2, 6, 10))
 
 
 def test_one_measured_step_is_its_own_quantiles(clock):
-    speed = journal_of(clock, [9, 9, 9, 5])[0].speed()
+    speed = logged_steps(clock, [9, 9, 9, 5])[0].speed()
     assert speed.step_seconds_p10 == speed.step_seconds_median == speed.step_seconds_p90 == pytest.approx(5)
 
 
 def test_no_step_at_all_has_no_speed(clock):
-    journal, _ = journal_of(clock, [])
-    assert journal.training().steps == 0 and journal.training().final_loss is None
-    assert journal.speed().step_seconds_median is None and journal.speed().samples_per_second is None
+    log, _ = logged_steps(clock, [])
+    assert log.training().steps == 0 and log.training().final_loss is None
+    assert log.speed().step_seconds_median is None and log.speed().samples_per_second is None
 
 
 def test_each_step_is_a_line(clock, tmp_path):
-    journal_of(clock, [1, 2, 3], losses=[3.0, 2.0, 1.0], folder=tmp_path)
+    logged_steps(clock, [1, 2, 3], losses=[3.0, 2.0, 1.0], folder=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert [line["loss"] for line in lines] == [3.0, 2.0, 1.0]
@@ -91,29 +92,29 @@ def test_each_step_is_a_line(clock, tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_null_in_its_line(clock, tmp_path):
-    journal, _ = journal_of(clock, [1, 1, 1], losses=[1.0, math.nan, math.inf], folder=tmp_path)
+    log, _ = logged_steps(clock, [1, 1, 1], losses=[1.0, math.nan, math.inf], folder=tmp_path)
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [1.0, None, None]
     assert "NaN" not in "".join(lines) and "Infinity" not in "".join(lines)
-    assert math.isnan(journal.training().losses[1])
+    assert math.isnan(log.training().losses[1])
 
 
 def test_losses_are_read_back_now_and_then_only(clock):
     """A second between two looks at the device, whatever the steps take."""
-    _, told = journal_of(clock, [0.25] * 9, losses=[float(n) for n in range(9)], flush_seconds=1.0)
-    assert [(message.step, message.loss) for message in told] == [(4, 3.0), (8, 7.0), (9, 8.0)]
-    assert [message.samples_per_second for message in told] == pytest.approx([16, 16, 16])
+    _, messages = logged_steps(clock, [0.25] * 9, losses=[float(n) for n in range(9)], flush_seconds=1.0)
+    assert [(message.step, message.loss) for message in messages] == [(4, 3.0), (8, 7.0), (9, 8.0)]
+    assert [message.samples_per_second for message in messages] == pytest.approx([16, 16, 16])
 
 
 def test_steps_that_compiled_are_left_out(clock, monkeypatch):
     compiled = iter([0, 1, 1, 1, 2, 2])  # at the start, then after each step
-    monkeypatch.setattr(step_log, "_compilations", lambda: next(compiled))
-    speed = journal_of(clock, [50, 1, 1, 50, 1], warmup=1, compiled=True)[0].speed()
+    monkeypatch.setattr(torch_training_private, "compiled_graphs", lambda: next(compiled))
+    speed = logged_steps(clock, [50, 1, 1, 50, 1], warmup=1, compiled=True)[0].speed()
     assert speed.measured_steps == 3 and speed.step_seconds_median == pytest.approx(1)
     assert speed.samples_per_second == pytest.approx(4)
 
 
-def test_a_job_writes_its_steps_unless_told_not_to(train):
+def test_a_job_writes_its_steps_unless_the_tracker_is_none(train):
     run = train("tracker=local", "train.max_steps=3", "train.log_seconds=0")
     lines = [json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == run.record.training.losses
@@ -128,19 +129,19 @@ def test_a_job_leaves_out_its_warm_up(train):
     assert speed.mfu is None
 
 
-def test_a_resumed_journal_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
+def test_a_resumed_log_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
     (tmp_path / "steps.jsonl").write_text("what the run that was stopped has written\n")
     before = {"losses": [3.0, float("nan")], "seconds": [9.0, 9.0], "samples": [4, 4], "tokens": [8, 8]}
-    journal = StepLog(torch.device("cpu"), 1, 1e9, lambda *_, **__: None, tmp_path, before=before)
-    journal.begin()
+    log = StepLog(torch.device("cpu"), 1, 1e9, lambda *_, **__: None, tmp_path, before=before)
+    log.begin()
     for step in range(3):
-        journal.step(torch.tensor(float(step)), 2, 4)
-    journal.flush()
+        log.step(torch.tensor(float(step)), 2, 4)
+    log.flush()
     time.sleep(0.2)  # a checkpoint
-    journal.leave_out()
-    journal.step(torch.tensor(3.0), 2, 4)
-    journal.end()
-    training, speed = journal.training(), journal.speed()
+    log.restart_step_timer()
+    log.step(torch.tensor(3.0), 2, 4)
+    log.end()
+    training, speed = log.training(), log.speed()
     assert (training.steps, training.samples, training.tokens, training.resumed_from_step) == (6, 16, 32, 2)
     assert training.losses[0] == 3.0 and training.losses[2:] == [0.0, 1.0, 2.0, 3.0]
     assert (speed.warmup_steps, speed.measured_steps) == (1, 3) and speed.step_seconds_p90 < 0.1
