@@ -1,4 +1,4 @@
-"""--help: every menu with its options and a line on each, read from the YAML files themselves."""
+"""The text of --help: menus, options and keys with their comments, read from the YAML files in conf/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Shell completion: eval "$(python train.py -sc install=bash)" (also zsh, fish). H
 
 def describe(conf: Path) -> str:
     """The help text. conf: the folder of the menus."""
-    defaults = {}
+    defaults: dict[str, str] = {}
     for entry in yaml.safe_load((conf / "config.yaml").read_text())["defaults"]:
         if isinstance(entry, dict):
             defaults |= entry
@@ -64,7 +64,7 @@ def _row(text: str) -> str:
     return text.splitlines()[1].removeprefix("#").strip()
 
 
-def _order(name: str):
-    """x2 before x16, auto last, and the rest by name."""
+def _order(name: str) -> tuple[int, str]:
+    """The key by which options are sorted: x2 before x16, auto last, and the rest by name."""
     digits = name.lstrip("x")
     return (int(digits), name) if digits.isdigit() else (sys.maxsize if name == "auto" else 0, name)

@@ -1,10 +1,11 @@
-"""What went wrong, in the record's words: the status, the phase, and what to try next."""
+"""From an exception that ended a job to its record: the status, the phase and a hint."""
 
 from __future__ import annotations
 
 import traceback
 
 from recipes import errors
+from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.options import memory_hints
 from recipes.records.record import Error
@@ -24,7 +25,7 @@ FRAMES = (
 
 
 def phase_of(error: BaseException, coarse: str) -> str:
-    """Where in the step an exception came from; `coarse` (load, eval, save, ...) where it came from no step."""
+    """The phase in which an exception was raised. coarse: the job's phase: load, train, eval, save, ..."""
     if coarse != "train":
         return coarse
     phase = "load"  # before the first batch: the loader, the optimizer
@@ -34,7 +35,7 @@ def phase_of(error: BaseException, coarse: str) -> str:
     return phase
 
 
-def describe(error: BaseException, coarse: str, cfg) -> tuple[str, Error]:
+def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error]:
     """(status, error) for an exception that ended a job."""
     message = str(error).strip() or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
@@ -48,12 +49,12 @@ def describe(error: BaseException, coarse: str, cfg) -> tuple[str, Error]:
 
 
 def failure_hint(error: BaseException) -> str | None:
-    """What helps against failures that people meet often."""
+    """A hint for a common failure, or None."""
     text = str(error)
     if "No space left on device" in text:
         return "The disk is full: free some space, or choose another folder with hydra.run.dir=."
     if "CUDA driver" in text or "NVIDIA driver" in text:
-        return "The driver does not suit this torch: update it, or choose device=cpu."
+        return "The driver does not match this build of torch: update it, or choose device=cpu."
     if "DataLoader worker" in text:
         return "A process that loads batches died: data.workers=0 shows its error."
     return None

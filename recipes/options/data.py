@@ -1,4 +1,4 @@
-"""data: files, lengths, and when they are refused."""
+"""data: checks of files and lengths, and the entries for TrainingArguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipes.options.hooks import PASSES, Cost, Lever
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """Files that do not exist or do not suit the task, and vocabularies too small for bytes."""
+    """Problems: files that do not exist or do not fit the task, and vocabularies too small for bytes."""
     data, found = cfg.data, []
     in_bytes = data.name == "source" or data.tokenizer == "bytes"
     if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
@@ -30,9 +30,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
                 if data.name in data_sources.PUBLISHED:
                     data_sources.splits(data.name, value)
                 elif data_sources.find(value, f"data.{key}")[0].suffix == ".txt" and task.task(cfg) == "classification":
-                    asked = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
+                    chosen = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
                     found.append(
-                        f"{asked} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
+                        f"{chosen} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
                         f".csv or .parquet file with the columns {data.text_column} and {data.label_column}."
                     )
             except Refusal as refusal:
@@ -41,7 +41,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """Batches and lengths that leave part of a matrix unit idle: neither a multiple of 8 nor 1, 2 or 4."""
+    """Batch sizes and lengths that leave part of a GPU's matrix units idle: no multiple of 8, and not 1, 2 or 4."""
     sizes = {"batch.per_device": cfg.batch.per_device, "data.seq_len": cfg.data.seq_len}
     odd = [f"{key}={value}" for key, value in sizes.items() if value % 8 and value not in (1, 2, 4)]
     return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
@@ -58,7 +58,7 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
-    """Sequences of half the length."""
+    """The lever that halves the length of the sequences."""
     half = cfg.data.seq_len // 2
     return [Lever(f"data.seq_len={half}", Cost.SHORTER_SEQUENCES, (PASSES,))] if half > 1 else []
 

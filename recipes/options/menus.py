@@ -1,4 +1,4 @@
-"""The menus on disk: the options of each, and the keys that an option uses."""
+"""The menus in conf/: the options of each, and the keys that an option uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipes.config import GROUPS, MISSING
 
 
 def options(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Option -> its YAML file, of a menu, in all folders in which Hydra looks."""
+    """Option -> YAML file of a menu. folders: where Hydra looks; the first one that has an option is used."""
     return {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob(f"{group}/*.yaml"))}
 
 

@@ -1,8 +1,8 @@
-"""The model families that can be built from sizes."""
+"""The model families that can be built from sizes, and the names of their sizes in transformers."""
 
 from __future__ import annotations
 
-# Our key -> the name in transformers' configuration of that family.
+# Key of the model menu -> attribute of the family's configuration in transformers.
 NAMES = {
     "bert": {
         "layers": "num_hidden_layers",
@@ -39,10 +39,9 @@ DROPOUTS = {
     "llama": ["attention_dropout"],
     "mixtral": ["attention_dropout"],
 }
-# Values of a family that are no lever: Llama 3's rotary base, and token 0 as the end of a text
-# (the published ids lie outside a small vocabulary). Mixtral's router has a loss that balances its
-# experts; transformers leaves it out unless asked (output_router_logits), and so do we: the loss stays
-# the mean over tokens, which the shares of accumulation and the perplexity rely on.
+# Values that cannot be set by a key: Llama 3's rotary base, and token 0 as the end of a text (the published ids lie
+# outside a small vocabulary). Mixtral's auxiliary loss, which balances the experts, stays off as in transformers
+# (output_router_logits=False): accumulation and the perplexity need a loss that is the mean over tokens.
 FIXED = {
     "bert": {},
     "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
