@@ -226,7 +226,6 @@ def test_no_file_is_long():
     report(f"{path}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST_FILE)
 
 
-@pytest.mark.xfail(strict=True, reason="functions that are still to be split")
 def test_no_function_is_long():
     long = []
     for path in [*source_files("recipes").values(), *source_files("scripts").values()]:
@@ -325,7 +324,6 @@ def overridden_privates(path: Path):
                     yield f"{where(path, method)}: {node.name}.{method.name}"
 
 
-@pytest.mark.xfail(strict=True, reason="recipes/third_party is being filled")
 def test_private_names_of_other_projects_stand_in_third_party():
     """Also private names of our own, read from another file: those lose the underscore."""
     found = []
@@ -335,7 +333,6 @@ def test_private_names_of_other_projects_stand_in_third_party():
     report(found)
 
 
-@pytest.mark.xfail(strict=True, reason="recipes/third_party is being filled")
 def test_every_third_party_module_has_a_contract_test():
     third_party = ROOT / "recipes" / "third_party"
     tests = {path.stem for path in (ROOT / "tests" / "third_party").glob("test_*.py")}

@@ -18,7 +18,7 @@ from recipes.errors import Refusal
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
-from recipes.third_party import torch_training_private
+from recipes.third_party import torch_distributed_private
 
 
 def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
@@ -104,7 +104,7 @@ def local_shard(tensor: Any, rank: int) -> tuple[torch.Tensor, list[int], list[i
     coordinates = zip(tensor.device_mesh.get_coordinate(), placements)
     is_first_replica = all(index == 0 for index, placement in coordinates if placement.is_replicate())
     local = tensor.to_local()
-    offset = torch_training_private.shard_offset(tensor)
+    offset = torch_distributed_private.shard_offset(tensor)
     return local, offset, list(tensor.shape), is_first_replica and local.numel() > 0
 
 
@@ -201,9 +201,9 @@ def _optimizer_state(
 def _on_device(optimizer: Any, weight: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A state on the device of its weight; in CUDA's managed memory if bitsandbytes pages it."""
     if getattr(optimizer, "is_paged", False) and value.shape == weight.shape:
-        from recipes.third_party import bitsandbytes_optim_private  # imports bitsandbytes
+        from recipes.third_party import bitsandbytes_private  # imports bitsandbytes
 
-        return bitsandbytes_optim_private.state_buffer(optimizer, weight, value.dtype).copy_(value)
+        return bitsandbytes_private.state_buffer(optimizer, weight, value.dtype).copy_(value)
     return value.to(weight.device)
 
 

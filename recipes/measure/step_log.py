@@ -20,7 +20,7 @@ import torch
 from recipes.records.messages import StepsDone
 from recipes.records.record import Speed, Training
 from recipes.records.run_folder import STEPS_FILE
-from recipes.third_party import torch_training_private
+from recipes.third_party import torch_private
 
 
 class StepLog:
@@ -58,7 +58,7 @@ class StepLog:
     def begin(self) -> None:
         """Starts the time of the first step."""
         self._began = self._flushed = time.perf_counter()
-        self._graphs = torch_training_private.compiled_graphs() if self.compiled else 0
+        self._graphs = torch_private.compiled_graphs() if self.compiled else 0
         self._last_time = self._time()
 
     def step(self, loss: torch.Tensor, samples: int, tokens: Any) -> None:
@@ -71,7 +71,7 @@ class StepLog:
         self.samples.append(samples)
         self.tokens.append(tokens)
         if self.compiled:
-            before, self._graphs = self._graphs, torch_training_private.compiled_graphs()
+            before, self._graphs = self._graphs, torch_private.compiled_graphs()
             self.compiling.append(self._graphs != before)
         if time.perf_counter() - self._flushed >= self.flush_seconds:
             self.flush()

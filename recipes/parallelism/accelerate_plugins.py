@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from recipes.config import Config
 from recipes.options import parallelism
 from recipes.parallelism import zero
-from recipes.third_party import accelerate_training_private, torch_training_private
+from recipes.third_party import accelerate_private, torch_distributed_private, torch_private
 
 DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
 
@@ -45,7 +45,7 @@ def _ddp(cfg: Config) -> dict[str, Any]:
 
 def _fsdp() -> dict[str, Any]:
     """For a model that `fsdp.shard` has already sharded."""
-    accelerate_training_private.allow_fsdp_on_cpu()
+    accelerate_private.allow_fsdp_on_cpu()
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
     )
@@ -60,7 +60,7 @@ def replicated(model: torch.nn.Module) -> torch.nn.DataParallel:
 def waiting_seconds(model: Any) -> float | None:
     """How long the backward pass of a step waits for the gradients of other ranks: the communication that DDP has
     sampled and that no computation hides. None for other modes, which have no such figure."""
-    model = torch_training_private.without_compile(model)
+    model = torch_private.without_compile(model)
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return None
-    return torch_training_private.ddp_waiting_seconds(model)
+    return torch_distributed_private.ddp_waiting_seconds(model)

@@ -1,16 +1,39 @@
-"""Private state of Accelerate that this project writes, each with its reason."""
+"""Private state of Accelerate that this project reads or writes, each with its reason."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import accelerate
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from recipes.third_party.patching import patched
+
+# --- training ----------------------------------------------------------------------------------------
+
+
+def allow_fsdp_on_cpu() -> None:
+    """Accelerate uses FSDP only for a process group of GPUs, though FSDP2 runs on any device."""
+    if PartialState().device.type == "cpu":
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def keep_deepspeed_engine(accelerator: Accelerator) -> None:
+    """`Trainer.train` calls `accelerator.free_memory` first, which would end the DeepSpeed engine of a training that
+    is continued by a second call."""
+    accelerator.free_memory = lambda *kept: kept  # type: ignore[method-assign]  (an attribute of this object)
+
+
+def forward_without_autocast(model: torch.nn.Module) -> Callable:
+    """The model's forward pass without the autocast that `Accelerator.prepare` put around it."""
+    return getattr(model, "_original_forward", model)
+
+
+# --- predictions for GPUs that this machine lacks ----------------------------------------------------
 
 
 def set_process_device(device: torch.device) -> None:
@@ -37,7 +60,7 @@ def set_process_multi_gpu(world_size: int) -> None:
 
 
 @contextlib.contextmanager
-def replaced_accelerator(accelerator: type[accelerate.Accelerator]) -> Iterator[None]:
-    """Inside, `accelerate.Accelerator` is that class."""
+def replaced_accelerator(accelerator: type[Accelerator]) -> Iterator[None]:
+    """Inside, `accelerate.Accelerator` is that class. Code that asks for it by this name constructs the replacement."""
     with patched(accelerate, Accelerator=accelerator):
         yield

@@ -1,4 +1,4 @@
-"""Functions of bitsandbytes that this project replaces, each with its reason."""
+"""Undocumented names of bitsandbytes that this project uses or replaces, each with its reason. Imports bitsandbytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from bitsandbytes import functional
+from bitsandbytes.optim import GlobalOptimManager
 
 from recipes.third_party.patching import patched
+
+
+def clear_overrides() -> None:
+    """Forgets which weights keep 32-bit states. bitsandbytes identifies a weight by its id, which a weight of this
+    model may share with a weight of an earlier model in the process."""
+    GlobalOptimManager.get_instance().initialize()
+
+
+def state_buffer(optimizer: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An optimizer state of a weight, filled with zeros; in paged memory where the optimizer would page it."""
+    return optimizer.get_state_buffer(weight, dtype=dtype)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from recipes.third_party.patching import patched
+
 if TYPE_CHECKING:
     from submitit import Job
 
@@ -21,16 +23,13 @@ def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> Iterator[None]:
     """
     from submitit.core.core import Executor
 
-    original = Executor.map_array
+    map_array = Executor.map_array
 
-    def map_array(executor, function, *rows):
-        return wrap(lambda: original(executor, function, *rows), rows)
+    def wrapped(executor, function, *rows):
+        return wrap(lambda: map_array(executor, function, *rows), rows)
 
-    Executor.map_array = map_array  # type: ignore[method-assign]  # the patch itself
-    try:
+    with patched(Executor, map_array=wrapped):
         yield
-    finally:
-        Executor.map_array = original
 
 
 def overrides_and_numbers(rows: tuple) -> tuple[list[list[str]], list[int]]:

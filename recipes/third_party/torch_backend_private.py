@@ -30,10 +30,11 @@ def register_backend(name: str, module: Any, guard: Any) -> None:
 
 
 # DeviceType.PrivateUse1, which a device guard returns from `type_`.
-PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
+PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]  (not in torch's stubs)
 
 # An empty tensor of the PrivateUse1 backend: create_empty_backend_tensor([0], dtype).
-create_empty_backend_tensor: Callable[[list[int], torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
+create_empty_backend_tensor: Callable[[list[int], torch.dtype], torch.Tensor]
+create_empty_backend_tensor = torch._C._acc.create_empty_tensor  # type: ignore[attr-defined]  (not in torch's stubs)
 
 # A storage (address, device, bytes) that does not own its memory, and so may have an address where there is none.
 storage_at_address: Callable[[int, torch.device, int], Any] = torch._C._construct_storage_from_data_pointer

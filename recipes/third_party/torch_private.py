@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parallel import distributed as _distributed
+from torch.optim import Optimizer
+from torch.optim import adam as _adam  # type: ignore[attr-defined]  (a module, missing in torch's stubs)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes.third_party.patching import patched
@@ -84,7 +85,7 @@ def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> It
         yield
 
 
-# --- mixed precision and data parallelism ------------------------------------------------------------
+# --- optimizer steps ---------------------------------------------------------------------------------
 
 
 class UncheckedGradScaler(torch.amp.GradScaler):
@@ -93,33 +94,77 @@ class UncheckedGradScaler(torch.amp.GradScaler):
     `step` calls `_maybe_opt_step`, which reads that number and skips the optimizer's step where it is not 0.
     """
 
-    def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def replaced_ddp(ddp: type) -> Iterator[None]:
-    """Inside, `torch.nn.parallel.DistributedDataParallel` is `ddp`, whose constructor compares no shapes.
+def gradients_kept_as_zeros() -> Iterator[None]:
+    """Inside, `Optimizer.zero_grad()` writes zeros, the default until torch 2.0, whatever `set_to_none` is given.
 
-    `_verify_param_shape_across_processes` reads what the other ranks answer, and a fake process group has no answer.
+    For predictions of published runs with an older torch.
     """
-    with (
-        patched(torch.nn.parallel, DistributedDataParallel=ddp),
-        patched(_distributed, _verify_param_shape_across_processes=lambda *_: True),
-    ):
+    zero_grad = Optimizer.zero_grad
+
+    def zeros(self: Optimizer, set_to_none: bool = False) -> None:
+        zero_grad(self, False)
+
+    with patched(Optimizer, zero_grad=zeros):
         yield
 
 
-def rebuild_ddp_buckets(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Order DDP's gradient buckets by the order of the gradients in the last backward pass, once.
+@contextlib.contextmanager
+def adam_without_foreach() -> Iterator[None]:
+    """Inside, Adam and AdamW that are given neither `foreach` nor `fused` update one parameter after the other.
 
-    DDP does this itself at the beginning of the second forward pass (torch/csrc/distributed/c10d/reducer.cpp).
+    So did torch 1.10. torch/optim/adam.py asks `_default_to_fused_or_foreach` which implementation to take; AdamW is
+    a subclass of Adam.
     """
-    ddp.reducer._rebuild_buckets()
+
+    def for_loop(*_: Any, **__: Any) -> tuple[bool, bool]:
+        return False, False  # (fused, foreach)
+
+    with patched(_adam, _default_to_fused_or_foreach=for_loop):
+        yield
 
 
-def fake_process_group_store() -> Any:
-    """The store of torch's "fake" process group (a test tool of torch), whose collectives return at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the "fake" backend when imported
+# --- functions and compilation -----------------------------------------------------------------------
 
-    return FakeStore()
+
+@contextlib.contextmanager
+def softmax_replaced(softmax: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Inside, `torch.nn.functional.softmax` is another function; eager attention in transformers calls it."""
+    with patched(torch.nn.functional, softmax=softmax):
+        yield
+
+
+def without_compile(model: Any) -> Any:
+    """The module that `torch.compile` wraps, or the module itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has compiled in this process. The public logs are text."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+# --- memory ------------------------------------------------------------------------------------------
+# torch's documentation shows how to record what CUDA's caching allocator is asked, with these private functions.
+
+
+def start_allocator_history(max_entries: int) -> None:
+    """Keep the last `max_entries` requests of the allocator, without the stack of each."""
+    torch.cuda.memory._record_memory_history(max_entries=max_entries, stacks="python", context=None)
+
+
+def allocator_history(device: int) -> list[dict[str, Any]]:
+    """What was recorded for a device: entries with action, addr, size (bytes) and stream, oldest first."""
+    snapshot: Any = torch.cuda.memory._snapshot()
+    return snapshot["device_traces"][device]
+
+
+def stop_allocator_history() -> None:
+    """Record no further requests."""
+    torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,13 +1,17 @@
-"""Private and undocumented names of transformers' models that this project reads, each with its reason."""
+"""Private and undocumented names of transformers' models that this project uses or replaces, each with its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.models.auto import modeling_auto
+
+from recipes.third_party.patching import patched
 
 
 def is_encoder(config: PretrainedConfig) -> bool:
@@ -53,3 +57,21 @@ def grouped_products() -> list[Any]:
     import transformers.integrations.moe  # noqa: F401  (registers the operation)
 
     return [torch.ops.aten._grouped_mm, torch.ops.transformers.grouped_mm_fallback]
+
+
+@contextlib.contextmanager
+def cache_without_first_copy() -> Iterator[None]:
+    """Inside, a cache keeps the first keys and values as they are; transformers 5 concatenates them to empty tensors.
+
+    Source: transformers 4.51.3, cache_utils.py, DynamicCache.update. For caches that are used once.
+    """
+
+    def update(
+        layer: DynamicLayer, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        layer.dtype, layer.device = keys.dtype, keys.device
+        return keys, values
+
+    with patched(DynamicLayer, update=update):
+        yield

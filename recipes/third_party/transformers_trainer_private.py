@@ -1,12 +1,15 @@
-"""Private methods of transformers' Trainer that this project overrides, each with its reason."""
+"""Private names of transformers' Trainer and TrainingArguments that this project uses, each with its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, training_args
+
+from recipes.third_party.patching import patched
 
 
 class HookedTrainer(Trainer):
@@ -67,3 +70,23 @@ class OptimizerBuilder(Trainer):
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
         self._on_class(optimizer_class)
         return optimizer_class, settings
+
+
+@contextlib.contextmanager
+def unchecked_gpu_support() -> Iterator[None]:
+    """Inside, TrainingArguments accepts `bf16` and `tf32` on a machine without a GPU.
+
+    Its `__post_init__` and `_setup_devices` call these functions of their module.
+    """
+    with patched(
+        training_args,
+        is_torch_bf16_gpu_available=lambda: True,
+        is_torch_tf32_available=lambda: True,
+        enable_tf32=lambda enable: None,
+    ):
+        yield
+
+
+def set_arguments_device(args: TrainingArguments, device: torch.device) -> None:
+    """The device of TrainingArguments, which it chooses itself: `args.device` returns this cached property."""
+    args.__dict__["_setup_devices"] = device

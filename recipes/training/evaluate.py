@@ -15,7 +15,7 @@ from recipes.data.dataset import Data
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records.record import Evaluation
-from recipes.third_party import accelerate_training_private
+from recipes.third_party import accelerate_private
 from recipes.training.step import labels_in
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dtype
@@ -33,7 +33,7 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data) -> Eva
     forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
     if cfg.eval.precision:
         model.to(DTYPES[cfg.eval.precision])
-        forward = accelerate_training_private.forward_without_autocast(model)
+        forward = accelerate_private.forward_without_autocast(model)
     start = time.perf_counter()
     model.eval()
     try:

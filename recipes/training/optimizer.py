@@ -40,9 +40,9 @@ def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module
 
 def _before_construction(optimizer_class: Any) -> None:
     if str(getattr(optimizer_class, "__module__", "")).startswith("bitsandbytes"):
-        from recipes.third_party import bitsandbytes_optim_private  # imports bitsandbytes
+        from recipes.third_party import bitsandbytes_private  # imports bitsandbytes
 
-        bitsandbytes_optim_private.clear_overrides()
+        bitsandbytes_private.clear_overrides()
 
 
 class CombinedOptimizer(Optimizer):

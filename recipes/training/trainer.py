@@ -18,7 +18,7 @@ from recipes.measure.step_log import StepLog
 from recipes.options import hooks
 from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
-from recipes.third_party import accelerate_training_private
+from recipes.third_party import accelerate_private
 from recipes.third_party.transformers_trainer_private import HookedTrainer
 from recipes.training import optimizer
 from recipes.training.step import forward_backward, step_shares
@@ -133,7 +133,7 @@ class Loop:
         """A second, one-step training with the same model and optimizer under the ledger, on the largest batches of
         the data. Returns its tokens."""
         if self.accelerator.deepspeed_plugin is not None:
-            accelerate_training_private.keep_deepspeed_engine(self.accelerator)
+            accelerate_private.keep_deepspeed_engine(self.accelerator)
         self.args.max_steps = 1
         self.bare_model.train()
         self.trainer.under_ledger, self.trainer.steps_before = True, 0

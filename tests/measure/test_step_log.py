@@ -12,7 +12,7 @@ import torch
 
 from recipes.measure import step_log
 from recipes.measure.step_log import StepLog
-from recipes.third_party import torch_training_private
+from recipes.third_party import torch_private
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_losses_are_read_back_now_and_then_only(clock):
 
 def test_steps_that_compiled_are_left_out(clock, monkeypatch):
     compiled = iter([0, 1, 1, 1, 2, 2])  # at the start, then after each step
-    monkeypatch.setattr(torch_training_private, "compiled_graphs", lambda: next(compiled))
+    monkeypatch.setattr(torch_private, "compiled_graphs", lambda: next(compiled))
     speed = logged_steps(clock, [50, 1, 1, 50, 1], warmup=1, compiled=True)[0].speed()
     assert speed.measured_steps == 3 and speed.step_seconds_median == pytest.approx(1)
     assert speed.samples_per_second == pytest.approx(4)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
+
 import accelerate
 import pytest
 import torch
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from support.accelerate_state import own_state
+from transformers import Trainer
 
 from recipes.third_party import accelerate_private
 
 
 @pytest.fixture
-def state():
-    """A process state of its own."""
-    before = dict(PartialState._shared_state), dict(AcceleratorState._shared_state)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield PartialState(cpu=True)
-    for kept, values in zip((PartialState._shared_state, AcceleratorState._shared_state), before):
-        kept.clear()
-        kept.update(values)
+def accelerate_state():
+    with own_state() as state:
+        yield state
 
 
-def test_set_process_device(state):
+def test_set_process_device(accelerate_state):
     accelerate_private.set_process_device(torch.device("meta"))
     assert PartialState().device.type == "meta"
 
 
-def test_set_accelerator_device(state):
+def test_set_accelerator_device(accelerate_state):
     accelerator = accelerate.Accelerator(cpu=True)
     accelerate_private.set_accelerator_device(torch.device("meta"))
     assert accelerator.device.type == PartialState().device.type == "meta"
 
 
-def test_set_process_multi_gpu(state):
+def test_set_process_multi_gpu(accelerate_state):
     accelerate_private.set_process_multi_gpu(4)
+    state = accelerate_state
     assert (state.num_processes, state.process_index, state.distributed_type.value) == (4, 0, "MULTI_GPU")
 
 
@@ -45,3 +46,36 @@ def test_replaced_accelerator():
     with accelerate_private.replaced_accelerator(Replacement):
         assert accelerate.Accelerator is Replacement
     assert accelerate.Accelerator is original
+
+
+def test_allow_fsdp_on_cpu(accelerate_state):
+    """Without it, the Accelerator drops the plugin's mode."""
+    accelerate_private.allow_fsdp_on_cpu()
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
+    )
+    assert accelerate.Accelerator(fsdp_plugin=plugin).is_fsdp2
+
+
+def test_keep_deepspeed_engine(accelerate_state):
+    """`free_memory` ends the engine and forgets what was prepared; `Trainer.train` calls it."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerate_private.keep_deepspeed_engine(accelerator)
+    assert accelerator.free_memory(model) == (model,) and accelerator._models == [model]
+    assert "self.accelerator.free_memory()" in inspect.getsource(Trainer._inner_training_loop)
+
+
+def test_forward_without_autocast(accelerate_state):
+    class AutocastSeen(torch.nn.Linear):
+        def forward(self, x):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(x)
+
+    seen: list[bool] = []
+    model = AutocastSeen(2, 2)
+    assert accelerate_private.forward_without_autocast(model) is model
+    accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    model(torch.ones(1, 2))
+    accelerate_private.forward_without_autocast(model)(torch.ones(1, 2))
+    assert seen == [True, False]

@@ -1,4 +1,4 @@
-"""bitsandbytes makes paged optimizer states as recipes/third_party/bitsandbytes_private.py says."""
+"""The undocumented names of bitsandbytes behave as recipes/third_party/bitsandbytes_private.py says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("bitsandbytes")
 
+import torch
 from bitsandbytes import functional
+from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
 
 from recipes.third_party import bitsandbytes_private
 
@@ -20,3 +22,32 @@ def test_replaced_paged_memory():
         assert functional.get_paged(2, 3) == (2, 3)
         assert functional.fill(None, 0) is None and functional.prefetch_tensor(None) is None
     assert (functional.get_paged, functional.fill, functional.prefetch_tensor) == original
+
+
+def test_clear_overrides():
+    weight = torch.nn.Parameter(torch.ones(2))
+    manager = GlobalOptimManager.get_instance()
+    manager.override_config(weight, "optim_bits", 32)
+    assert manager.pid2config
+    bitsandbytes_private.clear_overrides()
+    assert not GlobalOptimManager.get_instance().pid2config and not manager.uses_config_override
+
+
+def test_state_buffer():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    state = bitsandbytes_private.state_buffer(AdamW8bit([weight]), weight, torch.uint8)
+    assert (state.shape, state.dtype, state.count_nonzero().item()) == (weight.shape, torch.uint8, 0)
+
+
+def test_state_buffer_of_a_paged_optimizer_comes_from_get_paged():
+    """Where the weight is on a GPU and large enough; the meta device stands for the GPU."""
+    weight = torch.nn.Parameter(torch.ones(400, 400, device="meta"))
+    made = []
+
+    def get_paged(*shape, dtype=None, device=None):
+        made.append((shape, dtype, device.type))
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    with bitsandbytes_private.replaced_paged_memory(get_paged):
+        bitsandbytes_private.state_buffer(AdamW8bit([weight], is_paged=True), weight, torch.uint8)
+    assert made == [((400, 400), torch.uint8, "meta")]

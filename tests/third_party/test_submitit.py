@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-pytest.importorskip("submitit")
+submitit = pytest.importorskip("submitit")
 from recipes.third_party import submitit_private
 
 
@@ -18,18 +18,25 @@ def test_executor_map_array_can_be_replaced():
     assert Executor.map_array is original
 
 
+def test_overrides_and_numbers():
+    """The rows as the launcher gives them: overrides, a key, the number, the job's id, Hydra's state."""
+    rows = (["a=1"], ["a=2"]), ("key", "key"), (0, 1), ("id_0", "id_1"), (None, None)
+    assert submitit_private.overrides_and_numbers(rows) == ((["a=1"], ["a=2"]), (0, 1))
+
+
 def test_the_launcher_gives_map_array_the_overrides_first_and_the_numbers_third():
     launcher = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
     source = inspect.getsource(launcher.BaseSubmititLauncher.launch)
     parameters = list(inspect.signature(launcher.BaseSubmititLauncher.__call__).parameters)[1:]
     assert "executor.map_array(self, *zip(*job_params))" in source
+    order = [source.index(entry) for entry in ("list(overrides)", '"hydra.sweep.dir"', " idx,\n")]
+    assert order == sorted(order)
     assert (parameters[0], parameters[2]) == ("sweep_overrides", "job_num")
 
 
-def test_a_local_job_has_its_process():
-    from submitit.local.local import LocalJob
-
-    assert "_process" in inspect.getsource(LocalJob)
+def test_a_local_job_has_its_process_and_a_slurm_job_has_none(tmp_path):
+    assert submitit_private.is_local(submitit.LocalJob(tmp_path, "1"))
+    assert not submitit_private.is_local(submitit.SlurmJob(tmp_path, "1"))
 
 
 def test_the_requeue_signal_is_a_signal():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 
 import pytest
@@ -45,8 +46,11 @@ def test_storage_at_address_does_not_own_its_memory(device):
     assert (storage.data_ptr(), storage.nbytes()) == (2**60, 1024)
 
 
-def test_fetch_python_error_clears_nothing_that_is_not_set():
-    assert error_guard.ErrorGuard().type_() is not None and error_guard.take_error() is None
+def test_fetch_python_error_writes_its_arguments():
+    """Null to all three where no exception is set. tests/foresight/fake_gpu/test_fake_device.py has a case with one."""
+    found = [ctypes.py_object(ValueError) for _ in range(3)]
+    torch_backend_private.fetch_python_error(*map(ctypes.byref, found))
+    assert not any(map(bool, found)) and error_guard.take_error() is None
 
 
 def test_dispatch_keys():
@@ -76,9 +80,22 @@ def test_registered_kernels(fails):
     assert torch.sinc(x).tolist() != [7, 7]
 
 
+def absolute_with_autocast_key() -> torch.Tensor:
+    """An operator for which no autocast kernel is registered, called with the autocast key of the backend."""
+    x = torch.full((2,), -1.0)
+    torch.set_autocast_enabled(DEVICE_TYPE, True)
+    try:
+        with torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutocastPrivateUse1):
+            return torch.abs(x)
+    finally:
+        torch.set_autocast_enabled(DEVICE_TYPE, False)
+
+
 def test_fallthrough_for(device):
     with torch_backend_private.fallthrough_for("AutocastPrivateUse1"):
-        pass
+        assert absolute_with_autocast_key().tolist() == [1, 1]
+    with pytest.raises(NotImplementedError, match="aten::abs"):
+        absolute_with_autocast_key()
 
 
 def test_observed_autocast_exit():

@@ -1,12 +1,22 @@
-"""What recipes/third_party/torch_distributed_private.py takes from torch is still there."""
+"""The private names of torch.distributed behave as recipes/third_party/torch_distributed_private.py says."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel, distributed
 
 from recipes.third_party import torch_distributed_private
+
+
+@pytest.fixture
+def process_group():
+    """One rank on the fake process group."""
+    dist.init_process_group("fake", store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_ddp_buckets_have_a_small_first_one():
@@ -26,3 +36,56 @@ def test_a_process_group_is_found_by_its_name_and_in_an_operation():
     assert torch_distributed_private.group_size(1.0) is None
     with pytest.raises(RuntimeError):
         torch_distributed_private.group_size_by_name("no such group")
+
+
+def test_replaced_ddp():
+    class Replacement:
+        pass
+
+    verify = distributed._verify_param_shape_across_processes
+    with torch_distributed_private.replaced_ddp(Replacement):
+        assert torch.nn.parallel.DistributedDataParallel is Replacement
+        assert distributed._verify_param_shape_across_processes(None, []) is True
+    assert torch.nn.parallel.DistributedDataParallel is DistributedDataParallel
+    assert distributed._verify_param_shape_across_processes is verify
+
+
+def test_rebuild_ddp_buckets(process_group):
+    with torch_distributed_private.replaced_ddp(DistributedDataParallel):
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    model.register_comm_hook(None, _input)
+    model(torch.ones(1, 2)).sum().backward()
+    torch_distributed_private.rebuild_ddp_buckets(model)
+
+
+def _input(_, bucket):
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def test_fake_process_group_store(process_group):
+    assert dist.get_backend() == "fake"
+
+
+def test_shard_offset(process_group):
+    """Rank 1 of 2, each with a half of the rows."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=torch_distributed_private.fake_process_group_store(), rank=1, world_size=2)
+    mesh = dist.init_device_mesh("cpu", (2,))
+    assert torch_distributed_private.shard_offset(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])) == [2, 0]
+
+
+def test_ddp_waiting_seconds():
+    """DDP logs the times of sampled steps only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        assert torch_distributed_private.ddp_waiting_seconds(model) is None
+        model._set_ddp_runtime_logging_sample_rate(1)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+        seconds = torch_distributed_private.ddp_waiting_seconds(model)
+    finally:
+        dist.destroy_process_group()
+    assert seconds is not None and 0 <= seconds < 60

@@ -23,17 +23,22 @@ from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.machine import host
 from recipes.options import parallelism, training_arguments
 from recipes.ranks import collectives, rank_info
-from recipes.third_party import accelerate_private, torch_private, transformers_private
+from recipes.third_party import (
+    accelerate_private,
+    torch_distributed_private,
+    torch_private,
+    transformers_trainer_private,
+)
 from recipes.third_party.patching import patched
 
 
 def arguments_for(cfg: Config, folder: str, device: torch.device) -> TrainingArguments:
     """`training_arguments.training_arguments` for a GPU that this machine lacks; batches go to the fake device."""
-    with transformers_private.unchecked_gpu_support():
+    with transformers_trainer_private.unchecked_gpu_support():
         args = training_arguments.training_arguments(cfg, folder)
         _ = args.device  # sets up Accelerate's state
     if device.type != "cpu":
-        transformers_private.set_arguments_device(args, device)
+        transformers_trainer_private.set_arguments_device(args, device)
         args.dataloader_pin_memory = False
     args.dataloader_num_workers = 0  # two batches are read
     return args
@@ -95,10 +100,12 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
     environment = dict(os.environ)  # Accelerate writes to it, too
     rank_info.export_environment(rank_info.RankInfo(0, count, 0, count))
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
-    dist.init_process_group(backend, store=torch_private.fake_process_group_store(), rank=0, world_size=count)
+    dist.init_process_group(
+        backend, store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=count
+    )
     try:
         all_reduce_sum = functools.partial(_all_reduce_sum, collectives.all_reduce_sum)
-        with torch_private.replaced_ddp(FakeDDP), patched(collectives, all_reduce_sum=all_reduce_sum):
+        with torch_distributed_private.replaced_ddp(FakeDDP), patched(collectives, all_reduce_sum=all_reduce_sum):
             yield
     finally:
         dist.destroy_process_group()
@@ -130,4 +137,4 @@ def _all_reduce(_, bucket):  # no annotations: DDP compares them with types, and
 def rebuild_buckets(model: torch.nn.Module) -> None:
     """Rebuild DDP's gradient buckets between two steps, so that the second step is like every later one."""
     if isinstance(model, FakeDDP):
-        torch_private.rebuild_ddp_buckets(model)
+        torch_distributed_private.rebuild_ddp_buckets(model)

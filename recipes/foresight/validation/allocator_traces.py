@@ -12,7 +12,7 @@ import torch
 
 from recipes.data import data_loader
 from recipes.options import compose
-from recipes.third_party import torch_memory_private
+from recipes.third_party import torch_private
 from recipes.training import setup
 from recipes.training.accelerate_loop import chunks
 
@@ -37,7 +37,7 @@ class Trace:
 
 
 def events_of(history: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The requests in the allocator's history of a device (`torch_memory_private.recorded`), as `Trace.events`.
+    """The requests in the allocator's history of a device (`torch_private.allocator_history`), as `Trace.events`.
 
     A block is free when torch asks for that (free_requested): the next request on the same stream may get it.
     """
@@ -62,15 +62,15 @@ def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Tr
         raise ValueError("\n".join(problems))
     torch.cuda.init()
     free_bytes, _ = torch.cuda.mem_get_info()
-    torch_memory_private.start_recording(MAX_ENTRIES)
+    torch_private.start_allocator_history(MAX_ENTRIES)
     training = setup.build(cfg, str(folder))
     training.model.train()
     for _ in range(steps):
         batches = data_loader.largest_step(training.data, training.args)
         training.loop.step(next(chunks(batches, training.args.gradient_accumulation_steps)))
     torch.cuda.synchronize()
-    history = torch_memory_private.recorded(torch.cuda.current_device())
-    torch_memory_private.stop_recording()
+    history = torch_private.allocator_history(torch.cuda.current_device())
+    torch_private.stop_allocator_history()
     return Trace(
         overrides,
         torch.cuda.get_device_name(),

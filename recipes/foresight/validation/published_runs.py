@@ -25,7 +25,7 @@ from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
 from recipes.foresight.speed.operations import Tally
 from recipes.foresight.validation.published_models import ARCHITECTURES, SDPA_4_51
-from recipes.third_party import torch_optim_private, transformers_cache_private
+from recipes.third_party import torch_private, transformers_models_private
 
 ITERATIONS = 4  # as many as xMem ran; the other runs reach their steady state earlier
 
@@ -147,7 +147,7 @@ def transformers_4_51() -> Iterator[None]:
 
     AttentionInterface.register(SDPA_4_51, contiguous)
     AttentionMaskInterface.register(SDPA_4_51, sdpa_mask)
-    with transformers_cache_private.cache_without_first_copy(), _ConstantsFromHost():
+    with transformers_models_private.cache_without_first_copy(), _ConstantsFromHost():
         yield
 
 
@@ -180,8 +180,8 @@ def libraries_of_january_2022() -> Iterator[None]:
         return softmax(_SavedForBackward.apply(scores.float()), *args, **settings)
 
     with (
-        torch_optim_private.softmax_replaced(softmax_1_10),
-        torch_optim_private.gradients_kept_as_zeros(),
-        torch_optim_private.adam_without_foreach(),
+        torch_private.softmax_replaced(softmax_1_10),
+        torch_private.gradients_kept_as_zeros(),
+        torch_private.adam_without_foreach(),
     ):
         yield

@@ -1,0 +1,80 @@
+"""The private names of transformers' models behave as recipes/third_party/transformers_models_private.py says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+from transformers.cache_utils import DynamicCache
+
+from recipes.third_party import transformers_models_private
+
+
+def test_the_cache_keeps_keys_and_values_as_they_come():
+    keys, values = torch.ones(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
+    with transformers_models_private.cache_without_first_copy():
+        kept = DynamicCache().update(keys, values, 0)
+    assert kept[0] is keys and kept[1] is values
+    copied = DynamicCache().update(keys, values, 0)
+    assert torch.equal(copied[0], keys) and copied[0] is not keys
+
+
+def test_is_encoder():
+    assert transformers_models_private.is_encoder(BertConfig())
+    assert not transformers_models_private.is_encoder(GPT2Config())
+
+
+def test_tied_weight_names():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=16, n_positions=8))
+    assert set(transformers_models_private.tied_weight_names(model)) == {"lm_head.weight"}
+
+
+def test_tensor_parallel_plan():
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
+    plan = transformers_models_private.tensor_parallel_plan(LlamaForCausalLM(LlamaConfig(**sizes)))
+    assert plan["layers.*.self_attn.q_proj"] == "colwise" and plan["layers.*.mlp.down_proj"] == "rowwise"
+
+
+@pytest.fixture
+def experts():
+    """A registered implementation, the names of the calls of which are kept."""
+    calls = []
+
+    def forward(module, hidden, expert_indices, weights):
+        calls.append(hidden.shape)
+        return transformers_models_private.grouped_experts(module, hidden, expert_indices, weights)
+
+    transformers_models_private.register_experts("counted", forward)
+    return calls
+
+
+def test_register_experts_and_grouped_experts(experts):
+    """A model with the registered implementation computes what transformers' own computes."""
+    config = MixtralConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        vocab_size=16,
+        experts_implementation="counted",
+    )
+    model, tokens = MixtralForCausalLM(config).eval(), torch.arange(4)[None]
+    logits = model(tokens).logits
+    assert experts == [(4, 16)]
+    model.set_experts_implementation("eager")
+    assert torch.allclose(logits, model(tokens).logits, atol=1e-5) and len(experts) == 1
+
+
+def test_grouped_products():
+    products = transformers_models_private.grouped_products()
+    assert [str(product) for product in products] == ["aten._grouped_mm", "transformers.grouped_mm_fallback"]
