@@ -94,41 +94,41 @@ def power(card: Card) -> tuple[str, str]:
 
 def temperature(card: Card, advise: bool = False) -> tuple[str, str]:
     """Degrees now, the card's own thresholds, the guide's advice, and a style."""
-    words = [NOT_AVAILABLE if card.celsius is None else f"{card.celsius} C"]
-    words += [
+    statements = [NOT_AVAILABLE if card.celsius is None else f"{card.celsius} C"]
+    statements += [
         f"{word} at {value} C"
         for word, value in (("slows down", card.slowdown_celsius), ("shuts down", card.shutdown_celsius))
         if value
     ]
     if card.slowdown_celsius is None and card.margin_celsius is not None:
-        words.append(f"slows down {card.margin_celsius} C above that")
+        statements.append(f"slows down {card.margin_celsius} C above that")
     hot = card.celsius is not None and card.celsius >= HOT_CELSIUS
     if hot:
-        words.append(
+        statements.append(
             "HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and a throttled one is slower"
         )
     elif advise:
-        words.append("under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C")
-    return "; ".join(words), "yellow" if hot else ""
+        statements.append("under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C")
+    return "; ".join(statements), "yellow" if hot else ""
 
 
 def links_section(out: Page, found: Findings) -> None:
     """How the GPUs are linked, and what that means for the two ways to use several."""
     out.head("Links between GPUs, as `nvidia-smi topo -m` has them")
-    words, count = {pair: word or NOT_AVAILABLE for pair, word in found.links.items()}, len(found.cards)
-    if len(set(words.values())) == 1:
-        out.row("every pair" if count > 2 else "0 and 1", words[0, 1])
+    links, count = {pair: word or NOT_AVAILABLE for pair, word in found.links.items()}, len(found.cards)
+    if len(set(links.values())) == 1:
+        out.row("every pair" if count > 2 else "0 and 1", links[0, 1])
     else:
         out.lines.append(("      " + "".join(f"{b:>5}" for b in range(count)), ""))
         for a in range(count):
             cells = [found.links[min(a, b), max(a, b)] or "?" if a != b else "x" for b in range(count)]
             out.lines.append((f"  {a:>4}" + "".join(f"{cell:>5}" for cell in cells), ""))
-    kinds = [kind for kind in LEGEND if any(word.startswith(kind) for word in words.values())]
+    kinds = [kind for kind in LEGEND if any(word.startswith(kind) for word in links.values())]
     if kinds:
         out.row("", "; ".join(f"{kind + '#' * (kind == 'NV')}: {LEGEND[kind]}" for kind in kinds))
-    joined = [pair for pair, word in words.items() if word.startswith("NV")]
+    joined = [pair for pair, word in links.items() if word.startswith("NV")]
     measured = f"The guide measured {NVLINK_SECONDS} s with NVLink, {PCIE_SECONDS} s without (GPT-2 on 2 TITAN RTX)"
-    if len(joined) == len(words):
+    if len(joined) == len(links):
         out.row(
             "DDP",
             f"sends gradients only, and NVLink carries them well. {measured}; NCCL_P2P_DISABLE=1 shows "

@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from recipes.checkpoint import loading, saver, stop_request
+from recipes.checkpoint import newest, saver, stop_request
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.jobs import launch
@@ -123,7 +123,7 @@ class TrainingRun:
     def _train(self) -> None:
         """Train, from the checkpoint that the run resumes from if there is one."""
         cfg, loop = self.cfg, self.loop
-        start = loading.checkpoint_for(cfg, self.folder, self.progress.warn)
+        start = newest.checkpoint_for(cfg, self.folder, self.progress.warn)
         self.step_log = StepLog(
             loop.accelerator.device,
             cfg.measure.warmup_steps,
@@ -131,7 +131,7 @@ class TrainingRun:
             self.progress.send,
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
             compiled=cfg.compile,
-            before=loading.step_log_state(start) if start else None,
+            before=newest.step_log_state(start) if start else None,
         )
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start)
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)

@@ -89,7 +89,8 @@ def _resolve_auto(cfg: Config) -> list[str]:
         ]
     if host.device(cfg) == "cpu":
         return [
-            "accumulation=auto chooses the largest batch that fits a GPU, and this job has none. Choose accumulation=x4, or leave it out."
+            "accumulation=auto chooses the largest batch that fits a GPU, and this job has none. "
+            "Choose accumulation=x4, or leave it out."
         ]
     if cfg.parallelism.name != "single":
         return [
@@ -101,7 +102,7 @@ def _resolve_auto(cfg: Config) -> list[str]:
 
 
 def choose(cfg: Config) -> list[str]:
-    """Sets the largest batch per device that fits, and the reason, in a checked configuration; returns what prevents it.
+    """Sets the largest batch per device that fits, and the reason, in a checked configuration; returns problems.
 
     Takes some seconds: the estimate runs in a separate process, since it needs torch.
     """
@@ -132,7 +133,7 @@ def choose(cfg: Config) -> list[str]:
 
 @functools.cache
 def _ask(asked: str) -> str:
-    """The answer of `foresight.auto_batch.entry`, run in another process. Cached, so that the repeats of a sweep ask once.
+    """The answer of `foresight.auto_batch.entry`, run in another process. Cached: the repeats of a sweep ask once.
 
     asked: the configuration as JSON. Returns JSON.
     """

@@ -57,7 +57,8 @@ def _tensor_problems(cfg: Config) -> list[str]:
         )
     if cfg.optim.facts.needs_uniform_sharding:
         found.append(
-            f"optim={cfg.optim.name} needs all weights sharded alike, and fsdp_tp shards some twice. Choose optim=adamw."
+            f"optim={cfg.optim.name} needs all weights sharded alike, and fsdp_tp shards some twice. "
+            "Choose optim=adamw."
         )
     if cfg.model.pretrained:
         return found  # whether it has a plan is checked when it is loaded

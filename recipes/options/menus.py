@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from recipes.config import GROUPS, MISSING
+from recipes.config import GROUPS
+from recipes.schema_fields import MISSING
 
 
 def options(group: str, folders: list[Path]) -> dict[str, Path]:

@@ -54,7 +54,7 @@ def resolve(cfg: Config) -> list[str]:
         return [f"parallelism.num_processes={given}, but the launcher started {rank.world_size}. Leave the key out."]
     if not rank.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
         return [
-            f"accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
+            "accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
             f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
             "--num_processes N, or say how many with parallelism.num_processes=N."
         ]

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.config import LENGTH, TRAINING, Config, identity_of, to_dict
+from recipes.config import Config, identity_of, to_dict
 from recipes.options import hooks
 from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.checkpoint_files import BrokenCheckpoint
+from recipes.schema_fields import LENGTH, TRAINING
 
 LATEST = "latest"
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
@@ -90,7 +91,8 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
             others = differences(to_dict(cfg), checkpoint_files.config_of(folder), any_length)
             return (
                 [
-                    f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
+                    f"{folder} was saved by another training: {', '.join(others)}. Give the same values, "
+                    "or another folder."
                 ]
                 if others
                 else []

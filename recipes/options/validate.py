@@ -8,7 +8,7 @@ from typing import Any
 
 from recipes.config import Config
 from recipes.machine import host
-from recipes.options import facts, hooks, suggestions
+from recipes.options import hooks, requirements, suggestions
 
 # --- one key at a time ------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
 def section_problems(cfg: Config, section: str, given: Collection[str] = ()) -> list[str]:
     """The problems of one menu, section or plain key: of its option's facts, and of its hooks."""
     check = hooks.registered().get(section, hooks.Hooks()).problems
-    return facts.problems(cfg, section) + (check(cfg, given) if check is not None else [])
+    return requirements.problems(cfg, section) + (check(cfg, given) if check is not None else [])
 
 
 def warnings(cfg: Config) -> list[str]:

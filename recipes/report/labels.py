@@ -6,8 +6,9 @@ import json
 import re
 from typing import Any
 
-from recipes.config import LABEL, identity_of
+from recipes.config import identity_of
 from recipes.records.record import Record
+from recipes.schema_fields import LABEL
 
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 

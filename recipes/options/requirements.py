@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from packaging.requirements import Requirement
 
-from recipes.config import GROUPS, Config, Facts
+from recipes.config import GROUPS, Config
 from recipes.machine import host
+from recipes.schema_fields import Facts
 
 
 def problems(cfg: Config, group: str) -> list[str]:

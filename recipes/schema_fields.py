@@ -1,0 +1,70 @@
+"""Fields of the configuration's schema: which values a key takes, and what its value identifies (`identity`).
+
+    RUN        another value is another run: the key is part of `config_key`
+    TRAINING   another value is another training: a checkpoint of the one is no checkpoint of the other
+    LENGTH     the same, except that a checkpoint in a named folder may be trained on for another length
+    LABEL      jobs that differ in it show it in their rows' labels
+
+A key without `identity` has that of its section, and a section without it has RUN, TRAINING and LABEL. `recorded` says
+whether a key is part of the record's configuration: True (the default), False, or "if set".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+MISSING = "???"  # OmegaConf's string for a key without a value
+UNSET: Any = MISSING
+RUN, TRAINING, LENGTH, LABEL = "run", "training", "length", "label"
+IDENTITY = (RUN, TRAINING, LABEL)  # of a key whose field says nothing else
+
+
+def key(default: Any = UNSET, identity: tuple[str, ...] | None = None, **rules: Any) -> Any:
+    """A key of the schema. rules: choices, minimum, below; identity: see the module."""
+    metadata = rules if identity is None else {**rules, "identity": identity}
+    return field(default=default, metadata=metadata)
+
+
+def one_of(*choices: Any, identity: tuple[str, ...] | None = None) -> Any:
+    """A key with a fixed set of values."""
+    return key(identity=identity, choices=choices)
+
+
+def at_least(minimum: float, identity: tuple[str, ...] | None = None) -> Any:
+    """A number that is not below `minimum`."""
+    return key(identity=identity, minimum=minimum)
+
+
+def fraction(identity: tuple[str, ...] | None = None) -> Any:
+    """A number from 0 (included) to 1 (excluded)."""
+    return key(identity=identity, minimum=0, below=1)
+
+
+def section(kind: type, identity: tuple[str, ...] | None = None) -> Any:
+    """A menu or a section. identity: of its keys that name none themselves."""
+    return field(default_factory=kind, metadata={} if identity is None else {"identity": identity})
+
+
+@dataclass
+class Facts:
+    """What an option needs and how it behaves: `facts` in its YAML. Checks read them; nobody types them."""
+
+    package: Optional[str] = None  # the module of a package that must be installed
+    requires: Optional[list[str]] = None  # versions newer than the project's own bounds: ["transformers>=5.24"]
+    needs_gpu: Optional[str] = None  # why it cannot run on a CPU
+    min_capability: Optional[str] = None  # the lowest compute capability of an NVIDIA GPU: "8.0"
+    instead: Optional[str] = None  # what to type where one of the above is missing
+    instead_on_cpu: Optional[str] = None
+    not_estimated: Optional[str] = None  # why recipe=estimate does not support it, and what to type
+    needs_whole_weights: Optional[bool] = None  # an optimizer that cannot work on parts of weights
+    needs_uniform_sharding: Optional[bool] = None  # an optimizer that needs all weights sharded alike
+    pages_to_host: Optional[bool] = None  # an optimizer whose states move to the host's memory when the GPU is full
+
+
+@dataclass
+class Menu:
+    """What every option has."""
+
+    name: str = UNSET
+    facts: Facts = field(default_factory=Facts, compare=False, metadata={"recorded": False})
