@@ -13,7 +13,7 @@ from recipes import paths
 from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options import compose, menus
-from recipes.records import record, run_folder
+from recipes.records import record, record_file, run_folder
 from recipes.units import MIB
 
 JOB = ["model=bert_large", "data.samples=160", "train.max_steps=30"]  # the guide's model, batch 4, 512 tokens
@@ -69,7 +69,7 @@ def run_all(fork_server: fork_client.ForkServer, target: Path, name: str) -> lis
             print(f"{outcome.status:<8}{time.monotonic() - start:6.1f} s  {' '.join(overrides)}", flush=True)
             if outcome.status == "failed":
                 print((folder / run_folder.LOG_FILE).read_text()[-3000:])
-            lines.write(json.dumps(json.loads(record.to_json(outcome))) + "\n")
+            lines.write(json.dumps(json.loads(record_file.to_json(outcome))) + "\n")
             lines.flush()
             records.append(outcome)
     return records

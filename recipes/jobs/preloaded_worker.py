@@ -22,11 +22,16 @@ from recipes.machine import interpreter
 WORKER_CODE = "import sys; from recipes.jobs.preloaded_worker import wait_for_job; wait_for_job(int(sys.argv[1]))"
 SET_BY_COMMAND = {"HYDRA_FULL_ERROR"}  # variables of the parent's own that no worker reads
 
+MIN_CORES = 4
+
 
 def is_worthwhile(argv: list[str]) -> bool:
-    """Whether a command line runs one job: flags make it a sweep, or print something. And a second core is needed."""
+    """Whether a command line runs one job (flags make it a sweep, or print something) and there are cores to spare.
+
+    On two cores the worker's imports would slow down the parent, and with it every refusal.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores > 1 and not any(argument.startswith("-") for argument in argv)
+    return cores >= MIN_CORES and not any(argument.startswith("-") for argument in argv)
 
 
 class PreloadedWorker:

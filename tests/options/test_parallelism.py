@@ -135,9 +135,9 @@ def test_a_weight_with_two_names_is_saved_once(train):
 
 ONLY_RANK_0 = """
 import recipes.models.builder
-def build(*what, weights=True, build=recipes.models.builder.build_model):
+def build(cfg, config, data, weights=True, build=recipes.models.builder.build_model):
     assert job.rank_info.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
-    return build(*what, weights=weights)
+    return build(cfg, config, data, weights)
 recipes.models.builder.build_model = build
 """
 

@@ -54,7 +54,7 @@ def classified(func, *args, **kwargs) -> Operation | None:
     return operations.classify(func, args, func(*args, **kwargs), kwargs)
 
 
-def signature_of(func, args, kwargs=None) -> tuple:
+def call_key(func, args, kwargs=None) -> tuple:
     return func, signature_of(args, []), signature_of((kwargs or {}).items(), [])
 
 
@@ -109,7 +109,7 @@ def test_the_bytes_that_an_operation_moves(func, args, moved):
 )
 def test_a_view_is_no_work_for_the_device_but_a_call_for_the_host(func, args):
     tally = Tally()
-    tally.add(func, args, {}, func(*args), "forward", signature_of(func, args))
+    tally.add(func, args, {}, func(*args), "forward", call_key(func, args))
     assert classified(func, *args) is None
     assert tally.calls["forward"] == 1 and not tally.counts
 
@@ -154,7 +154,7 @@ def test_an_operation_that_no_table_knows_is_named():
 
     tally, x = Tally(), torch.ones(8)
     func = torch.ops.headroom_tests.strange.default
-    tally.add(func, (x,), {}, func(x), "forward", signature_of(func, (x,)))
+    tally.add(func, (x,), {}, func(x), "forward", call_key(func, (x,)))
     assert tally.unknown == {"strange"}
     found = roofline.predict(tally, device(), "fp32")
     assert any("strange" in note for note in found.notes) and found.by_kind[ELEMENTWISE] > 0
@@ -170,7 +170,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
-        self.tally.add(func, args, kwargs or {}, result, self.phase(), signature_of(func, args, kwargs))
+        self.tally.add(func, args, kwargs or {}, result, self.phase(), call_key(func, args, kwargs))
         return result
 
 
