@@ -191,7 +191,7 @@ def step_of(checkpointing=False, layers=3):
         optimizer.zero_grad()
 
     step(torch.ones(16, 64))
-    with MemoryLedger(blocks, optimizer, torch.device("cpu")) as ledger, Watch(ledger.phase) as watch:
+    with MemoryLedger(blocks, optimizer, torch.device("cpu")) as ledger, Watch(ledger.log.phase.current) as watch:
         step(torch.ones(16, 64))
     return ledger, watch.tally
 
