@@ -466,7 +466,7 @@ def test_ctrl_c_while_it_waits_leaves_nothing(tmp_path, fake_wandb, mark):
 
 PARENT = """
 import signal, sys
-sys.path[:0] = [{root!r}, {tests!r}]
+sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/tracking"]
 from pathlib import Path
 from test_trackers import Job
 job = Job(Path({folder!r}), mode="offline")
