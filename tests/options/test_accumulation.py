@@ -31,7 +31,7 @@ def limit(gib: float) -> str:
         (["accumulation=auto", "batch.effective=null"], "batch.effective=64"),
         ([*AUTO, "batch.per_device=3"], "accumulation=auto chooses batch.per_device"),
         ([*AUTO, "accumulation.steps=3"], "accumulation=auto chooses accumulation.steps"),
-        ([*AUTO, "parallelism=ddp"], "parallelism=ddp is several"),
+        ([*AUTO, "parallelism=ddp"], "parallelism=ddp has several"),
         ([*AUTO, limit(0.001)], "not even batch.per_device=1 fits NVIDIA GeForce RTX 4090"),
     ],
 )
