@@ -44,7 +44,7 @@ def test_a_run_on_a_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: ())
     words = [word for word in tiny(*AUTO[1:]) if word != GPU]
     (problem,) = compose(*words).problems
-    assert "accumulation=auto asks what fits a GPU" in problem
+    assert "accumulation=auto chooses the largest batch that fits a GPU" in problem
 
 
 def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path):
