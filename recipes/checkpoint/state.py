@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy
 import torch
-from safetensors import safe_open
 
+from recipes.checkpoint.shard_reader import ShardReader
 from recipes.errors import Refusal
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
@@ -30,6 +30,9 @@ def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             named[name] = tensor
     return named
+
+
+_PARAMETERS = "parameters"  # the names of a group's parameters, in a checkpoint
 
 
 # --- collecting ----------------------------------------------------------------------------------
@@ -64,15 +67,17 @@ def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
                     plain.setdefault(names[id(weight)], {})[key] = value
     values = {"boxes": boxes, "random": random_states()}
     if rank == 0:
-        values |= _shared_values(loop, optimizer, plain)
+        values |= _shared_values(loop, optimizer, names, plain)
     return values, shards
 
 
-def _shared_values(loop: Any, optimizer: Any, plain: dict[str, dict]) -> dict[str, Any]:
+def _shared_values(loop: Any, optimizer: Any, names: dict[int, str], plain: dict[str, dict]) -> dict[str, Any]:
     """The states of optimizer, scheduler and gradient scaler that are not tensors, for JSON."""
     scaler = loop.accelerator.scaler
     groups = [
-        {key: _number(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        {key: _number(value) for key, value in group.items() if key != "params"}
+        | {_PARAMETERS: [names[id(weight)] for weight in group["params"]]}
+        for group in optimizer.param_groups
     ]
     return {
         "optimizer": {"groups": groups, "states": plain},
@@ -149,8 +154,12 @@ def restore(loop: Any, checkpoint: Checkpoint) -> None:
             local.copy_(reader.read(name, offset, list(local.shape), shape))
     values = checkpoint.values
     optimizer = unwrap.inner_optimizer(loop.optimizer)
-    for group, saved in zip(optimizer.param_groups, values["optimizer"]["groups"], strict=True):
-        for key, value in saved.items():
+    saved_groups = values["optimizer"]["groups"]
+    origins = _saved_group_indices(optimizer, names, saved_groups)
+    for group, origin in zip(optimizer.param_groups, origins, strict=True):
+        for key, value in saved_groups[origin].items():
+            if key == _PARAMETERS:
+                continue
             if isinstance(group.get(key), torch.Tensor):
                 group[key].fill_(value)
             else:  # JSON has no tuples
@@ -159,11 +168,45 @@ def restore(loop: Any, checkpoint: Checkpoint) -> None:
             state = _optimizer_state(optimizer, group, weight, names[id(weight)], reader, values, rank)
             if state:
                 optimizer.state[weight] = state
-    loop.scheduler.load_state_dict(values["scheduler"])
+    loop.scheduler.load_state_dict(
+        {
+            key: [value[origin] for origin in origins]
+            if isinstance(value, list) and len(value) == len(saved_groups)
+            else value
+            for key, value in values["scheduler"].items()
+        }
+    )
     if loop.accelerator.scaler is not None and values["scaler"] is not None:
         loop.accelerator.scaler.load_state_dict(values["scaler"])
     if rank < len(checkpoint.ranks):
         set_random_states(checkpoint.ranks[rank]["random"])
+
+
+def _saved_group_indices(optimizer: Any, names: dict[int, str], saved_groups: list[dict]) -> list[int]:
+    """For each parameter group, the index of the saved group with its parameters.
+
+    The groups depend on the parallelism: an optimizer of a model that tensor parallelism split in part has the split
+    parameters in groups of their own. Raises Refusal if a group's parameters were not in one group.
+    """
+    groups = optimizer.param_groups
+    if not all(_PARAMETERS in saved for saved in saved_groups):  # saved before checkpoints had these names
+        if len(saved_groups) != len(groups):
+            raise Refusal(
+                f"the checkpoint has {len(saved_groups)} parameter groups and this optimizer {len(groups)}. Resume in "
+                "the mode in which it was saved."
+            )
+        return list(range(len(groups)))
+    index = {name: i for i, saved in enumerate(saved_groups) for name in saved[_PARAMETERS]}
+    settings = [{key: value for key, value in saved.items() if key != _PARAMETERS} for saved in saved_groups]
+    result = []
+    for group in groups:
+        found = {index.get(names[id(weight)]) for weight in group["params"]}
+        if None in found or any(settings[i] != settings[min(found)] for i in found):
+            raise Refusal(
+                "the optimizer's parameter groups are not those of the checkpoint: it is of another training."
+            )
+        result.append(min(found))
+    return result
 
 
 def _optimizer_state(
@@ -205,67 +248,6 @@ def _on_device(optimizer: Any, weight: torch.Tensor, value: torch.Tensor) -> tor
 
         return bitsandbytes_private.state_buffer(optimizer, weight, value.dtype).copy_(value)
     return value.to(weight.device)
-
-
-class ShardReader:
-    """Reads tensors from the shards that the ranks of a checkpoint have saved."""
-
-    def __init__(self, checkpoint: Checkpoint):
-        self._shards: dict[str, list[tuple[Any, dict]]] = {}  # name -> (open file, shape and offset)
-        self._keys: dict[str, list[str]] = {}  # a weight's name -> keys of its optimizer state
-        for values in checkpoint.ranks:
-            for file in values["files"]:
-                opened = safe_open(checkpoint.folder / file, framework="pt")
-                for name in opened.keys():  # noqa: SIM118 (a file, not a dictionary)
-                    shards, box = self._shards.setdefault(name, []), values["boxes"][name]
-                    if all(box["offset"] != other["offset"] for _, other in shards):  # replicas save the same shard
-                        shards.append((opened, box))
-        for name in self._shards:
-            weight, _, key = name.rpartition("/")
-            self._keys.setdefault(weight, []).append(key)
-
-    def keys(self, weight: str) -> list[str]:
-        """The keys of a weight's optimizer state that are tensors."""
-        return self._keys.get(weight, [])
-
-    def shape(self, name: str) -> list[int]:
-        """The shape of a whole tensor."""
-        return self._shards[name][0][1]["shape"]
-
-    def read(self, name: str, offset: list[int], size: list[int], shape: list[int]) -> torch.Tensor:
-        """Part of a tensor, put together from the saved shards that overlap it.
-
-        offset, size: of the part, in each dimension. shape: of the whole tensor.
-        Raises Refusal if the checkpoint has no such tensor, or not all of the part.
-        """
-        shards = self._shards.get(name)
-        if shards is None or self.shape(name) != shape:
-            raise Refusal(
-                f"the checkpoint has no {name} of shape {shape}: it is of another model, or was written in "
-                "another mode. Resume it in the mode in which it was written."
-            )
-        result, filled = None, 0
-        for file, box in shards:
-            shard = file.get_slice(name)
-            ends = [begin + length for begin, length in zip(box["offset"], shard.get_shape())]
-            low = [max(wanted, saved) for wanted, saved in zip(offset, box["offset"])]
-            high = [min(wanted + length, saved) for wanted, length, saved in zip(offset, size, ends)]
-            if any(begin >= end for begin, end in zip(low, high)):
-                continue
-            if low == box["offset"] and high == ends:
-                part = file.get_tensor(name)
-            else:
-                part = shard[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box["offset"]))]
-            if result is None:
-                result = torch.empty(size, dtype=part.dtype)
-            result[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset))] = part
-            filled += part.numel()
-        wanted_numel = torch.Size(size).numel()
-        if filled != wanted_numel:
-            raise Refusal(
-                f"the checkpoint has {filled} of {wanted_numel} numbers of {name}: the shard of a rank is missing."
-            )
-        return torch.empty(size) if result is None else result
 
 
 def set_random_states(states: dict[str, Any]) -> None:
