@@ -34,7 +34,7 @@ LAYERS = [
     {"machine"},
     {"ranks"},
     {"third_party"},
-    {"config", "schema_fields", "paths", "errors", "units"},  # the files at the root of recipes/
+    {"config", "paths", "errors", "units"},  # the schema, and the files at the root of recipes/
 ]
 LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from recipes.config import GROUPS
-from recipes.schema_fields import MISSING
+from recipes.config.fields import MISSING
 
 
 def options(group: str, folders: list[Path]) -> dict[str, Path]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from packaging.requirements import Requirement
 
 from recipes.config import GROUPS, Config
+from recipes.config.fields import Facts
 from recipes.machine import host
-from recipes.schema_fields import Facts
 
 
 def problems(cfg: Config, group: str) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.config import Config, identity_of, to_dict
+from recipes.config.fields import LENGTH, TRAINING
 from recipes.options import hooks
 from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.checkpoint_files import BrokenCheckpoint
-from recipes.schema_fields import LENGTH, TRAINING
 
 LATEST = "latest"
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 
 from recipes.config import ESTIMATE_ONLY, identity_of
-from recipes.schema_fields import RUN
+from recipes.config.fields import RUN
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
@@ -131,7 +131,7 @@ class Record:
 def config_key(config: dict, versions: dict) -> str:
     """Twelve hex digits that name a job: same configuration and same libraries, same key.
 
-    config: resolved. It counts every key whose identity in the schema is `schema_fields.RUN`, except for the menus that
+    config: resolved. It counts every key whose identity in the schema is `config.fields.RUN`, except for the menus that
     this recipe does not read. versions: package -> version.
     """
     unread = [] if config["recipe"]["name"] == "estimate" else ESTIMATE_ONLY

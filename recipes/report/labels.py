@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from recipes.config import identity_of
+from recipes.config.fields import LABEL
 from recipes.records.record import Record
-from recipes.schema_fields import LABEL
 
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 

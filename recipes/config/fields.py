@@ -12,7 +12,7 @@ whether a key is part of the record's configuration: True (the default), False, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 MISSING = "???"  # OmegaConf's string for a key without a value
 UNSET: Any = MISSING
@@ -50,16 +50,16 @@ def section(kind: type, identity: tuple[str, ...] | None = None) -> Any:
 class Facts:
     """What an option needs and how it behaves: `facts` in its YAML. Checks read them; nobody types them."""
 
-    package: Optional[str] = None  # the module of a package that must be installed
-    requires: Optional[list[str]] = None  # versions newer than the project's own bounds: ["transformers>=5.24"]
-    needs_gpu: Optional[str] = None  # why it cannot run on a CPU
-    min_capability: Optional[str] = None  # the lowest compute capability of an NVIDIA GPU: "8.0"
-    instead: Optional[str] = None  # what to type where one of the above is missing
-    instead_on_cpu: Optional[str] = None
-    not_estimated: Optional[str] = None  # why recipe=estimate does not support it, and what to type
-    needs_whole_weights: Optional[bool] = None  # an optimizer that cannot work on parts of weights
-    needs_uniform_sharding: Optional[bool] = None  # an optimizer that needs all weights sharded alike
-    pages_to_host: Optional[bool] = None  # an optimizer whose states move to the host's memory when the GPU is full
+    package: str | None = None  # the module of a package that must be installed
+    requires: list[str] | None = None  # versions newer than the project's own bounds: ["transformers>=5.24"]
+    needs_gpu: str | None = None  # why it cannot run on a CPU
+    min_capability: str | None = None  # the lowest compute capability of an NVIDIA GPU: "8.0"
+    instead: str | None = None  # what to type where one of the above is missing
+    instead_on_cpu: str | None = None
+    not_estimated: str | None = None  # why recipe=estimate does not support it, and what to type
+    needs_whole_weights: bool | None = None  # an optimizer that cannot work on parts of weights
+    needs_uniform_sharding: bool | None = None  # an optimizer that needs all weights sharded alike
+    pages_to_host: bool | None = None  # an optimizer whose states move to the host's memory when the GPU is full
 
 
 @dataclass

@@ -1,0 +1,125 @@
+"""The schema of the menus: a dataclass for each folder of conf/, with the values that each key takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipes.config.fields import LABEL, RUN, TRAINING, UNSET, Menu, at_least, fraction, key, one_of
+
+
+@dataclass
+class Recipe(Menu):
+    pass
+
+
+@dataclass
+class Model(Menu):
+    family: str = one_of("bert", "gpt2", "llama", "mixtral")
+    layers: int = at_least(1)
+    width: int = at_least(1)
+    heads: int = at_least(1)
+    kv_heads: int = at_least(1)
+    feed_forward: int = at_least(1)
+    experts: int = at_least(1)
+    experts_per_token: int = at_least(1)
+    vocab: int = at_least(2)
+    positions: int = at_least(1)
+    classes: int = at_least(1)
+    tied: bool = UNSET
+    dropout: float = fraction()
+    attention: str = one_of("sdpa", "eager", "flash_attention_2")
+    pretrained: str | None = UNSET
+    learning_rate: float = at_least(0, identity=(RUN, TRAINING))
+
+
+@dataclass
+class Data(Menu):
+    samples: int | None = at_least(1)
+    seq_len: int = at_least(2)
+    eval_samples: int | None = at_least(1)
+    eval_fraction: float = fraction()
+    eval_path: str | None = UNSET
+    path: str | None = UNSET
+    task: str | None = one_of("classification", "language_modelling", None)
+    text_column: str = UNSET
+    label_column: str = UNSET
+    tokenizer: str = UNSET
+    pad_to_multiple_of: int = at_least(1)
+    pin_memory: bool = key(identity=(RUN, LABEL))
+    workers: int = at_least(0, identity=(RUN, LABEL))
+
+
+@dataclass
+class Precision(Menu):
+    pass
+
+
+@dataclass
+class Optim(Menu):
+    transformers_name: str = UNSET
+    beta1: float = fraction()
+    beta2: float = fraction()
+    epsilon: float = at_least(0)
+    momentum: float = fraction()
+    # Further arguments of the optimizer: TrainingArguments.optim_args.
+    args: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
+
+
+@dataclass
+class Accumulation(Menu):
+    steps: int = at_least(1)
+    reason: str | None = UNSET  # why auto chose what it did; derived
+
+
+@dataclass
+class Checkpointing(Menu):
+    pass
+
+
+@dataclass
+class Parallelism(Menu):
+    num_processes: int | None = at_least(1)
+    replicas: int = UNSET  # micro-batches trained on at a time; derived
+    gradient_as_bucket_view: bool = UNSET
+    bucket_cap_mb: int = at_least(1)
+    find_unused_parameters: bool = UNSET
+    static_graph: bool = UNSET
+    nccl_p2p: bool = UNSET
+    strategy: str = one_of("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+    shard_size: int | None = at_least(1)
+    tensor_size: int = at_least(2)
+    wrap: str = one_of("layer", "size", "none")
+    wrap_min_parameters: int = at_least(1)
+    cpu_offload: bool = UNSET
+    stage: int = one_of(1, 2, 3)
+    offload: str = one_of("none", "optimizer", "all")
+    live_parameters: int = at_least(1)
+
+
+@dataclass
+class Tracker(Menu):
+    project: str = UNSET
+    entity: str | None = UNSET
+    mode: str | None = UNSET
+    finish_seconds: float = at_least(1)
+
+
+@dataclass
+class Gpu(Menu):
+    """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
+
+    chip: str = UNSET
+    device_name: str = UNSET
+    memory_bytes: int = at_least(1)
+    capability: str = UNSET
+    fp32_tflops: float | None = at_least(0)
+    tf32_tflops: float | None = at_least(0)
+    fp16_tflops: float | None = at_least(0)
+    bf16_tflops: float | None = at_least(0)
+    bandwidth_gb_per_second: float = at_least(1)
+    sm_count: int = at_least(1)
+    link: str = one_of("nvlink", "pcie", "xgmi")
+    link_gb_per_second: float = at_least(1)
+    context_bytes: int = at_least(0)
+    context_from: str = one_of("measured", "assumed")
