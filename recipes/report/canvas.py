@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from typing import TYPE_CHECKING
 
 from recipes.report.rows import Spread, Table
@@ -198,16 +199,34 @@ def text_inches(text: str, points: float, bold: bool = False) -> float:
 
 
 def short_labels(made: Table) -> dict[str, list[str]]:
-    """The table's label columns, long texts without their middle."""
+    """The table's label columns, with long texts cut where no two of a column become the same."""
+    return {key: _shorten(cells, MAX_NAME if key == "job" else MAX_CELL) for key, cells in made.labels.items()}
 
-    def short(text: str, longest: int) -> str:
-        half = (longest - 1) // 2
-        return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
-    return {
-        key: [short(cell, MAX_NAME if key == "job" else MAX_CELL) for cell in cells]
-        for key, cells in made.labels.items()
-    }
+def _shorten(cells: list[str], longest: int) -> list[str]:
+    """Texts of at most `longest` characters. Texts lose their middle, unless that is where they differ."""
+    half = (longest - 1) // 2
+    short = {cell: cell if len(cell) <= longest else f"{cell[:half]}…{cell[-half:]}" for cell in cells}
+    alike: dict[str, list[str]] = {}
+    for cell, text in short.items():
+        alike.setdefault(text, []).append(cell)
+    for group in alike.values():
+        if len(group) > 1:
+            short |= _cut_around_difference(group, longest)
+    return [short[cell] for cell in cells]
+
+
+def _cut_around_difference(group: list[str], longest: int) -> dict[str, str]:
+    """text -> its part around the first place where the texts differ; numbered if those are the same, too."""
+    room = longest - 2  # an ellipsis on each side
+    begin = max(0, len(os.path.commonprefix(group)) - room // 3)
+    cut = {}
+    for text in group:
+        part = text[begin : begin + room]
+        cut[text] = f"{'…' * (begin > 0)}{part}{'…' * (begin + room < len(text))}"
+    if len(set(cut.values())) < len(group):
+        cut = {text: f"{part[: room - 4]}… ({n})" for n, (text, part) in enumerate(cut.items(), 1)}
+    return cut
 
 
 def _ticks(largest: float) -> list[float]:

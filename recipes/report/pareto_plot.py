@@ -153,14 +153,20 @@ def _draw_line(
 
 def _set_limits(axes: Axes, points: list[Point]) -> None:
     """Limits with a margin; a logarithmic scale where the largest value is over thirty times the smallest."""
-    for values, limits, scale in (
-        (sorted(p[0] for p in points), axes.set_xlim, axes.set_xscale),
-        (sorted(p[1] for p in points), axes.set_ylim, axes.set_yscale),
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for values, axis, limits, scale in (
+        (sorted(p[0] for p in points), axes.xaxis, axes.set_xlim, axes.set_xscale),
+        (sorted(p[1] for p in points), axes.yaxis, axes.set_ylim, axes.set_yscale),
     ):
         low, high = values[0], values[-1]
         if low > 0 and high / low > 30:
             scale("log")
             limits(low / 1.5, high * 1.5)
+            # matplotlib's own formatter writes powers of ten as TeX, which canvas.STYLE does not parse.
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
         else:
             margin = 0.12 * ((high - low) or high or 1)
             limits(max(0, low - margin), high + margin)

@@ -132,15 +132,17 @@ def _parts(made: Table) -> Figure:
             axes.barh(y, width, 0.68, left, color=colour, edgecolor="white", linewidth=0.5, alpha=alpha)
             left += width
         sheet.text(axes, y, left, number(left, 3))
-    _parts_legend(sheet)
+    _parts_legend(sheet, unit)
     legend = [f"Live tensors at the moment of the peak, {unit}: the parts sum to the figure at the end of the bar."]
     sheet.foot(legend + ["Pale bars: estimates."] * any(row.estimate for row in made.rows))
     return sheet.figure
 
 
-def _parts_legend(sheet: canvas.Sheet) -> None:
-    """The colours of the parts, in place of the panel's heading."""
+def _parts_legend(sheet: canvas.Sheet, unit: str) -> None:
+    """The unit and the colours of the parts, in place of the panel's heading."""
     x, y = sheet.left, sheet.heading_y
+    sheet.labels.text(x, y, f"{unit}:", fontsize=canvas.FONT, weight="bold")
+    x += canvas.text_inches(f"{unit}:", canvas.FONT, bold=True) + 0.15
     for (name, _), colour in zip(PARTS, canvas.PART_COLOURS):
         sheet.labels.text(x, y, "■", color=colour, fontsize=canvas.FONT + 2)
         sheet.labels.text(x + 0.17, y, name, fontsize=canvas.FONT, weight="bold")

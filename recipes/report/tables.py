@@ -38,8 +38,11 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def percent(value: float, base: float, decimals: int = 1) -> str:
-    """The difference from a base: '+12.3 %'; zero has no sign."""
-    change = round((value / base - 1) * 100, decimals)
+    """The difference from a base: '+12.3 %'; zero has no sign. With more decimals where '-100 %' would not be true."""
+    exact = (value / base - 1) * 100
+    while value and decimals < 6 and round(exact, decimals) == -100:
+        decimals += 1
+    change = round(exact, decimals)
     return f"{change:+.{decimals}f} %" if change else f"{0:.{decimals}f} %"
 
 

@@ -19,7 +19,7 @@ from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, text
 from recipes.errors import Refusal
 from recipes.records import atomic_file, record_file
 from recipes.records.record import Error, Evaluation
-from recipes.report import pareto_plot, plots, report, rows
+from recipes.report import canvas, pareto_plot, plots, report, rows, tables
 from recipes.report.files import csv_text, jsonl
 from recipes.report.read import read_all
 from recipes.report.screen_table import screen_text
@@ -297,6 +297,14 @@ def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kin
 # --- reading -------------------------------------------------------------------------------------
 
 
+def far_apart(ratio=10):
+    """Jobs whose memory and throughput span several powers of ten."""
+    return [
+        job(f"batch.per_device={n + 1}", memory=2 * ratio**n * MIB, speed=3.0 * ratio**n, job_number=n)
+        for n in range(4)
+    ]
+
+
 def broken(place, damage):
     place.mkdir(parents=True)
     record_file.write(job(), place)
@@ -503,8 +511,15 @@ def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp
 
 @pytest.mark.parametrize(
     "records",
-    [lambda: [job()], lambda: sixty()[:3], lambda: sixty()[:12], sixty, lambda: [job(status="oom", error=OOM)]],
-    ids=["1", "3", "12", "60", "none ok"],
+    [
+        lambda: [job()],
+        lambda: sixty()[:3],
+        lambda: sixty()[:12],
+        sixty,
+        lambda: [job(status="oom", error=OOM)],
+        lambda: far_apart(),
+    ],
+    ids=["1", "3", "12", "60", "none ok", "far apart"],
 )
 def test_pictures_are_not_blank_and_nothing_is_cut_off(drawn, records):
     for name, (_, pixels) in drawn(records()).items():
@@ -596,6 +611,50 @@ def test_values_far_apart_have_a_logarithmic_scale(drawn):
     records = [job(f"batch.per_device={n + 1}", memory=10**n * MIB, speed=10.0 + n) for n in range(4)]
     axes = drawn(records)["tradeoff.png"][0].axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+
+
+@pytest.mark.parametrize("ratio", [4, 10, 50])
+def test_axes_with_a_logarithmic_scale_are_labelled_with_numbers_inside_the_picture(drawn, ratio):
+    figure, _ = drawn(far_apart(ratio))["tradeoff.png"]
+    axes = figure.axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        ticks = [float(t.get_text()) for t in axis.get_ticklabels() if low <= float(t.get_text() or "nan") <= high]
+        assert len(ticks) >= 2, "a single number would not show the scale"
+    assert not any("$" in text or "\\" in text for text in texts_of(figure))
+    for name in (axes.xaxis.label, axes.yaxis.label):
+        box = name.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0, f"{name.get_text()} runs over the edge"
+
+
+def test_labels_that_differ_in_their_middle_stay_apart(drawn):
+    head, tail = "/home/somebody/corpora/of/long/standing/", "/and/some/more/folders/below/it/train.jsonl"
+    records = [
+        job(f"data.path={head}{word}{tail}", memory=n * MIB) for n, word in enumerate("one two three".split(), 1)
+    ]
+    for name, (figure, _) in drawn(records).items():
+        for word in ("one", "two", "three"):
+            assert any(word in text for text in texts_of(figure)), (name, word)
+
+
+def test_cut_labels_are_never_the_same():
+    texts = [f"{'a' * 30}{n % 3}{'b' * 200}{n // 3}{'c' * 30}" for n in range(9)] + ["short", "short"]
+    cut = canvas._shorten(texts, 44)
+    assert len(set(cut)) == 10 and max(map(len, cut)) <= 44 and cut[-2:] == ["short", "short"]
+
+
+def test_the_parts_have_their_unit_in_the_heading(drawn):
+    assert "MiB:" in texts_of(drawn([job(memory=500 * MIB)])["parts.png"][0])
+    assert "GiB:" in texts_of(drawn([job(memory=5000 * MIB)])["parts.png"][0])
+
+
+@pytest.mark.parametrize(
+    "value, decimals, text",
+    [(0.2, 0, "-99.8 %"), (0.004, 1, "-99.996 %"), (0.6, 0, "-99 %"), (0, 1, "-100.0 %"), (100.01, 1, "0.0 %")],
+)
+def test_no_difference_is_rounded_to_everything(value, decimals, text):
+    assert tables.percent(value, 100, decimals) == text
 
 
 def test_a_users_own_style_changes_nothing(tmp_path):
