@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import accelerate
+import accelerate.optimizer
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
@@ -20,6 +21,13 @@ def allow_fsdp_on_cpu() -> None:
     """Accelerate uses FSDP only for a process group of GPUs, though FSDP2 runs on any device."""
     if PartialState().device.type == "cpu":
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def cache_lomo_check() -> None:
+    """`AcceleratedOptimizer.step` looks for the package lomo_optim on the disk twice in each step, which takes half a
+    millisecond where it is not installed. Afterwards it takes the answer of this call."""
+    installed = accelerate.optimizer.is_lomo_available()
+    accelerate.optimizer.is_lomo_available = lambda: installed
 
 
 def keep_deepspeed_engine(accelerator: Accelerator) -> None:

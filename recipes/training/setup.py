@@ -20,6 +20,7 @@ from recipes.models import builder
 from recipes.options import hooks, parallelism, precision, task
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
+from recipes.third_party import accelerate_private
 from recipes.training import accelerate_loop, trainer
 
 Loop = accelerate_loop.Loop | trainer.Loop
@@ -79,6 +80,7 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
+    accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
     if loop.accelerator.device.type == "cuda":

@@ -631,7 +631,7 @@ def test_axes_with_a_logarithmic_scale_are_labelled_with_numbers_inside_the_pict
 def test_labels_that_differ_in_their_middle_stay_apart(drawn):
     head, tail = "/home/somebody/corpora/of/long/standing/", "/and/some/more/folders/below/it/train.jsonl"
     records = [
-        job(f"data.path={head}{word}{tail}", memory=n * MIB) for n, word in enumerate("one two three".split(), 1)
+        job(f"data.path={head}{word}{tail}", memory=n * MIB) for n, word in enumerate(["one", "two", "three"], 1)
     ]
     for name, (figure, _) in drawn(records).items():
         for word in ("one", "two", "three"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 
 import accelerate
@@ -19,6 +20,22 @@ from recipes.third_party import accelerate_private
 def accelerate_state():
     with own_state() as state:
         yield state
+
+
+def test_a_step_looks_for_no_package(accelerate_state, monkeypatch):
+    """Fails if Accelerate's step looks for a package by another name, or no longer needs the cached check."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = accelerate.Accelerator(cpu=True).prepare(torch.optim.SGD([weight], lr=0.5))
+    looked_for = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: looked_for.append(name))
+    monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", accelerate.optimizer.is_lomo_available)
+    optimizer.step()
+    assert looked_for
+    accelerate_private.cache_lomo_check()
+    looked_for.clear()
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert not looked_for and weight.tolist() == [0.5, 0.5]
 
 
 def test_set_process_device(accelerate_state):
