@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from recipes.options.model import AUTO
 from recipes.records.record import Estimate, Memory, Record, Speed
 from recipes.records.run_folder import log_name
 from recipes.units import MIB, PARTS
@@ -43,10 +44,13 @@ def _headline(outcome: Record) -> str:
     mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"]
     devices = "" if mode == "single" else f" x {replicas} ({mode})"
     model = config["model"]["pretrained"] or config["model"]["name"]
+    attention = f", attention {outcome.model.attention}" if outcome.model and outcome.model.attention else ""
+    if attention and config["model"]["attention"] == AUTO:
+        attention += " (auto)"
     return (
         f"{outcome.status}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
         f"{config['optim']['name']}, batch {batch} x {steps}{devices} = {batch * steps * replicas}, "
-        f"checkpointing {config['checkpointing']['name']}, {outcome.environment['device_name']}"
+        f"checkpointing {config['checkpointing']['name']}{attention}, {outcome.environment['device_name']}"
     )
 
 

@@ -28,7 +28,7 @@ class Model(Menu):
     classes: int = at_least(1)
     tied: bool = UNSET
     dropout: float = fraction()
-    attention: str = one_of("sdpa", "eager", "flash_attention_2")
+    attention: str = one_of("auto", "sdpa", "eager", "flash_attention_2")
     pretrained: str | None = UNSET
     learning_rate: float = at_least(0, identity=(RUN, TRAINING))
 

@@ -31,6 +31,7 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     for key, value in simulated.parts.items():
         setattr(memory, key, value)
     memory.parameter_count = simulated.parameter_count
+    outcome.model = simulated.model
     outcome.warnings += notes(cfg, simulated.evaluates) + simulated.warnings
     if simulated.demand is not None:
         _fill_device(cfg, outcome, simulated, simulated.demand)

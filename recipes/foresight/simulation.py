@@ -24,9 +24,11 @@ from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED, settings_from
 from recipes.foresight.speed.operations import Tally
 from recipes.machine import host
+from recipes.models import architectures
 from recipes.options import parallelism
 from recipes.parallelism import fsdp
 from recipes.ranks import collectives
+from recipes.records.record import Model
 from recipes.training import setup
 
 MICRO_BATCHES = 2
@@ -47,6 +49,7 @@ class SimulatedStep:
     demand: allocator.Demand | None
     paged_bytes: int  # of optimizer states, outside the allocator
     tally: Tally  # of one optimizer step
+    model: Model
     evaluates: bool  # there are rows to evaluate on
     warnings: list[str]
     trace: OpTrace
@@ -66,6 +69,7 @@ def simulate_step(
     also records which module and operation made each tensor. Raises Refusal as a training would, and UnknownOperation.
     """
     # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
+    asked = cfg
     attention = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
     cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
     gpu = host.gpu(cfg)
@@ -113,6 +117,7 @@ def simulate_step(
         demand=demand,
         paged_bytes=trace.paged_bytes,
         tally=trace.step_tally(steps),
+        model=architectures.describe(asked, model),
         evaluates=rows.eval is not None,
         warnings=warnings,
         trace=trace,

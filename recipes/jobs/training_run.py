@@ -21,6 +21,7 @@ from recipes.jobs import launch
 from recipes.machine import host, nvml, worker_environment
 from recipes.measure import device_memory, memory_breakdown
 from recipes.measure.step_log import StepLog
+from recipes.models import architectures
 from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives, failure_store
 from recipes.ranks.rank_info import RankInfo
@@ -118,6 +119,7 @@ class TrainingRun:
         self.progress.enter("load", f"building {self.cfg.model.pretrained or self.cfg.model.name}")
         make_model = functools.partial(_measured_model, self.record.memory)
         self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
+        self.record.model = architectures.describe(self.cfg, self.training.model)
         self.loop = self.training.loop
 
     def _train(self) -> None:

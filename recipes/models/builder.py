@@ -12,9 +12,9 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from recipes.config import Config
 from recipes.errors import Refusal, is_out_of_memory
-from recipes.models import moe
-from recipes.options import model as model_options
+from recipes.models import architectures, moe
 from recipes.options import model_families, precision
+from recipes.options.model import AUTO
 from recipes.third_party import transformers_models_private
 
 if TYPE_CHECKING:
@@ -24,19 +24,11 @@ if TYPE_CHECKING:
 def configuration(cfg: Config) -> PretrainedConfig:
     """transformers' configuration of the model: from the sizes in its YAML, or of the pretrained weights.
 
-    Raises Refusal if pretrained weights cannot be found, or sequences are too long for them.
+    Raises Refusal if pretrained weights cannot be found.
     """
     model = cfg.model
     if model.pretrained:
-        config = _from_pretrained(AutoConfig.from_pretrained, model.pretrained)
-        positions = getattr(config, "max_position_embeddings", None)
-        for key, length in model_options.lengths(cfg).items():
-            if positions and length > positions:
-                raise Refusal(
-                    f"{key}={length} is longer than the {positions} positions of {model.pretrained}. "
-                    f"Type {key}={positions} or less."
-                )
-        return config
+        return _from_pretrained(AutoConfig.from_pretrained, model.pretrained)
     values = {theirs: getattr(model, ours) for ours, theirs in model_families.NAMES[model.family].items()}
     values |= dict.fromkeys(model_families.DROPOUTS[model.family], model.dropout) | model_families.FIXED[model.family]
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
@@ -54,7 +46,7 @@ def build_model(cfg: Config, config: PretrainedConfig, data: Data, weights: bool
         kind = transformers.AutoModelForSequenceClassification
         _set_labels(cfg, config, data)
     settings: dict[str, Any] = {
-        "attn_implementation": cfg.model.attention,
+        "attn_implementation": None if cfg.model.attention == AUTO else cfg.model.attention,
         "dtype": precision.weights_dtype(cfg),
     }
     if moe.has_experts(config):
@@ -76,10 +68,11 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
             f"model.pretrained={pretrained} is an encoder ({config.model_type}), which sees the "
             f"tokens that data={cfg.data.name} asks it to predict. Choose the weights of a decoder."
         )
-    if data.vocab > config.vocab_size:
+    vocabulary = architectures.vocabulary(config)
+    if vocabulary is not None and data.vocab > vocabulary:
         smallest_vocab = -(-data.vocab // 8) * 8
         raise Refusal(
-            f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of {config.vocab_size}. "
+            f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of {vocabulary}. "
             + (f"Type data.tokenizer={pretrained}." if pretrained else f"Type model.vocab={smallest_vocab}.")
         )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from recipes.config import Config
 from recipes.machine import host
@@ -24,7 +25,26 @@ SET_BY_WEIGHTS = {
     "experts",
     "experts_per_token",
 }
+AUTO = "auto"  # model.attention: the best that the model has, found where it is built
 PUBLISHED_VOCABULARIES = (30522, 50257)  # BERT's and GPT-2's
+
+
+def resolve(cfg: Config) -> list[str]:
+    """With pretrained weights the name is theirs, and the sizes of the menu's option, which are not used, go."""
+    if cfg.model.pretrained:
+        for key, value in of_pretrained(cfg.model.pretrained).items():
+            setattr(cfg.model, key, value)
+    return []
+
+
+def of_pretrained(pretrained: str) -> dict[str, Any]:
+    """The keys of the menu's option that pretrained weights replace, with their values."""
+    return {"name": pretrained, **dict.fromkeys((*SET_BY_WEIGHTS, "family", "learning_rate"))}
+
+
+def recorded(model: Mapping[str, Any]) -> dict[str, Any]:
+    """`config["model"]` of a record as it is written now: older ones had the menu's sizes with pretrained weights."""
+    return {**model, **of_pretrained(model["pretrained"])} if model.get("pretrained") else dict(model)
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
@@ -152,9 +172,10 @@ def lengths(cfg: Config) -> dict[str, int]:
 HOOKS = hooks.register(
     "model",
     hooks.Hooks(
+        resolve=resolve,
         problems=problems,
         warnings=warnings,
         memory_levers=memory_levers,
-        search=(Dimension("model.attention", 30, ("sdpa", "eager")),),
+        search=(Dimension("model.attention", 30, (AUTO, "eager")),),
     ),
 )

@@ -33,5 +33,9 @@ def task_of(cfg: Config, config: PretrainedConfig) -> str:
     known = task(cfg)
     if known is not None:
         return known
-    causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in config.architectures or [])
-    return "language_modelling" if causal else "classification"
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    saved = config.architectures or []
+    causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) or a == CAUSAL.get(config.model_type) for a in saved)
+    sequence_to_sequence = config.is_encoder_decoder and not any(a.endswith("Classification") for a in saved)
+    return "language_modelling" if causal or sequence_to_sequence else "classification"

@@ -18,6 +18,20 @@ STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted"
 
 
 @dataclass
+class Model:
+    """The model that was built: with pretrained weights its own name and sizes, which `config` does not have."""
+
+    name: str  # model.pretrained as it was typed, or the option of the menu `model`
+    architecture: str  # the class in transformers
+    attention: str | None = None  # sdpa, eager, ...: what was typed, or what model.attention=auto chose
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    vocab: int | None = None
+    positions: int | None = None  # tokens of the longest sequence; null: no limit in the configuration
+
+
+@dataclass
 class Training:
     """What was trained, and the losses."""
 
@@ -119,6 +133,7 @@ class Record:
     environment: dict  # versions, device, processor, git revision, some variables
     status: str = "failed"
     warnings: list[str] = field(default_factory=list)
+    model: Model | None = None
     training: Training = field(default_factory=Training)
     evaluation: Evaluation | None = None
     speed: Speed = field(default_factory=Speed)

@@ -16,6 +16,7 @@ from recipes.records.record import (
     Estimate,
     Evaluation,
     Memory,
+    Model,
     Record,
     Speed,
     Training,
@@ -24,6 +25,7 @@ from recipes.records.validate import check_types
 
 FILE_NAME = "result.json"
 PARTS: dict[str, type] = {
+    "model": Model,
     "training": Training,
     "evaluation": Evaluation,
     "speed": Speed,

@@ -8,8 +8,11 @@ from typing import Any
 
 from recipes.config import identity_of
 from recipes.config.fields import LABEL
+from recipes.options import model as model_options
 from recipes.records.record import Record
 
+# Facts of a job that was refused before they were determined.
+NOT_RESOLVED = (("train.learning_rate", "null"), ("model.attention", model_options.AUTO))
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 
 
@@ -19,7 +22,10 @@ def facts(found: Record) -> dict[str, str]:
     The key of a group's option is the group's name (`optim`), that of a value in it has two parts (`optim.beta1`).
     """
     values = {"experiment": _experiment(found)}
-    for section, content in found.config.items():
+    config = found.config | {"model": model_options.recorded(found.config.get("model") or {})}
+    if found.model is not None and config["model"].get("attention") == model_options.AUTO:
+        config["model"]["attention"] = found.model.attention
+    for section, content in config.items():
         for key, value in (content if isinstance(content, dict) else {"name": content}).items():
             values[section if key == "name" else f"{section}.{key}"] = _text(value)
     limit = values.pop("launch.memory_limit_gib", None)
@@ -76,8 +82,8 @@ def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
     for key in dict.fromkeys(key for values in all_facts for key in values):
         by_context: dict[tuple, set] = {}
         for values in all_facts:
-            refused_early = key == "train.learning_rate" and values.get(key) == "null"  # before its default was set
-            if key in values and not refused_early:
+            unknown = (key, values.get(key)) in NOT_RESOLVED
+            if key in values and not unknown:
                 by_context.setdefault(_context(key, values), set()).add(values[key])
         if any(len(different) > 1 for different in by_context.values()):
             shown.append(key)

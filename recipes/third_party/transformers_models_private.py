@@ -22,6 +22,17 @@ def is_encoder(config: PretrainedConfig) -> bool:
     return config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
+def has_attention(kind: type[PreTrainedModel], name: str) -> bool:
+    """Whether a class of models has an implementation of attention: 'eager', 'sdpa' or 'flash_attention_2'."""
+    supported = {"sdpa": kind._supports_sdpa, "flash_attention_2": kind._supports_flash_attn}
+    return supported.get(name, True)
+
+
+def attention_of(model: PreTrainedModel) -> str | None:
+    """The implementation of attention that a built model uses: transformers chooses one where none was asked for."""
+    return model.config.get_text_config()._attn_implementation
+
+
 def tied_weight_names(model: PreTrainedModel) -> Collection[str]:
     """Names of weights that are another weight under a second name. `save_pretrained` finds them by identity alone,
     which a gathered state dictionary does not have."""

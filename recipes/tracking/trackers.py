@@ -166,7 +166,7 @@ class Wandb(Tracker):
 def summary(outcome: Record) -> dict:
     """What a job came to, flat: status, and memory/..., speed/..., evaluation/..., training/... and error/..."""
     flat = {"status": outcome.status}
-    for part in ("training", "evaluation", "speed", "memory", "error"):
+    for part in ("model", "training", "evaluation", "speed", "memory", "error"):
         values = getattr(outcome, part)
         for key, value in (asdict(values) if values else {}).items():
             if isinstance(value, dict):

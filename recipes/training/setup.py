@@ -16,7 +16,7 @@ from recipes.config import Config
 from recipes.data import dataset
 from recipes.data.dataset import Data
 from recipes.machine import host
-from recipes.models import builder
+from recipes.models import architectures, builder
 from recipes.options import hooks, parallelism, precision, task
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
@@ -57,7 +57,9 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     transformers.set_seed(cfg.train.seed)
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
-    data = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    asked = task.task_of(cfg, architecture)
+    architectures.check(cfg, architecture, asked)
+    data = dataset.build_data(cfg, asked, architectures.vocabulary(architecture) or dataset.DUMMY_HIGH)
 
     def build_model(weights: bool = True) -> PreTrainedModel:
         return hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights))

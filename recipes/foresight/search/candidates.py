@@ -20,7 +20,7 @@ from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
-CHEAP = ("sgd", "full", "sdpa")  # the value of a lever in extrapolations that are not about it
+CHEAP = ("sgd", "full", "auto")  # the value of a lever in extrapolations that are not about it
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,135 @@
+"""What is known of a model before its data and weights are loaded: its class, its limits, and why it cannot be trained.
+
+All checks read the configuration and the class in transformers; no weight exists yet.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from recipes.config import Config
+from recipes.errors import Refusal
+from recipes.options import model as model_options
+from recipes.options.model import AUTO
+from recipes.records import record
+from recipes.third_party import transformers_models_private
+
+CLASSES = {
+    "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+    "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
+TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
+INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
+
+
+def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
+    """Raises Refusal if a model of this configuration cannot be trained as asked, with what to type instead.
+
+    task: "language_modelling" or "classification".
+    """
+    name = f"model.pretrained={cfg.model.pretrained}" if cfg.model.pretrained else f"model={cfg.model.name}"
+    _check_inputs(name, config, task)
+    kind = model_class(config, task)
+    assert kind is not None
+    if cfg.model.attention != AUTO and not transformers_models_private.has_attention(kind, cfg.model.attention):
+        raise Refusal(
+            f"model.attention={cfg.model.attention} is not supported by {kind.__name__}. Type model.attention=auto, "
+            "which takes the best that the model has."
+        )
+    if cfg.checkpointing.name != "none" and not kind.supports_gradient_checkpointing:
+        raise Refusal(
+            f"checkpointing={cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
+            "Type checkpointing=none."
+        )
+    _check_lengths(cfg, name, positions(config, kind))
+
+
+def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
+    """The class that AutoModelForCausalLM or AutoModelForSequenceClassification builds; None without one."""
+    found = CLASSES[task].get(type(config), None)
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
+    """Raises Refusal for models that this project has no data for."""
+    saved = ", ".join(config.architectures or [config.model_type])
+    headless = modeling_auto.MODEL_MAPPING.get(type(config), None)
+    headless = headless[0] if isinstance(headless, tuple) else headless
+    inputs = INPUTS.get(getattr(headless, "main_input_name", "input_ids"))
+    if inputs is not None:
+        raise Refusal(f"{name} is a model of {inputs} ({saved}), and only models of text are trained here.")
+    if config.is_encoder_decoder and (task == "language_modelling" or model_class(config, task) is None):
+        raise Refusal(
+            f"{name} is a sequence-to-sequence model ({saved}), which is not trained here yet. Choose a decoder; or, "
+            "for labels, data with data.task=classification and a model that has such a head."
+        )
+    kind = model_class(config, task)
+    if kind is None:
+        other = next((t for t in CLASSES if model_class(config, t) is not None), None)
+        raise Refusal(
+            f"{name} ({saved}) has no model for {TASKS[task]} in transformers. "
+            + (f"Type data.task={other}, with data for it." if other else "Choose another model.")
+        )
+    if kind.main_input_name != "input_ids":
+        raise Refusal(
+            f"{name}: {kind.__name__} takes {kind.main_input_name}, and only models of token ids are trained."
+        )
+
+
+def _check_lengths(cfg: Config, name: str, most: int | None) -> None:
+    """Raises Refusal for sequences with more tokens than the model has positions."""
+    for key, length in model_options.lengths(cfg).items():
+        if most is not None and length > most:
+            raise Refusal(f"{key}={length} is longer than the {most} positions of {name}. Type {key}={most} or less.")
+
+
+def vocabulary(config: PretrainedConfig) -> int | None:
+    """The number of token ids; None for a model that takes any, as CANINE's characters."""
+    return getattr(config.get_text_config(), "vocab_size", None)
+
+
+def positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -> int | None:
+    """The most tokens in a sequence; None without a limit.
+
+    RoBERTa and its kin number positions from the id of the padding on, and so have fewer than their table has rows.
+    """
+    text = config.get_text_config()
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    most = next((value for key in names if isinstance(value := getattr(text, key, None), int)), -1)
+    if most <= 0:  # XLNet says -1
+        return None
+    return most - (_reserved_positions(config, kind) if transformers_models_private.is_encoder(config) else 0)
+
+
+def _reserved_positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -> int:
+    """Rows of the table of positions that stand for no position of a token: read from a model without memory."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model = kind(copy.deepcopy(config))
+    for name, module in model.named_modules():
+        table = name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding)
+        if table and module.padding_idx is not None:
+            return module.padding_idx + 1
+    return 0
+
+
+def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
+    """The model as it was built, for the record."""
+    text, asked = model.config.get_text_config(), cfg.model.attention
+
+    def size(*names: str) -> int | None:
+        return next((value for name in names if isinstance(value := getattr(text, name, None), int)), None)
+
+    return record.Model(
+        name=cfg.model.name,
+        architecture=type(model).__name__,
+        attention=transformers_models_private.attention_of(model) if asked == AUTO else asked,
+        layers=size("num_hidden_layers", "n_layer", "num_layers"),
+        width=size("hidden_size", "d_model", "n_embd"),
+        heads=size("num_attention_heads", "n_head", "num_heads"),
+        vocab=vocabulary(model.config),
+        positions=positions(model.config, type(model)),
+    )
