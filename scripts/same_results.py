@@ -3,6 +3,7 @@
 
     python scripts/same_results.py OLD_CHECKOUT [NEW_CHECKOUT]        the new one is this checkout by default
 
+model.attention=auto stands for the attention that it chose: the default was model.attention=sdpa before.
 Compared exactly: exit code, status, phase of an error, losses (steps.jsonl too), evaluation, every byte figure of
 tensors, the estimate's figures, the configuration on every key that the old checkout has, and `config_key` as the old
 checkout computes it. Not compared: times, host memory, versions of git, variables, paths, and the text of warnings,
@@ -141,6 +142,17 @@ def restricted(new, old):
     return {key: restricted(new[key], value) for key, value in old.items() if key in new}
 
 
+def with_chosen_attention(record: dict) -> dict:
+    """A record's configuration with the attention that model.attention=auto chose.
+
+    The former default was sdpa, which auto chooses for every model of the menu; so it stands for auto where a job was
+    refused before there was a model.
+    """
+    model = record["config"]["model"]
+    chosen = (record.get("model") or {}).get("attention", "sdpa") if model["attention"] == "auto" else None
+    return record["config"] | {"model": model | {"attention": chosen or model["attention"]}}
+
+
 def identity(record: dict) -> str:
     return json.dumps([record["overrides"], record["config"]["measure"]["repeat"]], sort_keys=True)
 
@@ -158,7 +170,7 @@ def compare(old: dict, new: dict) -> list[str]:
         found += differences(before, after, "", before["recipe"] == "estimate")
         if any("/" in word for word in before["overrides"] if "experiment/" not in word):
             continue  # its paths differ between the checkouts, and so its key
-        config = restricted(after["config"], before["config"])
+        config = restricted(with_chosen_attention(after), before["config"])
         found += differences(before["config"], config, "config", True)
         key = config_key(config, before["environment"]["versions"])
         found += [f"config_key: {before['config_key']} -> {key}"] if key != before["config_key"] else []

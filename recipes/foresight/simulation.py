@@ -69,12 +69,10 @@ def simulate_step(
     also records which module and operation made each tensor. Raises Refusal as a training would, and UnknownOperation.
     """
     # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
-    asked = cfg
     attention = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
-    cfg = replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
+    asked, cfg = cfg, replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
     gpu = host.gpu(cfg)
-    capability = None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability
-    fake = FakeDevice(capability)
+    fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with fake, library_patches.libraries_on(fake), library_patches.rank_0_of(cfg, fake):
         training = setup.build(
             cfg,

@@ -55,7 +55,7 @@ def test_a_key_of_a_group_is_shown_where_it_differs_within_an_option():
 
 
 def test_null_is_a_value_for_an_option_that_uses_the_key():
-    assert names([job(), job("model.pretrained=here")]) == ["model.pretrained=here", "model.pretrained=null"]
+    assert names([job("batch.effective=8"), job()]) == ["batch.effective=8", "batch.effective=null"]
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_the_script_from_the_shell():
     )
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert "Searched, 4 configurations: checkpointing (full, none); batch.per_device (1, 2)." in ended.stdout
-    assert "Kept: precision=fp32, model.attention=sdpa, optim=adamw." in ended.stdout
+    assert "Kept: precision=fp32, model.attention=auto, optim=adamw." in ended.stdout
     assert ended.stdout.count("python train.py") == 2
 
 
