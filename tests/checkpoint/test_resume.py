@@ -327,3 +327,33 @@ part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("ti
         "step-00000002"
     ]
     assert run.record.evaluation is None
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_resumed_runs_ledger_and_flops_are_those_of_a_run_left_alone(train, again, tmp_path, recipe):
+    """The step under the ledger is one step more, however many steps came before it."""
+    told = [f"recipe={recipe}", *TOLD, "measure.ledger=true", "train.max_steps=4", "save.every_steps=2"]
+    run = train(*told)
+    left_alone, checkpoint = run.record, checkpoint_files.folder_name(2)
+    shutil.copytree(run.folder / "checkpoints" / checkpoint, tmp_path / "checkpoints" / checkpoint)
+    resumed, _ = again(tmp_path, *told, "resume=latest")
+    assert resumed.training.resumed_from_step == 2
+    assert resumed.speed.model_flops_per_step == left_alone.speed.model_flops_per_step > 0
+    for part in ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "peak_tensor_bytes"):
+        assert getattr(resumed.memory, part) == getattr(left_alone.memory, part), part
+
+
+SLOW_DISK = """
+import time
+from recipes.records import checkpoint_files
+write = checkpoint_files.write
+def slow(*args):
+    time.sleep(0.7)
+    return write(*args)
+checkpoint_files.write = slow
+"""
+
+
+def test_a_slow_save_is_no_part_of_a_steps_time(train, fault):
+    run = train("train.max_steps=4", "save.every_steps=1", fork_server=fault(SLOW_DISK))
+    assert run.record.speed.step_seconds_p90 < 0.6

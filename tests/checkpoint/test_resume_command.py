@@ -130,6 +130,17 @@ def test_the_signature_is_of_the_training_alone():
         assert signature("device=cpu", *words) != plain, words
 
 
+def test_ranks_and_accumulation_with_the_same_effective_batch_are_the_same_training():
+    def signature(*words):
+        return resume.signature(compose("device=cpu", *words).record.config)
+
+    two = ["parallelism=ddp", "parallelism.num_processes=2"]
+    one = signature("batch.per_device=4")
+    assert signature(*two, "batch.per_device=2") == one
+    assert signature(*two, "batch.per_device=1", "accumulation=x2") == one
+    assert signature(*two, "batch.per_device=4") != one and signature("batch.per_device=2") != one
+
+
 def test_how_a_run_is_saved_is_not_in_its_key():
     def key(*words):
         return compose("device=cpu", *words).record.config_key

@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 from conftest import small, start_headroom
+from omegaconf import OmegaConf
 
 from recipes.cli import argv, sweep
 from recipes.records import record_file
@@ -174,3 +175,11 @@ def test_jobs_are_noted_by_command(tmp_path):
     ours.note(tmp_path, 0, "k2", "ok")  # what was noted of it before is gone
     assert [(job["job"], job["status"]) for job in ours.jobs(tmp_path)] == [(0, "ok"), (1, "ok")]
     assert os.listdir(tmp_path) == [sweep.JOBS_FOLDER]
+
+
+@pytest.mark.parametrize("n_jobs,at_once", [(1, 1), (3, 3), (-1, os.cpu_count()), (-2, max(os.cpu_count() - 1, 0))])
+def test_the_jobs_that_joblib_runs_at_once_are_counted_as_joblib_does(n_jobs, at_once):
+    launcher = {"_target_": "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher", "n_jobs": n_jobs}
+    hydra_config = OmegaConf.create({"launcher": launcher, "job": {"num": 4}, "sweeper": {}})
+    environment = sweep.job_environment(hydra_config, 9)
+    assert (environment["jobs_at_once"], environment["job_number"]) == (at_once, 4)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import sysconfig
 
+import datasets
 import pytest
 import torch
 from conftest import compose, small
+from transformers import TrainingArguments
 
-from recipes.data import collate, dataset
+from recipes.data import collate, data_loader, dataset
 from recipes.errors import Refusal
 
 LM, CLASSES = "language_modelling", "classification"
@@ -200,3 +202,13 @@ def test_workers_change_neither_the_order_nor_the_dropout(train, recipe):
     words = [f"recipe={recipe}", "model.dropout=0.1", "train.max_steps=5"]
     alone, helped = (train(*words, f"data.workers={n}").record.training.losses for n in (0, 2))
     assert alone == helped
+
+
+@pytest.mark.parametrize("batch,longest", [(1, [9]), (2, [9, 8]), (3, [9, 8, 8])])
+def test_the_largest_step_has_the_longest_rows(batch, longest, tmp_path):
+    lengths = [3, 8, 5, 9, 8, 4]
+    part = datasets.Dataset.from_list([{"input_ids": [1] * n, "labels": [1] * n} for n in lengths]).with_format("torch")
+    padding = collate.Padding(1, 64, pad_token_id=0, with_mask=True)
+    args = TrainingArguments(str(tmp_path), per_device_train_batch_size=batch, data_seed=0, use_cpu=True)
+    (made,) = data_loader.largest_step(dataset.Data(LM, part, None, padding, 2), args)
+    assert made["attention_mask"].sum(1).tolist() == longest

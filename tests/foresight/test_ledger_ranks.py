@@ -192,3 +192,12 @@ def test_tokens_of_uneven_batches_are_those_of_all_ranks(tmp_path, rows):
     words = [*GPU, *rows, "batch.per_device=1", "model.vocab=512"]
     alone, four = (foreseen(tmp_path, *words, *mode) for mode in ([], ["parallelism=ddp", FOUR]))
     assert (four.tokens, four.warnings) == (4 * alone.tokens, [])
+
+
+@pytest.mark.parametrize("shard_size", [2, 4])
+def test_eight_ranks_in_groups_shard_within_a_group(tmp_path, shard_size):
+    grouped = ["parallelism.strategy=hybrid_shard", f"parallelism.shard_size={shard_size}"]
+    eight = ["parallelism=fsdp", "parallelism.num_processes=8", "model=llama_tiny", "model.vocab=1024"]
+    one = foreseen(tmp_path, *small(*eight, "parallelism.strategy=no_shard")).parts["parameters_bytes"]
+    part = foreseen(tmp_path, *small(*eight, *grouped)).parts["parameters_bytes"]
+    assert part == pytest.approx(one / shard_size, rel=0.01)

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from fake_nvml import GIB, FakeNvml, gpu, healthy, nvlinked, process, rows, visit  # noqa: F401
 
-from recipes.machine import host
+from recipes.machine import host, nvml
 from recipes.machine.nvml import Nvml
 
 # --- GPUs ------------------------------------------------------------------------------------------
@@ -180,3 +180,26 @@ def test_mixed_links_are_a_table_and_the_best_pairs(visit):
 
 def test_one_gpu_has_no_links(visit):
     assert "Links" not in visit(FakeNvml(gpu()))[0]
+
+
+@pytest.mark.parametrize(
+    "visible,uuids",
+    [
+        ("0,9,1", ["GPU-0"]),
+        ("1,0", ["GPU-1", "GPU-0"]),
+        ("9", []),
+        ("", []),
+        ("GPU-1", ["GPU-1"]),
+        (None, ["GPU-0", "GPU-1"]),
+    ],
+)
+def test_cuda_visible_devices_are_taken_up_to_the_first_unknown_one(monkeypatch, visible, uuids):
+    """As CUDA does: CUDA C++ Programming Guide, 'CUDA Environment Variables'."""
+    found = [host.Gpu(uuid=uuid, name=uuid, memory_bytes=1, capability=(8, 0)) for uuid in ("GPU-0", "GPU-1")]
+    library = SimpleNamespace(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda index: index)
+    monkeypatch.setattr(nvml, "_load", lambda: library)
+    monkeypatch.setattr(nvml, "_gpu", lambda handle: found[handle])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.uuid for gpu in nvml.find_visible_gpus()] == uuids

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from recipes.measure.memory_ledger import MemoryLedger
+from recipes.measure.op_flops import operation_flops
 
 FOUR = 4  # bytes of a 32-bit float
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -356,6 +357,16 @@ def test_the_flops_of_a_little_network_by_hand(x):
     """Two a weight and row going forward, twice as many back."""
     assert counted(*ready(), x).model_flops == 3 * 2 * 32 * WEIGHTS
     assert counted(*ready(), x, x).model_flops == 2 * 3 * 2 * 32 * WEIGHTS
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_heads_that_share_keys_do_the_work_of_all(key_heads):
+    """Grouped-query attention saves memory and no arithmetic."""
+    query = torch.zeros(2, 4, 8, 16)
+    key = value = torch.zeros(2, key_heads, 8, 16)
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    whole = operation_flops(attention, (query, key, value), {}, None)
+    assert whole == 2 * (2 * 2 * 4 * 8 * 8 * 16)
 
 
 B, T, D, F, V = 2, 32, 32, 64, 512

@@ -6,6 +6,7 @@ import pytest
 from conftest import compose
 
 from recipes.machine import host
+from recipes.options import memory_hints
 
 
 def lines_of(*overrides) -> str:
@@ -130,3 +131,10 @@ def test_every_precision_trains_on_a_gpu_or_is_refused(train, recipe, option):
     # The allocator rounds up and keeps workspaces of the matrix library, so it holds no less than the tensors.
     assert 0.9 * memory.peak_tensor_bytes <= memory.peak_allocated_bytes <= memory.peak_reserved_bytes
     assert memory.device_used_bytes >= memory.peak_reserved_bytes and memory.context_bytes > 0
+
+
+@pytest.mark.parametrize("capability,named", [((8, 0), "precision=bf16"), ((7, 5), "precision=fp16")])
+def test_the_hint_names_the_16_bits_of_the_card(pretend_gpu, capability, named):
+    pretend_gpu(capability)
+    levers = memory_hints.memory_hint(compose("device=cuda").cfg, "backward").split("first: ")[1].split(", ")
+    assert named in levers and len([lever for lever in levers if "precision=" in lever and "pure" not in lever]) == 1

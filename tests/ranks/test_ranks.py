@@ -12,9 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
 
-from recipes.jobs import supervise
+from recipes.jobs import fork_client, supervise
+from recipes.ranks import failure_store
+from recipes.ranks.rank_info import RankInfo
 from recipes.records import record_file
 from recipes.records.messages import PhaseStarted
 
@@ -245,3 +248,30 @@ def test_what_a_rank_is_told_by_its_launcher_does_not_reach_the_jobs_of_a_later_
 
         assert "precision=bf16" in compose(*small()).problems[0]
     assert json.loads((train().folder / "result.json").read_text())["status"] == "ok"
+
+
+def test_the_death_of_the_fork_server_ends_a_job_of_several_ranks(make_job):
+    server = fork_client.ForkServer()
+    job = make_job(*small("parallelism=ddp", *TWO, "recipe=accelerate", "train.max_steps=100000"))
+    workers: list[psutil.Process] = []
+    ends = time.monotonic() + 120
+
+    def kill_server(message):
+        if isinstance(message, PhaseStarted) and message.phase == "train" and not workers:
+            workers.extend(psutil.Process(server.pid).children(recursive=True))
+            os.kill(server.pid, signal.SIGKILL)
+
+    outcome = supervise.run(job, kill_server, server)
+    assert outcome.status == "killed" and time.monotonic() < ends
+    assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=10)[1]
+
+
+def test_the_first_of_two_failures_is_the_one_that_is_reported():
+    """A rank that only lost contact reports after the one that failed."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ranks = [RankInfo(rank=index, world_size=2, port=store.port) for index in range(2)]
+    assert failure_store.wait_for_failure(ranks[0], 0.1) is None
+    failure_store.publish_failure(ranks[1], {"message": "the cause"})
+    failure_store.publish_failure(ranks[0], {"message": "lost contact"})
+    for rank in ranks:
+        assert failure_store.wait_for_failure(rank, 5) == {"message": "the cause"}

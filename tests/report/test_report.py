@@ -201,6 +201,14 @@ def test_the_unit_of_memory_suits_its_size():
     assert columns(rows.table([job(memory=5000 * MIB)]))["tensor memory GiB"] == ["4.883"]
 
 
+def test_figures_of_a_run_out_of_memory_do_not_count():
+    """Its speed is that of the steps before, and its memory not the peak that it would have needed."""
+    ended = job(memory=900 * MIB, speed=99.0)
+    ended.status, ended.error = "oom", OOM
+    cells = columns(rows.table([job(memory=100 * MIB, speed=10.0), ended, job("optim=sgd")]))
+    assert not any("99" in text or "900" in text for text in cells["samples/s"] + cells["tensor memory MiB"])
+
+
 def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
     estimate = job("recipe=accelerate")
     estimate.recipe, estimate.config["recipe"]["name"], estimate.status = "estimate", "estimate", "oom"
@@ -281,6 +289,12 @@ def test_published_figures_stand_beside_by_the_most_particular_words(tmp_path):
     cells = columns(made)
     assert cells["published device memory MiB"] == ["300.0", "200.0"] and cells["published samples/s"] == ["9.500", ""]
     assert "- Published: a paper" in markdown(made)
+
+
+def test_published_memory_is_in_the_tables_unit():
+    published = {"vanilla": {"device_used_bytes": 6 * 1024 * MIB, "source": "a paper"}}
+    made = rows.table([job(memory=5000 * MIB, overrides=["+experiment=vanilla"])], published=published)
+    assert columns(made)["published device memory GiB"] == ["6.000"]
 
 
 def test_published_figures_are_marked_in_the_bars_where_they_are_of_the_same_kind(drawn):

@@ -93,6 +93,16 @@ def test_full_cached_segments_go_back_and_the_request_is_tried_again():
     assert (allocator.reserved, allocator.releases, allocator.peak_reserved) == (40 * MIB, 1, 40 * MIB)
 
 
+def test_a_small_cached_segment_goes_back_before_memory_is_missing():
+    allocator = Allocator(capacity=42 * MIB)
+    allocator.free(allocator.malloc(512))  # a segment of 2 MiB in the small pool
+    allocator.malloc(40 * MIB)
+    assert allocator.reserved == 42 * MIB
+    with pytest.raises(OutOfMemory) as error:
+        allocator.malloc(20 * MIB)
+    assert error.value.missing_bytes == 18 * MIB and allocator.reserved == 40 * MIB
+
+
 def test_a_segment_of_which_a_part_is_taken_stays():
     allocator = Allocator(capacity=50 * MIB)
     first, _ = allocator.malloc(15 * MIB), allocator.malloc(15 * MIB)
