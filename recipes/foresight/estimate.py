@@ -45,5 +45,5 @@ def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Pat
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(simulated.trace)
         outcome.estimate.levers = [
-            lever.entry() for lever in explain.levers(cfg, outcome.memory.device_used_bytes, str(folder))
+            lever.entry() for lever in explain.levers(cfg, prediction.device_used_bytes(outcome), str(folder))
         ]

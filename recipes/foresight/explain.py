@@ -52,6 +52,7 @@ def largest(trace: OpTrace) -> list[dict[str, Any]]:
 
     Storages that differ only in the number of their layer are one entry, with their count.
     """
+    assert trace.origins is not None, "the trace was recorded without origins"
     alive = {}
     for entry, sign in trace.log.events[: trace.log.peak_index() + 1]:
         if sign > 0:
@@ -108,7 +109,7 @@ def _device_used(cfg: Config, folder: str) -> tuple[int, float | None]:
     """(bytes of device memory, seconds of a step) as predicted."""
     outcome = Record(cfg.recipe.name, [], {}, "", {})
     prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
-    return outcome.memory.device_used_bytes, outcome.speed.step_seconds_median
+    return prediction.device_used_bytes(outcome), outcome.speed.step_seconds_median
 
 
 def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
@@ -120,7 +121,8 @@ def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) 
     from matplotlib.figure import Figure
 
     start = trace.log.step_start
-    now, lines = dict.fromkeys(ORDER, 0), {kind: [] for kind in ORDER}
+    now: dict[str, int] = dict.fromkeys(ORDER, 0)
+    lines: dict[str, list[float]] = {kind: [] for kind in ORDER}
     phases: list[tuple[int, str]] = []
     for index, (entry, sign) in enumerate(trace.log.events):
         now[entry.kind] += sign * entry.bytes

@@ -42,6 +42,13 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     ]
 
 
+def device_used_bytes(outcome: Record) -> int:
+    """The device memory of a record that `fill` has filled in for a GPU."""
+    used = outcome.memory.device_used_bytes
+    assert used is not None, "the estimate is of a CPU"
+    return used
+
+
 def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand: allocator.Demand) -> None:
     """The figures of CUDA's allocator and of the whole device, and whether they fit."""
     memory, capacity = outcome.memory, min(allocator_bytes(cfg), demand.capacity_bytes)
@@ -66,16 +73,17 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
                 f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit "
                 f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
             )
+        phase = memory.peak_phase or "step"
         outcome.error = Error(
-            memory.peak_phase,
+            phase,
             "PredictedOutOfMemory",
             f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
-            memory_hints.memory_hint(cfg, memory.peak_phase),
+            memory_hints.memory_hint(cfg, phase),
         )
 
 
 def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate: Estimate) -> None:
-    speed, ranks = outcome.speed, cfg.parallelism.num_processes
+    speed, ranks = outcome.speed, cfg.parallelism.world_size
     predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
     speed.step_seconds_median = predicted.step_seconds
     speed.samples_per_second = simulated.samples / predicted.step_seconds
@@ -110,7 +118,7 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
             f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
             "it has not been measured."
         )
-    if cfg.parallelism.num_processes > 1:
+    if cfg.parallelism.world_size > 1:
         lines.append(
             "NCCL's buffers lie outside torch's allocator and are not counted: some hundreds of MiB. Nor is it "
             "modelled that memory freed on one stream is not available to another."

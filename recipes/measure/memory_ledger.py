@@ -107,7 +107,7 @@ class MemoryLedger:
         events = self.log.events
         peak_index = self.log.peak_index()
         peak_bytes = sum(sign * entry.bytes for entry, sign in events[: peak_index + 1])
-        live_bytes = dict.fromkeys(KINDS, 0)
+        live_bytes: dict[str, int] = dict.fromkeys(KINDS, 0)
         at_peak, largest = live_bytes, dict(live_bytes)
         for index, (entry, sign) in enumerate(events):
             live_bytes[entry.kind] += sign * entry.bytes

@@ -34,7 +34,7 @@ class StepLog:
 
     def __init__(
         self,
-        device: torch.device,
+        device: torch.device | str,
         warmup_steps: int,
         flush_seconds: float,
         send: Callable[[StepsDone], object],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.errors import Refusal
@@ -9,7 +10,7 @@ from recipes.records import record_file
 from recipes.records.record import Record
 
 
-def read_all(folders: list[Path | str]) -> tuple[list[Record], list[str]]:
+def read_all(folders: Sequence[Path | str]) -> tuple[list[Record], list[str]]:
     """Every record in and below the folders, once each, and a warning for each file that is not a valid record.
 
     Raises Refusal for a folder that does not exist.

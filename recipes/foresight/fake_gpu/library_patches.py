@@ -56,7 +56,8 @@ class FakeAccelerator(accelerate.Accelerator):
         accelerate_private.set_process_device(torch.device("cuda"))
         if collectives.is_distributed():
             accelerate_private.set_process_multi_gpu(dist.get_world_size())
-        super().__init__(**settings | {"cpu": False})
+        settings["cpu"] = False
+        super().__init__(**settings)
         accelerate_private.set_accelerator_device(self.fake_device)
         if self.scaler is not None:
             self.scaler = torch_private.UncheckedGradScaler(self.fake_device.type)
@@ -93,7 +94,7 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
 
     They run on torch's "fake" process group, which communicates nothing.
     """
-    count = cfg.parallelism.num_processes
+    count = cfg.parallelism.world_size
     if count == 1 and not parallelism.sharded(cfg):  # nor does Accelerate use DDP for one GPU
         yield
         return

@@ -133,7 +133,8 @@ def build_result(description: tuple, tensors: list[torch.Tensor], device: torch.
     """The result of a call from its description. tensors: among its arguments. device: of new tensors."""
     kind, *values = description
     if kind is NEW_TENSOR:
-        return fake_storages.empty(*values, device)
+        size, stride, dtype, size_bytes = values
+        return fake_storages.empty(size, stride, dtype, size_bytes, device)
     if kind is ARGUMENT:
         return tensors[values[0]]
     if kind is VIEW:

@@ -98,6 +98,7 @@ class Allocator:
     def _new(self, pool: Pool, size: int) -> Block:
         """A block from CUDA, if need be after cached segments are released. Raises OutOfMemory."""
         map_new = self._grow_segment if self.settings.expandable_segments else self._new_segment
+        missing: Block | int = 0
         for attempt in range(3):
             missing = map_new(pool, size)
             if isinstance(missing, Block):
@@ -111,7 +112,9 @@ class Allocator:
         if not self.grow:
             raise OutOfMemory(missing)
         self.capacity += missing
-        return map_new(pool, size)
+        block = map_new(pool, size)
+        assert isinstance(block, Block), "the capacity was raised by what was missing"
+        return block
 
     def _take(self, size: int) -> int:
         """Reserve memory of the device. Returns 0, or the bytes that are missing."""
@@ -141,9 +144,12 @@ class Allocator:
     def _release_oversized(self, size: int) -> bool:
         """release_available_cached_blocks: with max_split_size, the free segments that cannot be split come first."""
         limit, released = max(size, self.settings.max_split_size), 0
-        whole = [block for block in map(self.large.blocks.get, [a for _, a in self.large.free]) if self._whole(block)]
+        free = [self.large.blocks[address] for _, address in self.large.free]
+        whole = [block for block in free if self._whole(block)]
         exact = next((block for block in whole if block.size >= limit), None)
-        for block in [exact] if exact else [b for b in reversed(whole) if b.size >= self.settings.max_split_size]:
+        for block in (
+            [exact] if exact is not None else [b for b in reversed(whole) if b.size >= self.settings.max_split_size]
+        ):
             if released >= size:
                 break
             self._release(block)
@@ -176,6 +182,7 @@ class Allocator:
         block = self._lowest_space(pool, size)
         while not block.mapped or block.size < size:
             hole = block if not block.mapped else block.after
+            assert hole is not None, "an unmapped range ends the segment"
             wanted = size if hole is block else size - block.size
             wanted = -(-min(wanted, hole.size) // pool.page) * pool.page
             missing = self._take(wanted)
@@ -193,7 +200,7 @@ class Allocator:
     def _lowest_space(self, pool: Pool, size: int) -> Block:
         """find_expandable_block: the first unmapped block that has room for `size`, with the free block before it."""
         start = pool.space
-        while start.before is not None:
+        while start is not None and start.before is not None:
             start = start.before
         while start is not None:
             if not start.mapped:

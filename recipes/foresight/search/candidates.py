@@ -115,9 +115,11 @@ class _Group:
         """Wait for the extrapolations, and combine them. What was refused gives no candidates."""
         steps = {optim: first for optim, future in self.steps.items() for first in future.result()[0][:1]}
         light = steps.get(self.light["optim"])
+        if light is None:  # each time is a difference to it
+            return
         for mode, (checkpointing, attention) in itertools.product(self.modes, self.chains):
             for batch, of_passes in zip(self.tried[space.BATCH], self._passes(mode, checkpointing, attention)):
-                for (index, precision), optim in itertools.product(enumerate(self.precisions), steps if light else ()):
+                for (index, precision), optim in itertools.product(enumerate(self.precisions), steps):
                     chosen = {
                         "precision": precision,
                         "checkpointing": checkpointing,

@@ -15,8 +15,10 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
+from transformers import PreTrainedModel
 
 from recipes.config import Config
 from recipes.foresight import simulation
@@ -126,9 +128,10 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
         return [Extrapolation(*figures) for figures in simulated[0]]
     more = layers - depths[0]
     made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*simulated)]
-    if cfg.parallelism.num_processes == 1 or parallelism.sharded(cfg):
+    if cfg.parallelism.world_size == 1 or parallelism.sharded(cfg):
         return made
-    shallow_buckets, buckets = len(_ddp_buckets(cfg, weights[0])), len(_ddp_buckets(cfg, _deeper(*weights, more)))
+    low, high = weights
+    shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
     return [
         _with_collectives(cfg, one, Extrapolation(*figures).pass_collectives / shallow_buckets * buckets)
         for one, figures in zip(made, simulated[0])
@@ -142,7 +145,7 @@ def _with_collectives(cfg: Config, made: Extrapolation, collectives: float) -> E
     """
     empty = Operation("allreduce_", COLLECTIVE)
     latency = roofline.collective_seconds(
-        empty, cfg.gpu, cfg.parallelism.num_processes, roofline.efficiencies(cfg.gpu.chip)
+        empty, cfg.gpu, cfg.parallelism.world_size, roofline.efficiencies(cfg.gpu.chip)
     )
     link = made.pass_link_seconds + (collectives - made.pass_collectives) * latency
     return replace(made, pass_collectives=collectives, pass_link_seconds=link)
@@ -176,13 +179,13 @@ def _figures(
         passes - states + workspaces,
         step + workspaces,
         states,
-        _gathered_bytes(cfg, model),
+        _gathered_bytes(cfg, cast(PreTrainedModel, model)),
         simulated.micro_batches,
     ]
     made = []
     for name in precisions:
         predictions = [
-            roofline.predict(_part(simulated.tally, phases), cfg.gpu, name, cfg.parallelism.num_processes)
+            roofline.predict(_part(simulated.tally, phases), cfg.gpu, name, cfg.parallelism.world_size)
             for phases in (PASSES, STEP)
         ]
         made.append(sizes + [getattr(prediction, time) for prediction in predictions for time in TIMES])
@@ -205,7 +208,7 @@ def _peaks(simulated: SimulatedStep) -> tuple[int, int]:
     return passes, step
 
 
-def _gathered_bytes(cfg: Config, network: torch.nn.Module) -> int:
+def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:
     """The whole weights of the units that FSDP gathers one after the other, in the dtype in which they are gathered."""
     if not parallelism.sharded(cfg):
         return 0

@@ -74,8 +74,9 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         if cfg.batch.effective % replicas:
             problems = [problem for problem in problems if getattr(problem, "key", None) != "batch.effective"]
             problems.append(_uneven(cfg.batch.effective, replicas))
-    problems = problems or _device_problems(cfg, options) or _count_problems(cfg, options, request.given)
-    if problems:
+    if cfg is not None and not problems:
+        problems = _device_problems(cfg, options) or _count_problems(cfg, options, request.given)
+    if cfg is None or problems:
         return None, problems
     if cfg.accumulation.name != "none":
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file

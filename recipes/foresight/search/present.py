@@ -29,7 +29,7 @@ def heading(search: space.SearchSpace) -> str:
     """What is searched, what is kept, and what is left out and why."""
     searched = [f"{lever} ({', '.join(map(str, values))})" for lever, values in search.values.items()]
     cfg = search.base
-    gpus = cfg.parallelism.num_processes
+    gpus = cfg.parallelism.world_size
     count, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
     lines = [
         f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
@@ -56,15 +56,15 @@ def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:
-        missing = -result.rows[0].outcome.estimate.margin_bytes
+        missing = -result.rows[0].estimate.margin_bytes
         lines.append(f"Nothing fits. What comes closest misses by {missing / MIB:,.0f} MiB:")
     lines += ["", results_table(search, result.rows), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
     lines.append("\nPredicted; the same command with recipe=estimate says more of each.")
-    if search.base.parallelism.num_processes > 1:
+    if search.base.parallelism.world_size > 1:
         lines.append("Batch, memory and margin are of one GPU, samples/s of all together.")
-    notes = dict.fromkeys(note for found in result.rows for note in found.outcome.warnings)
+    notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 
 
@@ -73,15 +73,15 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     headings = {lever: lever.split(".")[-1] for lever in search.values if lever != space.BATCH}
     cells = []
     for number, found in enumerate(rows, 1):
-        outcome = found.outcome
+        outcome = found.record
         batch, steps = outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"]
         cells.append(
             [
                 str(number),
                 *(found.chosen[lever] for lever in headings),
                 f"{batch} x {steps}",
-                f"{outcome.memory.device_used_bytes / MIB:,.0f}",
-                f"{outcome.estimate.margin_bytes / MIB:,.0f}",
+                f"{found.device_used_bytes / MIB:,.0f}",
+                f"{found.estimate.margin_bytes / MIB:,.0f}",
                 f"{outcome.speed.samples_per_second:.2f}",
                 f"{outcome.speed.step_seconds_median:.3f}",
             ]

@@ -17,7 +17,7 @@ from recipes.foresight import prediction, simulation
 from recipes.foresight.search import space
 from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.machine import host
-from recipes.records.record import Record
+from recipes.records.record import Estimate, Record
 
 
 @dataclass
@@ -30,7 +30,23 @@ class Found:
 
     @property
     def fits(self) -> bool:
-        return self.outcome is not None and self.outcome.estimate.fits
+        return self.outcome is not None and self.estimate.fits
+
+    @property
+    def record(self) -> Record:
+        """The record of a choice that was not refused."""
+        assert self.outcome is not None, self.refused
+        return self.outcome
+
+    @property
+    def estimate(self) -> Estimate:
+        """The estimate of a choice that was not refused."""
+        assert self.record.estimate is not None, "fit estimates for a GPU"
+        return self.record.estimate
+
+    @property
+    def device_used_bytes(self) -> int:
+        return prediction.device_used_bytes(self.record)
 
 
 @dataclass
@@ -68,11 +84,9 @@ def run(
     if not rows:
         others = sorted((one for one in candidates if one.least_bytes > capacity), key=lambda one: one.least_bytes)
         tried += _estimates(search, others[:top], workers)
-        rows = sorted(
-            (found for found in tried if found.outcome), key=lambda found: -found.outcome.estimate.margin_bytes
-        )
+        rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
     else:
-        rows.sort(key=lambda found: found.outcome.speed.step_seconds_median)
+        rows.sort(key=lambda found: found.record.speed.step_seconds_median or 0.0)
     refused += [found.refused for found in tried if found.refused]
     return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried))
 
@@ -94,7 +108,7 @@ def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Execu
 def predict(overrides: list[str]) -> tuple[Record | None, str]:
     """(record, '') of the estimate of a command line, as recipe=estimate gives it; or (None, why it was refused)."""
     cfg, outcome, problems = space.compose_estimate(*overrides)
-    if problems:
+    if cfg is None or outcome is None or problems:
         return None, " ".join(problems)
     try:
         with tempfile.TemporaryDirectory() as folder:

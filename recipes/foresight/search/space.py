@@ -23,7 +23,7 @@ from recipes.third_party import hydra_private
 BATCH = "batch.per_device"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
 DIMENSIONS = hooks.dimensions()
-MODES = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
+MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
 NOT_SEARCHED = ", ".join(
     f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
 )
@@ -68,7 +68,7 @@ class SearchSpace:
     def lever_overrides(self, lever: str, value: Any) -> list[str]:
         """The overrides of train.py for one value of a lever."""
         if lever == "parallelism":
-            return mode_overrides(value, self.base.parallelism.num_processes)
+            return mode_overrides(value, self.base.parallelism.world_size)
         return [f"{lever}={value}"]
 
     def command(self, chosen: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ def not_searched(search: SearchSpace) -> str:
     visible = len(host.gpus()) if search.base.gpu.name == "auto" else 0
     if "parallelism" in search.values:
         return f"{NOT_SEARCHED}, other modes of parallelism than these"
-    if search.base.parallelism.num_processes > 1:
+    if search.base.parallelism.world_size > 1:
         return NOT_SEARCHED
     if visible > 1:
         gpus = f"one GPU of the {visible} that are visible; fit.gpus={visible} searches over all"
@@ -114,7 +114,7 @@ def not_searched(search: SearchSpace) -> str:
     return f"{NOT_SEARCHED}, parallelism ({gpus})"
 
 
-def compose_estimate(*overrides: str) -> tuple:
+def compose_estimate(*overrides: str) -> compose.Prepared:
     """`compose.compose` of an estimate: (cfg, record, problems), with Hydra's errors as problems."""
     try:
         return compose.compose(CONF, *overrides, "recipe=estimate")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class Tally:
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
 
-    def add(self, func: Any, args: Sequence, kwargs: Mapping, result: Any, phase: str, signature: tuple) -> None:
+    def add(self, func: Any, args: Sequence, kwargs: Mapping, result: Any, phase: str, signature: Hashable) -> None:
         """Count one dispatched operation.
 
         func: the OpOverload. phase: forward | backward | step. signature: equal for calls that are classified alike

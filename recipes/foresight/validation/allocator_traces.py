@@ -13,8 +13,7 @@ import torch
 from recipes.data import data_loader
 from recipes.options import compose
 from recipes.third_party import torch_private
-from recipes.training import setup
-from recipes.training.accelerate_loop import chunks
+from recipes.training import accelerate_loop, setup
 
 MAX_ENTRIES = 2_000_000  # that torch keeps of the allocator's history
 
@@ -57,17 +56,16 @@ def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Tr
     Call it once per process: nothing may be on the device before. conf: the folder of the menus. folder: the run's.
     Raises ValueError for overrides that are refused.
     """
-    cfg, _, problems = compose.compose(conf, "recipe=accelerate", *overrides)
-    if problems:
-        raise ValueError("\n".join(problems))
+    cfg, _ = compose.compose_valid(conf, "recipe=accelerate", *overrides)
     torch.cuda.init()
     free_bytes, _ = torch.cuda.mem_get_info()
     torch_private.start_allocator_history(MAX_ENTRIES)
     training = setup.build(cfg, str(folder))
+    assert isinstance(training.loop, accelerate_loop.Loop), "recipe=accelerate"
     training.model.train()
     for _ in range(steps):
         batches = data_loader.largest_step(training.data, training.args)
-        training.loop.step(next(chunks(batches, training.args.gradient_accumulation_steps)))
+        training.loop.step(next(accelerate_loop.chunks(batches, training.args.gradient_accumulation_steps)))
     torch.cuda.synchronize()
     history = torch_private.allocator_history(torch.cuda.current_device())
     torch_private.stop_allocator_history()

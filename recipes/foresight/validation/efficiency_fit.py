@@ -42,12 +42,14 @@ def measured_step(run: Record) -> calibration.MeasuredStep:
     cfg.gpu = gpu_of(run)
     with tempfile.TemporaryDirectory() as folder:
         tally = simulation.simulate_step(cfg, folder).tally
+    assert run.speed.step_seconds_median is not None, "is_usable"
     return calibration.MeasuredStep(run.config_key, tally, cfg.precision.name, run.speed.step_seconds_median)
 
 
 def gpu_of(run: Record) -> config.Gpu:
     """The figures of the GPU that a run was measured on."""
     found = gpu_specs.find(run.environment["device_name"], run.environment["device_memory_bytes"])
+    assert found is not None, "is_usable"
     return config.from_dict(found, config.Gpu)
 
 

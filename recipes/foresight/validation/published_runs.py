@@ -160,8 +160,8 @@ class _SavedForBackward(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx, gradient):
-        return gradient
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0]
 
 
 @contextlib.contextmanager

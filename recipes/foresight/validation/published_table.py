@@ -103,13 +103,12 @@ def guide_row(name: str) -> tuple[Record, int]:
     Returns the record with today's libraries, and the bytes that CUDA's allocator would have reserved with the
     libraries of January 2022.
     """
-    cfg, outcome, problems = compose.compose(paths.CONF, *GUIDE_OVERRIDES, f"+experiment/guide={name}")
-    if problems:
-        raise ValueError(f"{name}: {' '.join(problems)}")
+    cfg, outcome = compose.compose_valid(paths.CONF, *GUIDE_OVERRIDES, f"+experiment/guide={name}")
     with tempfile.TemporaryDirectory() as folder:
         prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
         with published_runs.libraries_of_january_2022():
             simulated = simulation.simulate_step(cfg, folder, cfg.gpu.memory_bytes - GUIDE_CONTEXT_BYTES)
+    assert simulated.demand is not None, "the guide's rows are of a GPU"
     return outcome, simulated.demand.peak_reserved_bytes
 
 
@@ -123,6 +122,7 @@ def guide() -> str:
             continue
         outcome, reserved_2022 = guide_row(name)
         measured, speed = published["device_used_bytes"], outcome.speed.samples_per_second
+        assert outcome.memory.peak_reserved_bytes is not None, "the guide's rows are of a GPU"
         today = outcome.memory.peak_reserved_bytes + GUIDE_CONTEXT_BYTES
         in_2022 = reserved_2022 + GUIDE_CONTEXT_BYTES
         row_errors = [
@@ -141,7 +141,7 @@ def guide() -> str:
                 percent(row_errors[0]),
                 mib(in_2022),
                 percent(row_errors[1]),
-                mib(outcome.memory.device_used_bytes),
+                mib(prediction.device_used_bytes(outcome)),
                 outcome.status,
                 f"{published['samples_per_second']:.2f}",
                 f"{speed:.2f}",
