@@ -25,7 +25,7 @@ from recipes.cli import accuracy
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", help="added to every configuration")
     parser.add_argument("--configurations", type=Path, default=accuracy.CONFIGURATIONS, metavar="FILE")
     parser.add_argument("--into", type=Path, default=ROOT / "docs/results", metavar="DIR", help="where the page goes")

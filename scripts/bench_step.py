@@ -75,11 +75,11 @@ class Turns:
 
 
 def compose_job(recipe: str, steps: int, sizes: dict):
-    """The configuration of a job on the CPU."""
+    """The configuration of a job on the CPU, and its record."""
     from recipes.options import compose
 
     overrides = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
-    cfg, _, problems = compose.compose(
+    return compose.compose_valid(
         ROOT / "conf",
         f"recipe={recipe}",
         f"train.max_steps={steps}",
@@ -87,8 +87,6 @@ def compose_job(recipe: str, steps: int, sizes: dict):
         "device=cpu",
         *overrides,
     )
-    assert not problems, problems
-    return cfg
 
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
@@ -96,18 +94,19 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
     from recipes.checkpoint.saver import Saver
     from recipes.checkpoint.stop_request import StopRequest
     from recipes.measure.step_log import StepLog
+    from recipes.records.messages import Progress
     from recipes.training import setup
 
-    cfg = compose_job(recipe, steps, sizes)
+    cfg, outcome = compose_job(recipe, steps, sizes)
 
     class InTurn(StepLog):
-        def step(self, *what):
-            super().step(*what)
+        def step(self, loss, samples, tokens):
+            super().step(loss, samples, tokens)
             turns.done(side)
 
     loop = setup.build(cfg, folder).loop
     step_log = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
-    saver = Saver(cfg, step_log, Path(folder), None, StopRequest(), None)
+    saver = Saver(cfg, step_log, Path(folder), Progress(lambda message: None, outcome), StopRequest(), None)
     return lambda: loop.train(step_log, saver)
 
 
@@ -117,7 +116,7 @@ def bare_loop(steps: int, sizes: dict, folder: str, turns: Turns, side: int):
 
     from recipes.training import setup
 
-    ingredients = setup.prepare(compose_job("accelerate", steps, sizes), folder)
+    ingredients = setup.prepare(compose_job("accelerate", steps, sizes)[0], folder)
     args, rows, network = ingredients.args, ingredients.data, ingredients.build_model()
 
     def run():
@@ -150,7 +149,7 @@ def plain_trainer(steps: int, sizes: dict, folder: str, turns: Turns, side: int)
 
     from recipes.training import setup
 
-    ingredients = setup.prepare(compose_job("trainer", steps, sizes), folder)
+    ingredients = setup.prepare(compose_job("trainer", steps, sizes)[0], folder)
     args, rows, network = ingredients.args, ingredients.data, ingredients.build_model()
 
     class InTurn(TrainerCallback):
@@ -240,7 +239,7 @@ def compare_runs(steps: int, repeats: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps, a noisier answer")
     quick = parser.parse_args().quick
     if sys.platform == "linux" and not ONE_HEAP.items() <= os.environ.items():  # glibc reads them when a process starts

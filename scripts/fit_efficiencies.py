@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds runs, at any depth")
     options = parser.parse_args()
     from recipes.foresight.validation import efficiency_fit  # imports torch, which --help need not wait for

@@ -20,7 +20,7 @@ from recipes.cli import gpu_checks
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--into", type=Path, default=ROOT / "docs/results", help="folder for the tables")
     parser.add_argument("--no-tests", action="store_true", help="the tables alone")
     options = parser.parse_args()

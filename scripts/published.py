@@ -22,7 +22,7 @@ NAMES = ("guide", "rtx", "a100")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "tables", nargs="*", metavar="TABLE", help=f"{', '.join(NAMES)}; all of them where none is named"
     )

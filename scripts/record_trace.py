@@ -18,7 +18,7 @@ from recipes.foresight.validation import trace_recording
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--into", type=Path, default=trace_recording.FOLDER)
     parser.add_argument("--only", choices=trace_recording.CONFIGURATIONS, help="one configuration, in this process")
     options = parser.parse_args()

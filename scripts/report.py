@@ -16,4 +16,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from recipes.cli import report
 
 if __name__ == "__main__":
-    sys.exit(report.main(sys.argv[1:], __doc__.splitlines()[0]))
+    sys.exit(report.main(sys.argv[1:], (__doc__ or "").partition("\n")[0]))

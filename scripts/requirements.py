@@ -22,7 +22,9 @@ def requirements() -> list[str]:
 
 def main(kind: str, *names: str) -> None:
     for line in requirements():
-        name, _, bounds = re.fullmatch(r"([\w.-]+)(\[[\w,]+\])?(.*)", line).groups()
+        parts = re.fullmatch(r"([\w.-]+)(\[[\w,]+\])?(.*)", line)
+        assert parts is not None, f"pyproject.toml: {line}"
+        name, _, bounds = parts.groups()
         if names and name not in names:
             continue
         lower = re.search(r">=([\d.]+)", bounds)

@@ -15,7 +15,7 @@ from recipes.foresight.validation.accuracy_page import CAP_MARGIN, Row
 from recipes.jobs import fork_client, launch, supervise
 from recipes.machine import host
 from recipes.options import compose
-from recipes.records.record import Error, Record
+from recipes.records.record import Record
 from recipes.units import GIB
 
 CONFIGURATIONS = paths.ROOT / "docs" / "results" / "accuracy_configurations.txt"
@@ -34,11 +34,8 @@ class Comparison:
 
     def job(self, *overrides: str) -> launch.Job | Record:
         """A job to run; or its record, where it has run before or is refused. Raises ValueError for a wrong key."""
-        cfg, outcome, problems = compose.compose(paths.CONF, *overrides)
-        if cfg is None:
-            raise ValueError(f"{' '.join(overrides)}: {' '.join(problems)}")
-        if problems:
-            outcome.status, outcome.error = "refused", Error("load", "Refusal", " ".join(problems))
+        outcome = compose.compose_record(paths.CONF, *overrides)
+        if outcome.status == "refused":
             return outcome
         folder = self.records / outcome.config_key
         before = sweep.final_record(folder)

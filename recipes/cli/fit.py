@@ -17,7 +17,7 @@ from recipes.cli import console, single_run
 from recipes.foresight.search import fit_options, plan, pool, present, space
 from recipes.jobs import fork_client, launch, supervise
 from recipes.options import compose
-from recipes.records.record import Error, Record
+from recipes.records.record import Record
 
 if TYPE_CHECKING:
     from recipes.foresight.search.runner import Found  # imports torch
@@ -74,13 +74,11 @@ def measure(
     records = []
     with tempfile.TemporaryDirectory() as scratch:
         for number, found in enumerate(rows, 1):
-            _, outcome, problems = compose.compose(paths.CONF, *search.overrides_of(found.chosen), *MEASURED)
-            if problems:
-                outcome.status, outcome.error = "refused", Error("load", "Refusal", " ".join(problems))
-            else:
+            outcome = compose.compose_record(paths.CONF, *search.overrides_of(found.chosen), *MEASURED)
+            if outcome.status != "refused":
                 folder = Path(scratch, str(number))
                 folder.mkdir()
                 outcome = supervise.run(launch.Job(outcome, folder), lambda *_: None, fork_server)
             records.append(outcome)
-    console.say(present.comparison([found.outcome for found in rows], records))
+    console.say(present.comparison([found.record for found in rows], records))
     return records

@@ -59,7 +59,7 @@ def run_all(fork_server: fork_client.ForkServer, target: Path, name: str) -> lis
     with open(target / f"{name}.jsonl", "w") as lines, tempfile.TemporaryDirectory() as scratch:
         for index, overrides in enumerate(jobs()):
             _, outcome, problems = compose.compose(paths.CONF, *overrides)
-            if problems:
+            if outcome is None or problems:
                 print("refused:", " ".join(overrides), *problems, sep="\n  ")
                 continue
             folder = Path(scratch, str(index))
@@ -73,6 +73,11 @@ def run_all(fork_server: fork_client.ForkServer, target: Path, name: str) -> lis
             lines.flush()
             records.append(outcome)
     return records
+
+
+def _figure(value: float | None, unit: float | None = MIB, decimals: int = 0) -> str:
+    """A cell; empty where the machine has not given the figure."""
+    return "" if value is None or not unit else f"{value / unit:.{decimals}f}"
 
 
 def table(records: list[record.Record]) -> str:
@@ -92,14 +97,14 @@ def table(records: list[record.Record]) -> str:
         if outcome.status == "ok":
             cells += [
                 f"{speed.samples_per_second:.2f}",
-                f"{speed.step_seconds_median * 1000:.1f}",
+                _figure(speed.step_seconds_median, 1 / 1000, 1),
                 f"{speed.mfu:.1%}" if speed.mfu is not None else "",
-                f"{memory.peak_tensor_bytes / MIB:.0f}",
-                f"{memory.peak_allocated_bytes / MIB:.0f}",
-                f"{memory.peak_tensor_bytes / memory.peak_allocated_bytes:.3f}",
-                f"{memory.peak_reserved_bytes / MIB:.0f}",
-                f"{memory.device_used_bytes / MIB:.0f}",
-                f"{memory.context_bytes / MIB:.0f}",
+                _figure(memory.peak_tensor_bytes),
+                _figure(memory.peak_allocated_bytes),
+                _figure(memory.peak_tensor_bytes, memory.peak_allocated_bytes, 3),
+                _figure(memory.peak_reserved_bytes),
+                _figure(memory.device_used_bytes),
+                _figure(memory.context_bytes),
             ]
         rows.append("| " + " | ".join(cells + [""] * (len(HEADINGS) - len(cells))) + " |")
     return "\n".join(rows)

@@ -84,10 +84,13 @@ def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
         how, steps = f"predicted, with {estimate.efficiencies_from} efficiencies", "predicted"
     else:
         how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
-        shortest, longest = (seconds * 1000 for seconds in (speed.step_seconds_p10, speed.step_seconds_p90))
-        steps = f"median; {shortest:.2f} to {longest:.2f} for the middle 80 %"
+        steps = "median"
+        if speed.step_seconds_p10 is not None and speed.step_seconds_p90 is not None:
+            shortest, longest = speed.step_seconds_p10 * 1000, speed.step_seconds_p90 * 1000
+            steps = f"median; {shortest:.2f} to {longest:.2f} for the middle 80 %"
     yield "Samples per second", f"{speed.samples_per_second:.2f}", f"{speed.tokens_per_second:,.0f} tokens/s; {how}"
-    yield "Step", f"{speed.step_seconds_median * 1000:.2f} ms", steps
+    if speed.step_seconds_median is not None:
+        yield "Step", f"{speed.step_seconds_median * 1000:.2f} ms", steps
 
 
 def _result_rows(outcome: Record) -> Iterator[Row]:
@@ -112,15 +115,18 @@ def _result_rows(outcome: Record) -> Iterator[Row]:
 def _device_rows(memory: Memory) -> Iterator[Row]:
     if memory.device_used_bytes is None:
         return
-    context = f"the whole device; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context"
+    context = "the whole device"
+    if memory.context_bytes is not None:
+        context += f"; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context"
     yield "GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB", context
-    yield "CUDA reserved", f"{memory.peak_reserved_bytes / MIB:.0f} MiB", "peak"
-    yield "CUDA allocated", f"{memory.peak_allocated_bytes / MIB:.0f} MiB", "peak"
+    for name, size_bytes in (("reserved", memory.peak_reserved_bytes), ("allocated", memory.peak_allocated_bytes)):
+        if size_bytes is not None:
+            yield f"CUDA {name}", f"{size_bytes / MIB:.0f} MiB", "peak"
 
 
 def _tensor_rows(memory: Memory) -> Iterator[Row]:
     count = memory.parameter_count
-    if memory.peak_tensor_bytes is not None:
+    if memory.peak_tensor_bytes is not None and count:
         when = "in the optimizer step" if memory.peak_phase == "step" else f"in the {memory.peak_phase} pass"
         yield "Tensors at the peak", f"{memory.peak_tensor_bytes / MIB:.1f} MiB", when
         for name, part in PARTS:

@@ -96,6 +96,12 @@ class Parallelism(Menu):
     offload: str = one_of("none", "optimizer", "all")
     live_parameters: int = at_least(1)
 
+    @property
+    def world_size(self) -> int:
+        """`num_processes` of a resolved configuration, where it always has a value."""
+        assert self.num_processes is not None, "options.parallelism.resolve fills in num_processes"
+        return self.num_processes
+
 
 @dataclass
 class Tracker(Menu):

@@ -10,7 +10,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, key, one_of, section
+from recipes.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, Menu, key, one_of, section
 from recipes.config.menus import (
     Accumulation,
     Checkpointing,
@@ -64,7 +64,7 @@ def node_types(cls: type = Config) -> dict[str, Any]:
     return {f.name: bare(hints[f.name]) for f in dataclasses.fields(cls)}
 
 
-GROUPS = [name for name, kind in node_types().items() if dataclasses.is_dataclass(kind) and "name" in node_types(kind)]
+GROUPS = [name for name, kind in node_types().items() if isinstance(kind, type) and issubclass(kind, Menu)]
 ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that only recipe=estimate reads
 
 
@@ -92,7 +92,7 @@ def from_dict(values: dict, cls: type = Config):
     return cls(
         **{
             name: from_dict(values.get(name) or {}, kind)
-            if dataclasses.is_dataclass(kind)
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind)
             else (None if values.get(name, MISSING) == MISSING else values[name])
             for name, kind in kinds.items()
         }

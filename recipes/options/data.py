@@ -12,6 +12,8 @@ from recipes.options import data_sources, hooks, task
 from recipes.options.data_sources import BYTE_VOCAB
 from recipes.options.hooks import PASSES, Cost, Lever
 
+ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
+
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Problems: files that do not exist or do not fit the task, and vocabularies too small for bytes."""
@@ -21,6 +23,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found.append(
             f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. Type model.vocab=512."
         )
+    if data.name in ENDLESS and data.samples is None:
+        return found + [f"data={data.name} needs a number of sequences, not data.samples=null. Type data.samples=512."]
     if data.name == "text" and data.path is None:
         return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
     for key in ("path", "eval_path"):
