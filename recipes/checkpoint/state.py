@@ -201,11 +201,12 @@ def _saved_group_indices(optimizer: Any, names: dict[int, str], saved_groups: li
     result = []
     for group in groups:
         found = {index.get(names[id(weight)]) for weight in group["params"]}
-        if None in found or any(settings[i] != settings[min(found)] for i in found):
+        known = [i for i in found if i is not None]
+        if len(known) < len(found) or any(settings[i] != settings[min(known)] for i in known):
             raise Refusal(
                 "the optimizer's parameter groups are not those of the checkpoint: it is of another training."
             )
-        result.append(min(found))
+        result.append(min(known))
     return result
 
 

@@ -109,7 +109,7 @@ class BatchLoader:
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers and keep_workers,
             pin_memory=args.dataloader_pin_memory,
-            generator=torch.Generator().manual_seed(args.data_seed),
+            generator=torch.Generator().manual_seed(args.seed if args.data_seed is None else args.data_seed),
         )
 
     def __len__(self) -> int:

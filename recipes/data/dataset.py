@@ -70,6 +70,12 @@ def build_data(cfg: Config, task: str, vocab: int) -> Data:
     return built
 
 
+def _samples(cfg: Config) -> int:
+    """The number of rows to make, of data that has no end."""
+    assert cfg.data.samples is not None, "options.data refuses null"
+    return cfg.data.samples
+
+
 def _dummy(cfg: Config, task: str, vocab: int) -> Data:
     """Random ids with random labels, as in the Hugging Face guide; with the ids as labels for a language model."""
     random = numpy.random.default_rng(cfg.train.seed)
@@ -80,8 +86,8 @@ def _dummy(cfg: Config, task: str, vocab: int) -> Data:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
         return _dataset(ids, random.integers(0, classes, count) if classes else ids)
 
-    count = cfg.data.eval_samples
-    return Data(task, rows(cfg.data.samples), rows(count) if count else None, collate.stack, high, classes)
+    count, held_out = _samples(cfg), cfg.data.eval_samples
+    return Data(task, rows(count), rows(held_out) if held_out else None, collate.stack, high, classes)
 
 
 def _source(cfg: Config, task: str, vocab: int) -> Data:
@@ -105,7 +111,7 @@ def _source(cfg: Config, task: str, vocab: int) -> Data:
         starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # evenly over all files
         return windows(tokens, window, stride, [(start, start + length) for start in starts])
 
-    train = rows([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], cfg.data.samples, length, length)
+    train = rows([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
     held_out = (
         rows(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
         if cfg.data.eval_samples
@@ -163,14 +169,15 @@ def _from_texts(
         # Only encoders have token types; pretrained weights have their own tokenizer, which knows.
         with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
 
-        def rows(part: datasets.Dataset, count: int | None, *_: int) -> datasets.Dataset:
-            rows = text_data.classified(part, tokens, data.seq_len, names, with_types)
-            return rows if count is None else rows.select(range(min(count, len(rows))))
     else:
+        with_types = False
 
-        def rows(part: datasets.Dataset, count: int | None, window: int, stride: int) -> datasets.Dataset:
-            ids = text_data.stream(part, tokens, one_text)
-            return windows(ids if count is None else ids[: count * data.seq_len], window, stride)
+    def rows(part: datasets.Dataset, count: int | None, window: int, stride: int) -> datasets.Dataset:
+        if task == "classification":
+            made = text_data.classified(part, tokens, data.seq_len, names, with_types)
+            return made if count is None else made.select(range(min(count, len(made))))
+        ids = text_data.stream(part, tokens, one_text)
+        return windows(ids if count is None else ids[: count * data.seq_len], window, stride)
 
     train = rows(texts, data.samples, data.seq_len, data.seq_len)
     if not len(train):

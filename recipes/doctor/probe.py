@@ -143,7 +143,7 @@ def _bitsandbytes() -> dict:
 
 def _step_8bit(device: str) -> dict:
     import torch
-    from bitsandbytes.optim import AdamW8bit
+    from bitsandbytes.optim.adamw import AdamW8bit
 
     weight = torch.nn.Parameter(torch.ones(64, 64, device=device))  # fewer than 4096 would keep 32-bit states
     weight.grad = torch.ones_like(weight)

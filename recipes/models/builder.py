@@ -82,13 +82,13 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> None:
     has_head = any(a.endswith("ForSequenceClassification") for a in config.architectures or [])
     if cfg.model.pretrained and not has_head:  # the head is new
         config.num_labels = max(data.classes, cfg.model.classes)
-    elif data.classes > config.num_labels:
+    elif data.classes > (config.num_labels or 0):
         raise Refusal(
             f"the data has {data.classes} labels, and the model {config.num_labels}. "
             + ("Choose other pretrained weights." if has_head else f"Type model.classes={data.classes}.")
         )
     if data.names and not has_head:  # so that a saved model names its classes
-        names = [str(name) for name in data.names] + [f"LABEL_{i}" for i in range(data.classes, config.num_labels)]
+        names = [str(name) for name in data.names] + [f"LABEL_{i}" for i in range(data.classes, config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     if config.pad_token_id is None:  # a decoder's head reads the last token before the padding
         config.pad_token_id = data.pad_token_id

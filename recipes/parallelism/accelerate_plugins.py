@@ -21,7 +21,11 @@ def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any
     """What the raw loop gives to `Accelerator`, read from TrainingArguments as the Trainer does."""
     return mode_arguments(cfg) | {
         "mixed_precision": args.mixed_precision,
-        "dynamo_plugin": TorchDynamoPlugin(backend=args.torch_compile_backend, mode=args.torch_compile_mode),
+        "dynamo_plugin": TorchDynamoPlugin(
+            # The stubs name what TorchDynamoPlugin makes of them: it takes a backend's name, and None for the default.
+            backend=args.torch_compile_backend,  # pyright: ignore[reportArgumentType]
+            mode=args.torch_compile_mode,  # pyright: ignore[reportArgumentType]
+        ),
     }
 
 

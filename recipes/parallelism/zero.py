@@ -66,7 +66,7 @@ def to_device(cfg: Config, model: torch.nn.Module, device: str) -> None:
     if cfg.parallelism.stage != 3:
         model.to(device)
         return
-    import deepspeed
+    import deepspeed  # pyright: ignore[reportMissingImports]  # large, and so in no environment that checks types
 
     for name, buffer in model.named_buffers():
         fsdp.put_buffer(model, name, buffer.to(device))

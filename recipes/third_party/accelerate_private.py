@@ -19,7 +19,8 @@ from recipes.third_party.patching import patched
 
 def allow_fsdp_on_cpu() -> None:
     """Accelerate uses FSDP only for a process group of GPUs, though FSDP2 runs on any device."""
-    if PartialState().device.type == "cpu":
+    device = PartialState().device
+    if device is not None and device.type == "cpu":
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from bitsandbytes import functional
-from bitsandbytes.optim import GlobalOptimManager
+from bitsandbytes.optim.optimizer import GlobalOptimManager
 
 from recipes.third_party.patching import patched
 

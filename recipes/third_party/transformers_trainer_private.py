@@ -29,7 +29,8 @@ class HookedTrainer(Trainer):
     def _build_accelerator_args(self, **arguments: Any) -> dict[str, Any]:
         return super()._build_accelerator_args(**arguments) | self.extra_accelerator_arguments()
 
-    def _run_epoch(
+    # The Trainer calls it with keywords alone.
+    def _run_epoch(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         *,
         epoch: int,

@@ -121,7 +121,7 @@ class Wandb(Tracker):
                     helper.tell(last=last)
                     done = self._listen(helper, limit)
         finally:  # Ctrl-C comes through here, too
-            if done and self.group:  # the sweep's next job need not import wandb again
+            if helper and done and self.group:  # the sweep's next job need not import wandb again
                 _idle.append(helper)
             elif helper:
                 helper.end()

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from recipes.units import MIB
 
@@ -35,7 +36,7 @@ def serve(descriptor: int) -> None:
     def tell(**message):
         channel.sendall(json.dumps(message).encode() + b"\n")
 
-    logged = None
+    logged = Logged(tell)
     while True:
         message = inbox.get()
         try:
@@ -69,7 +70,9 @@ class Logged:
     offline_because: str | None = None  # of the sweep's earlier jobs: the next ones do not wait for it again
 
     def __init__(self, tell: Callable):
-        self.tell, self.run, self.offset, self.troubles = tell, None, 0, set()
+        self.tell, self.offset = tell, 0
+        self.run: Any = None
+        self.troubles: set[str] = set()
 
     def trouble(self, text: str) -> None:
         """Each once: a failure may come back with every step."""
@@ -104,7 +107,7 @@ class Logged:
             "x_transaction_log_flush_interval": 1.0,  # what is lost at most when this process is ended
         }
         quiet = {key: value for key, value in quiet.items() if key in Settings.model_fields}  # versions differ
-        init = {**job["init"], "settings": Settings(**quiet)}
+        init: dict[str, Any] = {**job["init"], "settings": Settings(**quiet)}
         if Logged.offline_because:
             self.trouble(Logged.offline_because)
             init["mode"] = "offline"
@@ -113,7 +116,7 @@ class Logged:
         self.tell(place=str(Path(self.run.dir).parent), url=url)
         self.read_steps()  # what came meanwhile
 
-    def _start(self, init: dict):
+    def _start(self, init: dict[str, Any]) -> Any:
         import wandb
 
         self.said = sys.stderr = io.StringIO()
@@ -127,7 +130,8 @@ class Logged:
             shutil.rmtree(folder, ignore_errors=True)  # the failed start's: it holds nothing
         self.said = sys.stderr = io.StringIO()
         os.environ["WANDB_MODE"] = "offline"  # also over a word there that wandb does not know
-        run = wandb.init(**init | {"mode": "offline"})
+        init["mode"] = "offline"
+        run = wandb.init(**init)
         Logged.offline_because = why
         self.trouble(why)
         return run
@@ -194,7 +198,7 @@ def read_table(file: Path):
             typed.append([float(cell) if cell else None for cell in cells])
         except ValueError:
             typed.append([cell or None for cell in cells])
-    return wandb.Table(columns=columns, data=[list(row) for row in zip(*typed)])
+    return wandb.Table(columns=list(columns), data=[list(row) for row in zip(*typed)])
 
 
 def end_children(pid: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
@@ -62,7 +63,8 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     data = dataset.build_data(cfg, asked, architectures.vocabulary(architecture) or dataset.DUMMY_HIGH)
 
     def build_model(weights: bool = True) -> PreTrainedModel:
-        return hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights))
+        model = hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights))
+        return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
 
     return Ingredients(args, data, build_model)
 
@@ -99,5 +101,5 @@ def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:
     if cfg.parallelism.name == "zero":
         zero.to_device(cfg, model, device)
     else:
-        model.to(device)
+        model.to(device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self
     return model

@@ -81,4 +81,5 @@ def forward_backward(
 def mean_over_replicas(losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """DataParallel's mean loss. losses: (R,), the means of R replicas, each of one chunk of the labels."""
     counts = [labels_in(chunk) for chunk in labels.chunk(len(losses))]
-    return sum(loss * count for loss, count in zip(losses, counts)) / sum(counts)
+    total = sum((loss * count for loss, count in zip(losses, counts)), losses.new_zeros(()))
+    return total / sum(counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, Trai
 from recipes.checkpoint.saver import Saver
 from recipes.config import Config
 from recipes.data import data_loader
+from recipes.data.data_loader import Batch
 from recipes.data.dataset import Data
 from recipes.measure.step_log import StepLog
 from recipes.options import hooks
@@ -35,14 +36,17 @@ class HeadroomTrainer(HookedTrainer):
     def extra_accelerator_arguments(self) -> dict[str, Any]:
         return accelerate_plugins.mode_arguments(self.cfg)
 
-    def get_train_dataloader(self):
+    # The Trainer takes any iterable with a length.
+    def get_train_dataloader(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.under_ledger:
             return data_loader.largest_step(self.data, self.args)
         return data_loader.batch_loader(self.data, self.data.train, self.args, self.args.train_batch_size, shuffle=True)
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
-            self.optimizer = optimizer.build_optimizer(self.cfg, self.args, model or self.model)
+            model = model or self.model
+            assert model is not None, "the Trainer is constructed with a model"
+            self.optimizer = optimizer.build_optimizer(self.cfg, self.args, model)
         return self.optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
@@ -54,7 +58,8 @@ class HeadroomTrainer(HookedTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         with hooks.step_context(self.cfg):
-            loss = forward_backward(self.accelerator, model, inputs, next(self._shares), self.optimizer)
+            batch = cast(Batch, inputs)  # of our own data loader
+            loss = forward_backward(self.accelerator, model, batch, next(self._shares), self.optimizer)
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss
 
@@ -67,6 +72,7 @@ class StepCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **_):
         trainer = self.loop.trainer
+        assert trainer.model is not None, "the Trainer is constructed with a model"
         trainer.model.train()
         unwrap.start_training(trainer.optimizer)
         state.global_step = trainer.steps_before = self.saver.begin(self.loop)
@@ -76,6 +82,7 @@ class StepCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         trainer = self.loop.trainer
         samples, tokens = trainer.step_size
+        assert trainer.step_loss is not None, "a step has a micro-batch"
         self.step_log.step(collectives.all_reduce_mean(trainer.step_loss), samples, tokens)
         if self.saver.after_step(state.global_step):
             control.should_training_stop = True
