@@ -21,11 +21,9 @@ train: setup  ## run the main job; other options: make train ARGS="precision=bf1
 test: setup  ## run the tests, in two processes
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-check: setup  ## lint and formatting
+check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-
-types: setup  ## types, by pyright; not clean yet
 	$(RUN) -m pyright
 
 check-latest:  ## the contract tests of recipes/third_party against the newest releases, in a temporary environment
@@ -42,4 +40,4 @@ clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test check types check-latest bench clean
+.PHONY: help setup train test check check-latest bench clean

@@ -66,6 +66,15 @@ def test_the_summary_has_a_gpus_figures_where_there_is_one(outcome):
     assert "GPU memory occupied" in text and "3072 MiB" in text and "context" in text
 
 
+def test_the_summary_leaves_out_what_a_device_does_not_give(outcome):
+    """A driver that says what is used and not what the context takes; a record without the count of parameters."""
+    outcome.memory.device_used_bytes = 3 * GIB
+    outcome.memory.parameter_count = outcome.speed.step_seconds_median = outcome.speed.step_seconds_p10 = None
+    text = summary.summary(outcome, Path("here"))
+    assert "GPU memory occupied" in text and "3072 MiB" in text and "context" not in text
+    assert "CUDA reserved" not in text and "Step" not in text and "Samples per second" in text
+
+
 @pytest.mark.parametrize("status", record.STATUSES)
 def test_every_status_has_a_summary(status):
     """Also where nothing was measured yet."""

@@ -34,6 +34,7 @@ WRONG_VALUES = [
     ("model.classes=1", "model.classes=1", "2"),
     ("data.seq_len=1", "data.seq_len=1", "2"),
     ("data.samples=0", "data.samples=0", "1"),
+    ("data.samples=null", "data.samples=null", "data.samples=512"),  # null: all rows of data that has an end
     ("data.workers=-1", "data.workers=-1", "0"),
     ("optim.beta1=1", "optim.beta1=1", "below 1"),
     ("optim.epsilon=-1", "optim.epsilon=-1", "0"),
