@@ -110,8 +110,9 @@ def _reserved_positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         model = kind(copy.deepcopy(config))
     for name, module in model.named_modules():
-        table = name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding)
-        if table and module.padding_idx is not None:
+        if not name.endswith("position_embeddings") or not isinstance(module, torch.nn.Embedding):
+            continue
+        if module.padding_idx is not None:
             return module.padding_idx + 1
     return 0
 
