@@ -126,7 +126,7 @@ def choose(cfg: Config) -> list[str]:
     cfg.batch.per_device, cfg.accumulation.steps = batch, cfg.batch.effective // batch
     cfg.accumulation.reason = (
         f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} steps, the largest "
-        f"that is predicted to fit {name}. {margin:,.0f} MiB remain free{larger}."
+        f"that is predicted to fit {name}. {margin:,.0f} MiB stay free{larger}."
     )
     return []
 

@@ -66,7 +66,7 @@ def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path)
     )
     larger = min(size for size in peaks if size > expected)
     free, missing = ((gib * 2**30 - peaks[expected]) / 2**20, (peaks[larger] - gib * 2**30) / 2**20)
-    assert f"{free:,.0f} MiB remain free, and {larger} would miss by {missing:,.0f}" in chosen["accumulation"]["reason"]
+    assert f"{free:,.0f} MiB stay free, and {larger} would miss by {missing:,.0f}" in chosen["accumulation"]["reason"]
     assert accumulation.warnings(told.cfg) == [chosen["accumulation"]["reason"]]
     assert accumulation.resolve(told.cfg) == [], "a configuration that has been resolved stays as it is"
     assert told.cfg.batch.per_device == expected and prediction.allocator_bytes(told.cfg) == int(gib * 2**30)
