@@ -17,11 +17,10 @@ CONF = Path(__file__).resolve().parent / "conf"
 
 def main() -> int:
     """The command. Returns its exit code."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    if {"-h", "--help", "--version"} & set(sys.argv[1:]):
         from recipes.cli import help_text
 
-        print(help_text.describe(CONF))
-        return 0
+        return help_text.say(CONF, sys.argv[1:])
     from recipes.jobs import preloaded_worker
 
     if not preloaded_worker.is_worthwhile(sys.argv[1:]):

@@ -11,6 +11,7 @@ from conftest import CONF, compose
 from recipes import config
 from recipes.cli import help_text
 from recipes.config import GROUPS, node_types
+from recipes.errors import Refusal
 from recipes.options import menus
 
 OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name in GROUPS)
@@ -104,6 +105,20 @@ def test_the_help_has_every_menu_every_option_with_its_line_and_every_key():
             assert f"  {section}.{key}=" in text
     for key in ("compile", "device"):
         assert f"  {key}=" in text
+
+
+def test_the_help_has_every_key_of_every_option_and_one_menu_in_full():
+    text = help_text.describe(CONF)
+    for group in GROUPS:
+        full = help_text.text(CONF, ["--help", group])
+        for option in menus.options(group, [CONF]):
+            assert f"{group}={option} " in full
+            for key in menus.option_keys(group, option, [CONF]) - {*menus.MENUS_OWN, "defaults"}:
+                assert f"  {group}.{key}=" in text and f"  {group}.{key}=" in full
+    assert "optim.momentum=0.9" in help_text.text(CONF, ["--help", "optim"])
+    assert help_text.text(CONF, ["--help", "train"]).count("\n") == len(node_types(node_types()["train"])) - 1
+    with pytest.raises(Refusal, match="Did you mean optim"):
+        help_text.text(CONF, ["--help", "optin"])
 
 
 def test_the_help_puts_the_default_first_and_counts_in_order():

@@ -10,6 +10,13 @@ from typing import TextIO
 from recipes.ranks import rank_info
 from recipes.records.messages import Message, PhaseStarted, StepsDone, WarningRaised
 
+ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
+
+
+def spinner(encoding: str) -> str:
+    """The name of rich's spinner that a terminal of this encoding can show."""
+    return "dots" if encoding.lower().startswith("utf") else "line"
+
 
 class Console:
     """A job's progress bar on stderr; plain lines where stderr is no terminal.
@@ -26,7 +33,7 @@ class Console:
         self.in_sweep, self.quiet = number > 0, quiet
         self.prefix = f"{number}{f'/{jobs}' if jobs else ''}  {label}  " if self.in_sweep else ""
         self.progress = Progress(
-            SpinnerColumn(),
+            SpinnerColumn(spinner(self.console.encoding)),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             TextColumn("{task.fields[text]}"),
@@ -93,7 +100,10 @@ def say_problems(problems: list[str]) -> None:
 def _print(text: str, stream: TextIO) -> None:
     if not rank_info.current_rank().is_main:
         return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.translate(ASCII_LINES)
     try:
-        print(text, file=stream, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python flushes again at exit and would complain

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -21,10 +22,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
-from recipes.cli import argv, console, single_run, submitit_jobs, sweep_run
+from recipes.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from recipes.cli import sweep as sweeps
 from recipes.jobs import launch
-from recipes.options import hydra_errors
+from recipes.options import hydra_errors, overrides
 from recipes.ranks.rank_info import RankInfo, current_rank
 from recipes.third_party import hydra_private
 
@@ -46,6 +47,10 @@ def run(conf: Path, source: launch.WorkerSource | None = None) -> int:
 def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
     ConfigStore.instance().store(name="schema", node=config.Config)
+    typed, problems = _checked(conf, sys.argv[1:])
+    if problems:
+        return _refuse(*problems)
+    sys.argv[1:] = typed
     rank_info = current_rank()
     if rank_info.launched and argv.MULTIRUN & set(sys.argv[1:]):
         return _refuse(_sweep_under_launcher(rank_info))
@@ -59,17 +64,29 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
             _hydra_main(conf, sweep, statuses, source)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         return _refuse(hydra_errors.explain(error, conf))  # no job was started, also in a sweep
-    except ValueError as error:
-        if not hydra_private.raised_by_hydra(error):
-            raise
-        return _refuse(*_value_problems(error, conf))
     except OSError as error:
         return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
+    except Exception as error:
+        if not hydra_private.raised_by_hydra(error):
+            raise
+        return _refuse(hydra_errors.explain(error, conf))
     if folder is not None:
         return sweep_run.conclude(sweep, folder, statuses)
     return single_run.EXIT_CODES.get(statuses[-1], 1) if statuses else 0
+
+
+def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
+    """(the command line with its flags in front and its paths in quotes, why it cannot be used)."""
+    line = flags.split(typed)
+    if line.problems or line.names & flags.NO_JOBS:
+        return line.flags + line.overrides, line.problems
+    other_menus = line.names & flags.CONFIG_PATH or any(each.startswith("hydra.searchpath=") for each in line.overrides)
+    folders = [] if other_menus else [conf] if line.config_dir is None else [conf, line.config_dir]
+    in_quotes = overrides.quoted(line.overrides)
+    problems = overrides.problems(in_quotes, folders, bool(line.names & argv.MULTIRUN))
+    return line.flags + in_quotes, problems
 
 
 def _hydra_main(
@@ -102,10 +119,3 @@ def _sweep_under_launcher(rank_info: RankInfo) -> str:
         f"a sweep starts the ranks of each job itself, and a launcher has started {rank_info.world_size} already. Type "
         f"python train.py -m ... parallelism.num_processes={rank_info.world_size} instead, without the launcher."
     )
-
-
-def _value_problems(error: ValueError, conf: Path) -> list[str]:
-    """The problems behind a ValueError of Hydra: menus without an option, or its own message."""
-    typed = {argument.lstrip("+") for argument in sys.argv[1:]}
-    emptied = [group for group in config.GROUPS if typed & {f"{group}=null", f"{group}="}]
-    return [hydra_errors.needs_option(group, [conf]) for group in emptied] or [str(error).strip()]

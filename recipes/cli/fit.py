@@ -60,7 +60,8 @@ def find(argv: list[str]) -> int:
 @contextlib.contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
     """A line on stderr, where that is a terminal, that shows the progress. Gives the function that changes it."""
-    with Console(stderr=True).status("") as line:
+    terminal = Console(stderr=True)
+    with terminal.status("", spinner=console.spinner(terminal.encoding)) as line:
         yield line.update
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
+from recipes.cli import console
 from recipes.config import GROUPS
+from recipes.errors import Refusal
+from recipes.machine import host
+from recipes.options import hydra_errors, keys, menus, suggestions
 
 HEAD = """Headroom trains a transformer, and says what it takes in memory and time.
 
@@ -16,47 +23,143 @@ HEAD = """Headroom trains a transformer, and says what it takes in memory and ti
   python train.py model=bert_large batch.per_device=8    set any key
   python train.py -m precision=fp32,bf16 optim=adamw,sgd sweep over several
   python train.py --cfg job                              print the whole configuration, run nothing
+  python train.py --help optim                           one menu in full, each option with its own values
 
-Menus (the first is the default):
+Menus (the first option is the default), and the keys of their options:
 """
 FOOT = """
-Every key of an option stands with a comment in conf/<menu>/<option>.yaml, all others in conf/config.yaml.
 Shell completion: eval "$(python train.py -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
 """
+PACKAGES = ("torch", "transformers", "accelerate", "hydra-core")
+
+
+class Key(NamedTuple):
+    """A key of a YAML file, with its value and its comment as they stand there."""
+
+    name: str
+    value: str
+    comment: str
+
+
+def say(conf: Path, argv: list[str]) -> int:
+    """Print the version, or the help that a command line asks for. Returns the exit code. conf: of the menus."""
+    try:
+        console.say(version() if "--version" in argv else text(conf, argv))
+    except Refusal as refusal:
+        console.say_problems([str(refusal)])
+        return 2
+    return 0
+
+
+def text(conf: Path, argv: list[str]) -> str:
+    """What the command line with --help asks for: everything, or the menus and sections that it names.
+
+    conf: the folder of the menus. Raises Refusal for a name that is no menu and no section, and for a file in conf/
+    that cannot be read.
+    """
+    try:
+        return _text(conf, argv)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Refusal(hydra_errors.explain(error, conf)) from error
+
+
+def _text(conf: Path, argv: list[str]) -> str:
+    named = [each.partition("=")[0] for each in argv if not each.startswith("-")]
+    if not named or any("=" in each for each in argv):
+        return describe(conf)
+    known = [name for name in keys.names() if keys.is_section(name)]
+    for name in named:
+        if name not in known:
+            near = suggestions.nearest(name, known) or f" There are {', '.join(known)}."
+            raise Refusal(f"--help {suggestions.shown(name)}: there is no such menu or section.{near}")
+    return "\n\n".join(_menu_in_full(conf, name) if name in GROUPS else _section(conf, name) for name in named)
+
+
+def version() -> str:
+    """The line of --version."""
+    packages = [f"{name} {host.version(name)}" for name in PACKAGES if host.version(name)]
+    return f"headroom {host.version('headroom') or '(not installed)'}, with {', '.join(packages)}"
 
 
 def describe(conf: Path) -> str:
-    """The help text. conf: the folder of the menus."""
-    defaults: dict[str, str] = {}
-    for entry in yaml.safe_load((conf / "config.yaml").read_text())["defaults"]:
-        if isinstance(entry, dict):
-            defaults |= entry
+    """The whole help text. conf: the folder of the menus."""
     lines = [HEAD]
     for group in GROUPS:
-        names = sorted(
-            (p.stem for p in (conf / group).glob("*.yaml")), key=lambda n: (n != defaults.get(group), _order(n))
-        )
-        lines.append(group)
-        for name in names:
-            first = (conf / group / f"{name}.yaml").read_text().splitlines()[0]
-            lines.append(f"  {name:<16}{first.removeprefix('#').strip()}")
+        paths = _options(conf, group)
+        lines += [group, *(f"  {path.stem:<16}{_first_line(path)}" for path in paths), *_shared_keys(group, paths)]
     for folder in sorted(p for p in (conf / "experiment").glob("*") if p.is_dir()):
         lines.append(f"+experiment/{folder.name}=   (a whole configuration; 'glob(*)' with -m runs them all)")
         for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
             lines.append(f"  {path.stem:<42}{_row(path.read_text())}")
     lines.append("\nKeys:")
+    lines += [_key_line(key.name, key) for key in _section_keys(conf)]
+    return "\n".join(lines) + FOOT
+
+
+def _menu_in_full(conf: Path, group: str) -> str:
+    lines = []
+    for path in _options(conf, group):
+        lines += [
+            f"{group}={path.stem}   {_first_line(path)}",
+            *(_key_line(f"{group}.{k.name}", k) for k in _keys(path)),
+        ]
+    return "\n".join(lines)
+
+
+def _section(conf: Path, name: str) -> str:
+    return "\n".join(_key_line(key.name, key) for key in _section_keys(conf) if key.name.startswith(f"{name}."))
+
+
+def _options(conf: Path, group: str) -> list[Path]:
+    """The files of a menu's options, the default first."""
+    defaults: dict[str, str] = {}
+    for entry in yaml.safe_load((conf / "config.yaml").read_text())["defaults"]:
+        if isinstance(entry, dict):
+            defaults |= entry
+    return sorted((conf / group).glob("*.yaml"), key=lambda path: (path.stem != defaults.get(group), _order(path.stem)))
+
+
+def _keys(path: Path) -> Iterator[Key]:
+    """The keys of an option that a person may set."""
+    for line in path.read_text().splitlines():
+        found = re.match(r"(\w+):\s*([^#]*?)\s*(?:#\s*(.*))?$", line)
+        if found and found[1] not in {*menus.MENUS_OWN, "defaults"}:
+            yield Key(found[1], found[2], found[3] or "")
+
+
+def _shared_keys(group: str, paths: list[Path]) -> Iterator[str]:
+    """A line for each key of a menu's options: its value in the first option that has it, and which options have it."""
+    by_name: dict[str, list[tuple[str, Key]]] = {}
+    for path in paths:
+        for key in _keys(path):
+            by_name.setdefault(key.name, []).append((path.stem, key))
+    for name, having in by_name.items():
+        comment = next((key.comment for _, key in having if key.comment), "")
+        value = having[0][1].value if len({key.value for _, key in having}) == 1 else "..."
+        only = "" if len(having) == len(paths) else f"({', '.join(option for option, _ in having)})"
+        yield _key_line(f"{group}.{name}", Key(name, value, f"{comment} {only}".strip()))
+
+
+def _key_line(typed: str, key: Key) -> str:
+    return f"  {f'{typed}={key.value}':<36}{key.comment}".rstrip()
+
+
+def _section_keys(conf: Path) -> Iterator[Key]:
+    """The keys of the sections in conf/config.yaml, and the plain ones."""
     section = ""
     for line in (conf / "config.yaml").read_text().split("\nbatch:")[1].split("\nhydra:")[0].splitlines():
-        text, _, comment = line.partition("#")
-        key, _, value = text.strip().partition(":")
+        content, _, comment = line.partition("#")
+        key, _, value = content.strip().partition(":")
         if not key:
             section = section or "batch"
         elif not value.strip():
             section = key
         else:
-            full = key if not line.startswith(" ") else f"{section}.{key}"
-            lines.append(f"  {full + '=' + value.strip():<32}{comment.strip()}")
-    return "\n".join(lines) + FOOT
+            yield Key(key if not line.startswith(" ") else f"{section}.{key}", value.strip(), comment.strip())
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text().splitlines()[0].removeprefix("#").strip()
 
 
 def _row(text: str) -> str:

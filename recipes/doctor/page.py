@@ -149,7 +149,8 @@ def main() -> int:
         print("\n".join(text for text, _ in page(found).lines))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        with console.status("Trying the libraries, which takes some seconds"):
+        spinner = "dots" if console.encoding.startswith("utf") else "line"
+        with console.status("Trying the libraries, which takes some seconds", spinner=spinner):
             found = checks.examine()
         for text, style in page(found).lines:
             console.print(text, style=style or None, markup=False)

@@ -16,6 +16,11 @@ def options(group: str, folders: list[Path]) -> dict[str, Path]:
     return {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob(f"{group}/*.yaml"))}
 
 
+def needs_option(group: str, folders: list[Path]) -> str:
+    """The line for a menu without a choice."""
+    return f"{group} needs one of its options: {', '.join(options(group, folders))}."
+
+
 def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any]:
     """The values in an option's YAML, and those of the options in its `defaults`; empty for an unknown option."""
     path = options(group, folders).get(option)

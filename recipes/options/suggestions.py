@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names."""
+"""Suggestions for misspelt names, and typed texts in messages."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ def nearest(name: str, candidates: Iterable[Any]) -> str:
     """' Did you mean ...?' with the up to three candidates closest to a misspelt name, or '' if none is close."""
     close = difflib.get_close_matches(str(name), list(map(str, candidates)), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def shown(text: str, longest: int = 200) -> str:
+    """A typed text as part of a message: control characters and what no terminal prints escaped, a long one cut."""
+    cut = text if len(text) <= longest else text[:longest] + "..."
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)

@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 def training_arguments(cfg: Config, folder: str) -> TrainingArguments:
     """The TrainingArguments of a job: the Trainer is built with them, the raw loop reads from them.
 
-    folder: where the Trainer may write. The entries come from the hooks; two menus cannot give the same entry.
+    folder: where the Trainer may write.
     """
     from transformers import TrainingArguments
 
-    entries: dict[str, Any] = {
+    return TrainingArguments(**entries(cfg, folder))
+
+
+def entries(cfg: Config, folder: str) -> dict[str, Any]:
+    """The arguments of `training_arguments` by name. They come from the hooks; two menus cannot give the same entry."""
+    found: dict[str, Any] = {
         "output_dir": folder,
         "report_to": [],
         "use_cpu": host.device(cfg) == "cpu",
@@ -34,6 +39,6 @@ def training_arguments(cfg: Config, folder: str) -> TrainingArguments:
     for section, each in hooks.registered().items():
         if each.training_arguments is not None:
             new = each.training_arguments(cfg)
-            assert not entries.keys() & new.keys(), f"{section} repeats {entries.keys() & new.keys()}"
-            entries |= new
-    return TrainingArguments(**entries)
+            assert not found.keys() & new.keys(), f"{section} repeats {found.keys() & new.keys()}"
+            found |= new
+    return found

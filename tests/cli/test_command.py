@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import subprocess
+import sys
 import time
 
 import pytest
 import yaml
-from conftest import CONF, compose, small
+from conftest import CONF, compose, small, start_headroom
 
 from recipes.cli import console
 from recipes.config import GROUPS
+from recipes.options import hydra_errors
 from recipes.records import record, record_file
 from recipes.records.messages import StepsDone
 
@@ -109,6 +113,19 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headr
         (["--no-such-flag"], ["--no-such-flag"]),
         (["--resolve"], ["--resolve"]),
         (["precision=tf32"], ["precision=tf32", "precision=fp32"]),
+        (["--bf16"], ["--bf16", "Type precision=bf16."]),
+        (["seed=3"], ["Type train.seed=3."]),
+        (["+experiment/guide=nope"], ["experiment/guide=nope", "vanilla"]),
+        (["+experiment/guide=[vanilla,nope]"], ["experiment/guide/nope"]),
+        (["+optim.args.rank=1"], ["optim.args", "does not take this argument"]),
+        (["optim.args.rank=1"], ["optim.args", "does not take this argument"]),
+        (["optim.args=3"], ["optim.args=3", "mapping"]),
+        (["train.seed=${nope:x}"], ["train.seed", "${nope:...} is no function"]),
+        (["train.seed=${train.seed}"], ["train.seed", "refers to itself"]),
+        (["hydra=3"], ["hydra=3"]),
+        (["hydra.nope=1"], ["hydra.nope", "--cfg hydra"]),
+        (["hydra.run.dir=null"], ["hydra.run.dir: null is not a value"]),
+        (["hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "not installed"]),
         (["-m", "precision=fp32,bf17"], ["precision=bf17", "bf16"]),
         (["-m", "precison=fp32,bf16"], ["precision"]),
         (["-m", "batch.per_device=1,two"], ["batch.per_device", "two"]),
@@ -120,6 +137,36 @@ def test_what_cannot_run_is_refused_in_words(command, arguments, words):
     assert ended.code == 2, ended
     assert all(word in ended.err for word in words), ended.err
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (b"name: own\n  beta1: [1\n", "own.yaml, line 2, column 8: mapping values are not allowed here."),
+        (b"name: own\nname: own\n", "own.yaml, line 2, column 1: found duplicate key name."),
+        (b"\tname: own\n", "own.yaml, line 1, column 1: "),
+        (b"name: own\nbeta1: !!python/object/apply:os.system [x]\n", "own.yaml, line 2, column 8: "),
+        (b"- a\n", "optim/own.yaml must hold keys with values"),
+        (b"", "optim/own.yaml must have the line name: own."),
+        (b"name: own\nbeta1: abc\n", "optim.beta1: Value 'abc'"),
+        (b"name: own\nbeta1: ${oc.env:HOME\n", "beta1: its ${...} has no closing brace."),
+        (b"defaults: [nope]\nname: own\n", "optim/nope: there is no such option"),
+        (b"name: \xff\n", "no UTF-8 text"),
+    ],
+)
+def test_a_file_of_a_menu_that_cannot_be_used_is_named_with_its_line(command, tmp_path, content, expected):
+    (tmp_path / "mine" / "optim").mkdir(parents=True)
+    (tmp_path / "mine" / "optim" / "own.yaml").write_bytes(content)
+    ended = command("--config-dir", str(tmp_path / "mine"), "optim=own", "device=cpu", fork_server=None)
+    assert ended.code == 2 and expected in ended.err and len(ended.err.splitlines()) == 1, ended.err
+
+
+def test_a_file_in_conf_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim" / "own.yaml").write_bytes(b"name: \xff\n")
+    with pytest.raises(UnicodeDecodeError) as error:
+        (tmp_path / "optim" / "own.yaml").read_text("utf-8")
+    assert "own.yaml: it is no UTF-8 text" in hydra_errors.explain(error.value, tmp_path)
 
 
 def test_each_problem_is_one_line(command):
@@ -170,6 +217,27 @@ def test_help_lists_each_menu_with_its_options(headroom):
         for path in (CONF / group).glob("*.yaml"):
             described = path.read_text().splitlines()[0].removeprefix("#").strip()
             assert any(line.split()[:1] == [path.stem] and line.endswith(described) for line in lines), path
+
+
+def test_the_help_of_a_menu_that_does_not_exist_is_refused_and_the_version_is_ours(headroom):
+    ended = headroom("--help", "optin")
+    assert ended.code == 2 and "Did you mean optim?" in ended.err and ended.out == ""
+    ended = headroom("--version")
+    assert ended.code == 0 and ended.out.startswith("headroom ") and "torch" in ended.out
+
+
+def test_the_help_survives_a_reader_that_leaves(tmp_path):
+    process = start_headroom("--help", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()  # at once, as `| head -0` does
+    assert process.wait(timeout=60) == 0 and process.stderr.read() == ""
+
+
+def test_a_terminal_without_unicode_gets_ascii(monkeypatch, capsys):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.say("───\nMüller \udcff")
+    assert stream.buffer.getvalue() == b"---\nM\\xfcller \\udcff\n"
+    assert console.spinner("ascii") == "line" and console.spinner("utf-8") == "dots"
 
 
 @pytest.mark.parametrize(

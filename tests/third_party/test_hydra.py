@@ -20,3 +20,16 @@ def test_raised_by_hydra_is_true_for_an_error_of_its_own_checks_alone():
     with pytest.raises(ValueError) as in_python:
         int("x")
     assert hydra_private.raised_by_hydra(in_hydra.value) and not hydra_private.raised_by_hydra(in_python.value)
+
+
+def test_flags_are_those_of_the_parser_and_one_that_it_does_not_take_is_said_in_a_line():
+    known = hydra_private.flags()
+    assert known["--multirun"] == ((False, ())) and known["--cfg"].takes_value and known["-cd"].takes_value
+    assert not known["--info"].takes_value and "defaults" in known["--info"].optional_values
+    assert hydra_private.flag_problem(["-m", "--cfg", "job"]) is None
+    assert "expected one argument" in (hydra_private.flag_problem(["--cfg"]) or "")
+
+
+def test_values_of_an_override_are_those_of_a_choice_without_their_quotes():
+    parsed = [hydra_private.parse_override(text) for text in ("a='x y'", "a=1,'b',null", "a=range(3)")]
+    assert list(map(hydra_private.values_of, parsed)) == [["x y"], [1, "b", None], None]

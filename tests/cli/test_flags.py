@@ -1,0 +1,48 @@
+"""Flags: Hydra's own wherever they stand, those of other programs with the key in their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipes.cli import flags
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        (["--bf16"], "Type precision=bf16."),
+        (["--bf16", "True"], "Type precision=bf16."),
+        (["--learning_rate=1e-4"], "Type train.learning_rate=1e-4."),
+        (["--learning_rate", "1e-4"], "Type train.learning_rate=1e-4."),
+        (["--learning-rate", "1e-4"], "Type train.learning_rate=1e-4."),
+        (["--model=bert_base"], "Type model=bert_base."),
+        (["--model_name_or_path", "a/b"], "Type model.pretrained=a/b."),
+        (["--train.seed", "3"], "Type train.seed=3."),
+        (["--compile"], "Type compile=true."),
+        (["--hlep"], "Did you mean --help?"),
+        (["-x"], "there is no such flag"),
+        (["--cfg", "nope"], "invalid choice: 'nope'"),
+        (["--cfg"], "expected one argument"),
+    ],
+)
+def test_a_flag_that_does_not_exist_says_what_to_type(typed, expected):
+    (line,) = flags.split(["optim=sgd", *typed]).problems
+    assert expected in line and "usage" not in line
+
+
+@pytest.mark.parametrize(
+    "typed, first, rest",
+    [
+        (["optim=adamw,sgd", "-m", "data.seq_len=32"], ["-m"], ["optim=adamw,sgd", "data.seq_len=32"]),
+        (["a=1", "--cfg", "job", "b=2"], ["--cfg", "job"], ["a=1", "b=2"]),
+        (["a=1", "--cfg=job"], ["--cfg=job"], ["a=1"]),
+        (["a=1", "--info", "defaults"], ["--info", "defaults"], ["a=1"]),
+        (["--info", "a=1"], ["--info"], ["a=1"]),
+        (["a=1", "--multi"], ["--multirun"], ["a=1"]),
+        (["a=1", "--", "b=2"], [], ["a=1", "b=2"]),
+        (["hydra.mode=MULTIRUN", "a=1,2"], ["--multirun"], ["a=1,2"]),
+    ],
+)
+def test_flags_may_stand_anywhere(typed, first, rest):
+    line = flags.split(typed)
+    assert (line.flags, line.overrides, line.problems) == (first, rest, [])

@@ -1,0 +1,124 @@
+"""One override at a time, before Hydra composes: what is refused, in which words, and what is put in quotes."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import CONF
+
+from recipes.options import keys, overrides
+
+
+def said(text: str, sweeping: bool = False) -> str:
+    """The one line for an override that is refused."""
+    (line,) = overrides.problems([text], [CONF], sweeping)
+    assert "\n" not in line and "Error" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        # arguments of transformers
+        ("fp16=true", "Type precision=fp16."),
+        ("fp16=false", "the opposite is precision=fp16"),
+        ("seed=3", "Type train.seed=3."),
+        ("output_dir=x", "Type hydra.run.dir=x."),
+        ("per_device_train_batch_size=8", "Type batch.per_device=8."),
+        ("gradient_accumulation_steps=4", "Type accumulation.steps=4."),
+        ("gradient_checkpointing=true", "Type checkpointing=full."),
+        ("optim=adamw_torch", "Type optim=adamw."),
+        # keys without their section, and misspelt ones
+        ("path=a.txt", "Type data.path=a.txt."),
+        ("Precision=bf16", "Type precision=bf16."),
+        ("train.learning_rat=1", "train.learning_rate"),
+        ("träin.seed=1", "Did you mean train.seed?"),
+        # experiments
+        ("experiment/guide=vanilla", "Type +experiment/guide=vanilla."),
+        ("+experiment=vanilla", "Type +experiment/guide=vanilla."),
+        ("experiment=vanilla", "Type +experiment/guide=vanilla."),
+        # options
+        ("precision=16", "Did you mean bf16 or bf16_pure or fp16?"),
+        ("accumulation=3", "Type accumulation.steps=3."),
+        ("accumulation=4", "Did you mean accumulation=x4?"),
+        ("checkpointing=true", "Did you mean checkpointing=full?"),
+        ("checkpointing=false", "Did you mean checkpointing=none?"),
+        ("model=Qwen/Qwen3-0.6B", "Type model.pretrained=Qwen/Qwen3-0.6B."),
+        ("model=[bert_tiny]", "there is no such option"),
+        ("model@x=bert_tiny", "Type model=<option>"),
+        ("+model=bert_tiny", "without a plus"),
+        ("bf16", "Did you mean precision=bf16?"),
+        # values
+        ("~train.seed", "cannot be taken out"),
+        ("train.epochs=null", "it must be a whole number."),
+        ("train.seed=1e3", "Type train.seed=1000."),
+        ("train.seed=true", "it must be a whole number."),
+        ("train.learning_rate=[1]", "it must be a number or null."),
+        ("data.path=[a,b]", "data.path takes one text"),
+        ("resume=true", "Type resume=latest"),
+        ("train=3", "train is a section"),
+        ("batch={per_device:x}", "batch.per_device=x: it must be a whole number."),
+        ("optim.args=3", "it takes a mapping"),
+        # what cannot be read
+        ("train.seed", "Type train.seed=<value>."),
+        ("train.seed =3", "without spaces"),
+        ("=3", "without spaces"),
+        ("data.path='a b", "the quote ' is opened and not closed"),
+        ('data.path="a b', 'the quote " is opened and not closed'),
+        ("train.seed=[1", "it must be a whole number."),
+        ("optim.args=[1", "a bracket [ or ] has no partner"),
+        ("train.seed=1,", "a value is missing before or behind a comma"),
+        ("train.seed=1\n2", "train.seed=1\\n2: it must be a whole number."),
+        ("train.seed=\x1b[31m", "train.seed=\\x1b[31m"),
+        # sweeps without -m
+        ("train.seed=1,2", "add -m"),
+        ("train.seed=range(3)", "add -m"),
+        ("precision=glob(*)", "add -m"),
+        ("data.path=a,b.txt", "type \"data.path='a,b.txt'\"."),
+    ],
+)
+def test_an_override_that_cannot_be_used_says_what_to_type(typed, expected):
+    assert expected in said(typed)
+
+
+@pytest.mark.parametrize("typed", ["train.seed=1,two", "train.epochs=1,null", "precision=fp32,bf17", "model=3,gpt2"])
+def test_each_value_of_a_sweep_is_checked(typed):
+    assert said(typed, sweeping=True)
+
+
+@pytest.mark.parametrize("typed", ["train.seed=1,2", "train.seed=range(3)", "precision=glob(*)", "precision=fp32,bf16"])
+def test_a_sweep_that_is_one_is_left_alone(typed):
+    assert overrides.problems([typed], [CONF], True) == []
+
+
+def test_the_value_of_a_variable_is_kept_out_of_the_record(monkeypatch):
+    monkeypatch.setenv("HEADROOM_SECRET", "abracadabra")
+    for typed in ("data.path=${oc.env:HEADROOM_SECRET}", "model.pretrained='a/${ oc.env:HEADROOM_SECRET}'"):
+        assert "would stand in the record" in said(typed) and "abracadabra" not in said(typed)
+    assert overrides.problems(["hydra.run.dir=${oc.env:HOME}/x"], [CONF], False) == [], "it is in no record"
+
+
+@pytest.mark.parametrize("name", ["Müller.txt", "a=b.txt", "~/a.txt", "(1).txt", "日本/x y.txt", "it's.txt", "#1.txt"])
+def test_a_path_with_any_letters_is_taken_as_it_is(name):
+    (text,) = overrides.quoted([f"data.path={name}"])
+    assert overrides.problems([text], [CONF], False) == []
+    assert overrides._parsed(text).value() == name
+    assert overrides.quoted([text]) == [text]
+
+
+@pytest.mark.parametrize(
+    "typed", ["train.seed=1", "data.path=a.txt", "data.path='a'", "data.path=${x}ä", "data.path=ä,b", "train.seed=ä"]
+)
+def test_what_can_be_read_or_means_more_than_a_text_gets_no_quotes(typed):
+    assert overrides.quoted([typed]) == [typed]
+
+
+def test_menus_of_other_folders_are_not_judged():
+    assert overrides.problems(["model=own", "+experiment/own=x"], [], False) == []
+
+
+def test_the_table_of_arguments_is_what_the_hooks_say():
+    from recipes.cli import argument_table
+
+    assert keys._arguments() == argument_table.table() | keys.OTHER_ARGUMENTS, (
+        "run: python -m recipes.cli.argument_table > recipes/options/argument_names.json"
+    )
