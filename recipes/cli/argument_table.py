@@ -68,11 +68,12 @@ def _of_options(group: str, base: Config, before: dict[str, Any]) -> dict[str, s
         values = menus.option_values(group, option, [CONF])
         setattr(cfg, group, config.from_dict(values, config.node_types()[group]))
         by_option[option] = _entries(cfg)
+    differs = {name for name in before if len({each.get(name) for each in by_option.values()}) > 1}
     for option, entries in by_option.items():
         for name, entry in entries.items():
             if entry is True and before.get(name) is not True:
                 found[name] = f"{group}={option}"
-            elif isinstance(entry, str) and {each.get(name) for each in by_option.values()} != {entry}:
+            elif isinstance(entry, str) and name in differs:
                 found[f"{name}={entry}"] = f"{group}={option}"
     return found
 

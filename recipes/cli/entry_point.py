@@ -14,18 +14,16 @@ from pathlib import Path
 
 import hydra
 import yaml
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes import config
 from recipes.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from recipes.cli import sweep as sweeps
 from recipes.jobs import launch
-from recipes.options import hydra_errors, overrides
+from recipes.options import compose, hydra_errors, overrides
 from recipes.ranks.rank_info import RankInfo, current_rank
 from recipes.third_party import hydra_private
 
@@ -46,7 +44,7 @@ def run(conf: Path, source: launch.WorkerSource | None = None) -> int:
 
 def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
-    ConfigStore.instance().store(name="schema", node=config.Config)
+    compose.store_schema()
     typed, problems = _checked(conf, sys.argv[1:])
     if problems:
         return _refuse(*problems)
@@ -60,7 +58,7 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
         sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
     try:
-        with submitit_jobs.followed(sweep, folder):
+        with submitit_jobs.followed(sweep, folder), hydra_private.flags_decide_the_mode():
             _hydra_main(conf, sweep, statuses, source)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")

@@ -92,7 +92,7 @@ def describe(conf: Path) -> str:
         for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
             lines.append(f"  {path.stem:<42}{_row(path.read_text())}")
     lines.append("\nKeys:")
-    lines += [_key_line(key.name, key) for key in _section_keys(conf)]
+    lines += [_key_line(key.name, key) for key in section_keys(conf)]
     return "\n".join(lines) + FOOT
 
 
@@ -107,7 +107,7 @@ def _menu_in_full(conf: Path, group: str) -> str:
 
 
 def _section(conf: Path, name: str) -> str:
-    return "\n".join(_key_line(key.name, key) for key in _section_keys(conf) if key.name.startswith(f"{name}."))
+    return "\n".join(_key_line(key.name, key) for key in section_keys(conf) if key.name.startswith(f"{name}."))
 
 
 def _options(conf: Path, group: str) -> list[Path]:
@@ -144,7 +144,7 @@ def _key_line(typed: str, key: Key) -> str:
     return f"  {f'{typed}={key.value}':<36}{key.comment}".rstrip()
 
 
-def _section_keys(conf: Path) -> Iterator[Key]:
+def section_keys(conf: Path) -> Iterator[Key]:
     """The keys of the sections in conf/config.yaml, and the plain ones."""
     section = ""
     for line in (conf / "config.yaml").read_text().split("\nbatch:")[1].split("\nhydra:")[0].splitlines():

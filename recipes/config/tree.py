@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,8 @@ class Config:
     device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
 
 
-def node_types(cls: type = Config) -> dict[str, Any]:
+@functools.cache
+def node_types(cls: type = Config) -> Mapping[str, Any]:
     """Key -> type of a class of the schema, with `Optional[T]` as T."""
 
     def bare(kind):
@@ -61,7 +63,7 @@ def node_types(cls: type = Config) -> dict[str, Any]:
         return kind
 
     hints = typing.get_type_hints(cls)
-    return {f.name: bare(hints[f.name]) for f in dataclasses.fields(cls)}
+    return types.MappingProxyType({f.name: bare(hints[f.name]) for f in dataclasses.fields(cls)})
 
 
 GROUPS = [name for name, kind in node_types().items() if isinstance(kind, type) and issubclass(kind, Menu)]

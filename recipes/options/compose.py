@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import hydra
@@ -15,6 +16,12 @@ from recipes.records import record
 from recipes.records.environment import collect_environment
 
 Prepared = tuple[config.Config | None, record.Record | None, list[str]]
+
+
+@functools.cache
+def store_schema() -> None:
+    """Give Hydra the schema, which conf/config.yaml names in its defaults."""
+    ConfigStore.instance().store(name="schema", node=config.Config)
 
 
 def menu_folders(hydra_config: HydraConf) -> list[Path]:
@@ -47,7 +54,7 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
 
 def compose(conf: Path, *overrides: str) -> Prepared:
     """`prepare` for the command line with these overrides. conf: the folder of the menus."""
-    ConfigStore.instance().store(name="schema", node=config.Config)
+    store_schema()
     with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
         composed = hydra.compose("config", list(overrides), return_hydra_config=True)
     hydra_config = composed.hydra

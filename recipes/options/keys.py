@@ -68,7 +68,8 @@ def mapping_of(key: str) -> str | None:
 
 
 @functools.cache
-def _arguments() -> dict[str, str]:
+def arguments() -> dict[str, str]:
+    """Argument of transformers -> the key that sets it; see ARGUMENTS_FILE."""
     return json.loads(ARGUMENTS_FILE.read_text()) | OTHER_ARGUMENTS
 
 
@@ -78,9 +79,9 @@ def instead_of(key: str, value: str | None) -> str | None:
     key: `learning_rate`, `seed`. value: as typed; None or '' for a flag without one.
     """
     name = key.replace("-", "_").lower()
-    if f"{name}={value}" in _arguments():  # an argument whose value names an option: optim=adamw_torch
-        return _arguments()[f"{name}={value}"]
-    chosen = _arguments().get(name, name if name in names() and name != key else None)
+    if f"{name}={value}" in arguments():  # an argument whose value names an option: optim=adamw_torch
+        return arguments()[f"{name}={value}"]
+    chosen = arguments().get(name, name if name in names() and name != key else None)
     if chosen is None and "." not in key:
         ends = [each for each in names() if each.rpartition(".")[2] == name]
         chosen = ends[0] if len(ends) == 1 else None
@@ -110,8 +111,8 @@ def suggestion(key: str, value: str | None) -> str:
     if instead is not None:
         return f" Type {suggestions.shown(instead)}."
     name = key.replace("-", "_").lower()
-    if (value or "").lower() in FALSE and "=" in _arguments().get(name, ""):
-        return f" Leave it out; the opposite is {_arguments()[name]}."
+    if (value or "").lower() in FALSE and "=" in arguments().get(name, ""):
+        return f" Leave it out; the opposite is {arguments()[name]}."
     candidates = list(names())
     if tail and is_section(head):  # a misspelt key of an existing menu or section: only its keys are suggested
         candidates = [each for each in candidates if each.startswith(head + ".")] or candidates
@@ -119,5 +120,5 @@ def suggestion(key: str, value: str | None) -> str:
     ends = [each for each in candidates if "." in each and each.rpartition(".")[2] == (tail or name)]
     if ends:
         return f" Did you mean {' or '.join(ends)}?"
-    near = suggestions.nearest(key, candidates) or suggestions.nearest(name, [*candidates, *_arguments()])
+    near = suggestions.nearest(key, candidates) or suggestions.nearest(name, [*candidates, *arguments()])
     return near or " python train.py --help lists all."

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn
 
+from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
+
+from recipes.third_party.patching import patched
 
 
 def parse_overrides(argv: Sequence[str]) -> list[Override]:
@@ -39,6 +43,14 @@ def values_of(override: Override) -> list[Any] | None:
     if isinstance(value, ChoiceSweep):
         return [Override._convert_value(each) for each in value.list]
     return None if override.is_sweep_override() else [value]
+
+
+def flags_decide_the_mode() -> AbstractContextManager[None]:
+    """Inside, -m alone makes a command a sweep.
+
+    Hydra composes every command twice, the first time only to read `hydra.mode`, which takes as long as all the rest.
+    """
+    return patched(Hydra, get_mode=lambda *_, **__: None)  # None: the flags decide
 
 
 class Flag(NamedTuple):

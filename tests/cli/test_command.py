@@ -221,7 +221,7 @@ def test_help_lists_each_menu_with_its_options(headroom):
 
 def test_the_help_of_a_menu_that_does_not_exist_is_refused_and_the_version_is_ours(headroom):
     ended = headroom("--help", "optin")
-    assert ended.code == 2 and "Did you mean optim?" in ended.err and ended.out == ""
+    assert ended.code == 2 and "Did you mean optim" in ended.err and ended.out == ""
     ended = headroom("--version")
     assert ended.code == 0 and ended.out.startswith("headroom ") and "torch" in ended.out
 

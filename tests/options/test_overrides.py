@@ -119,6 +119,6 @@ def test_menus_of_other_folders_are_not_judged():
 def test_the_table_of_arguments_is_what_the_hooks_say():
     from recipes.cli import argument_table
 
-    assert keys._arguments() == argument_table.table() | keys.OTHER_ARGUMENTS, (
+    assert keys.arguments() == argument_table.table() | keys.OTHER_ARGUMENTS, (
         "run: python -m recipes.cli.argument_table > recipes/options/argument_names.json"
     )

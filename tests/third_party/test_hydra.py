@@ -1,7 +1,10 @@
 """Private names of Hydra that recipes/third_party/hydra_private.py uses."""
 
+import sys
+
 import hydra
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from recipes.paths import CONF
 from recipes.third_party import hydra_private
@@ -24,7 +27,7 @@ def test_raised_by_hydra_is_true_for_an_error_of_its_own_checks_alone():
 
 def test_flags_are_those_of_the_parser_and_one_that_it_does_not_take_is_said_in_a_line():
     known = hydra_private.flags()
-    assert known["--multirun"] == ((False, ())) and known["--cfg"].takes_value and known["-cd"].takes_value
+    assert known["--multirun"] == (False, ()) and known["--cfg"].takes_value and known["-cd"].takes_value
     assert not known["--info"].takes_value and "defaults" in known["--info"].optional_values
     assert hydra_private.flag_problem(["-m", "--cfg", "job"]) is None
     assert "expected one argument" in (hydra_private.flag_problem(["--cfg"]) or "")
@@ -33,3 +36,22 @@ def test_flags_are_those_of_the_parser_and_one_that_it_does_not_take_is_said_in_
 def test_values_of_an_override_are_those_of_a_choice_without_their_quotes():
     parsed = [hydra_private.parse_override(text) for text in ("a='x y'", "a=1,'b',null", "a=range(3)")]
     assert list(map(hydra_private.values_of, parsed)) == [["x y"], [1, "b", None], None]
+
+
+def test_a_command_is_composed_once_and_its_flags_make_it_a_sweep(monkeypatch, tmp_path):
+    composed, jobs = [], []
+    monkeypatch.chdir(tmp_path)
+    load = ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(
+        ConfigLoaderImpl, "load_configuration", lambda *args, **kwargs: composed.append(1) or load(*args, **kwargs)
+    )
+    job = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda cfg: jobs.append(cfg))
+    for flags, count in ((["train.seed=1"], 1), (["-m", "train.seed=1,2"], 2)):
+        jobs.clear()
+        composed.clear()
+        monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+        with hydra_private.flags_decide_the_mode():
+            job()
+        assert len(jobs) == count
+        if count == 1:
+            assert len(composed) == 1
