@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+from recipes.machine import host
 from recipes.options import resume
 from recipes.ranks.rank_info import RankInfo
 
@@ -33,6 +34,13 @@ def expand_argv(argv: list[str], rank_info: RankInfo = ONLY_RANK) -> list[str]:
     elif sweep_folder(argv) is None:
         added.append(f"hydra.sweep.dir=outputs/{datetime.datetime.now():%Y-%m-%d/sweep-%H-%M-%S-%f}")
     return [*argv[:first], *added, *argv[first:]]
+
+
+def leave_auto_out(overrides: list[str]) -> list[str]:
+    """The overrides of estimates over all GPUs without `auto`, the installed GPU, where there is none."""
+    if "recipe=estimate" not in overrides or host.gpus():
+        return overrides
+    return ["gpu=glob(*,exclude=auto)" if text == "gpu=glob(*)" else text for text in overrides]
 
 
 def sweep_folder(argv: list[str]) -> Path | None:

@@ -84,7 +84,7 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     folders = [] if other_menus else [conf] if line.config_dir is None else [conf, line.config_dir]
     in_quotes = overrides.quoted(line.overrides)
     problems = overrides.problems(in_quotes, folders, bool(line.names & argv.MULTIRUN))
-    return line.flags + in_quotes, problems
+    return line.flags + argv.leave_auto_out(in_quotes), problems
 
 
 def _hydra_main(

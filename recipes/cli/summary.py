@@ -21,10 +21,11 @@ def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -
     parts = [
         f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
         f"{used / MIB:.0f} MiB" if used else "",
-        outcome.error.message.splitlines()[0] if outcome.error else "",
+        # Why a job was refused is said once for all of them, under the table.
+        outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
         "(done before)" if before else "",
     ]
-    return f"{number:>3}  {outcome.status:<12}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
+    return f"{number:>3}  {_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 
 
 def summary(outcome: Record, folder: Path) -> str:
@@ -35,6 +36,11 @@ def summary(outcome: Record, folder: Path) -> str:
     lines += [f"  warning: {text}" for text in outcome.warnings]
     lines.append(f"  Record: {_shorter(folder / 'result.json')}")
     return "\n".join(lines)
+
+
+def _status(outcome: Record) -> str:
+    """The status; an estimate has not run out of memory, it does not fit."""
+    return "does not fit" if outcome.recipe == "estimate" and outcome.status == "oom" else outcome.status
 
 
 def _headline(outcome: Record) -> str:
@@ -48,7 +54,7 @@ def _headline(outcome: Record) -> str:
     if attention and config["model"]["attention"] == AUTO:
         attention += " (auto)"
     return (
-        f"{outcome.status}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
+        f"{_status(outcome)}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
         f"{config['optim']['name']}, batch {batch} x {steps}{devices} = {batch * steps * replicas}, "
         f"checkpointing {config['checkpointing']['name']}{attention}, {outcome.environment['device_name']}"
     )
@@ -68,7 +74,11 @@ def _rows(outcome: Record) -> Iterator[Row]:
 def _speed_rows(outcome: Record) -> Iterator[Row]:
     speed, training = outcome.speed, outcome.training
     if speed.train_seconds is not None:
-        yield "Time", f"{speed.train_seconds:.2f} s", f"{training.steps} steps, {training.samples} samples"
+        note = f"{training.steps} steps, {training.samples} samples"
+        if training.resumed_from_step:
+            since = training.steps - training.resumed_from_step
+            note = f"{since} steps since the resume at step {training.resumed_from_step}; {note} in all"
+        yield "Time", f"{speed.train_seconds:.2f} s", note
     if speed.samples_per_second is not None:
         yield from _throughput_rows(speed, outcome.estimate)
     if speed.waiting_seconds_per_rank:

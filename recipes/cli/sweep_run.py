@@ -115,7 +115,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
             ended.add("failed")
     without_result = [job for job in jobs if job["status"] not in sweeps.SUCCESS]
     for job in without_result:
-        console.say(f"{job['status']}: {folder / job['key']}")
+        if job["status"] != "refused":  # their reasons stand under the table
+            console.say(f"{job['status']}: {folder / job['key']}")
     if {"interrupted", "preempted"} & set(statuses) or any(j["status"] not in sweeps.FINAL for j in without_result):
         console.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
     if "interrupted" in statuses:

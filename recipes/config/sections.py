@@ -55,6 +55,7 @@ class Measure:
 class Launch:
     timeout_seconds: float | None = at_least(0)
     memory_limit_gib: float | None = at_least(0, identity=(RUN, LABEL))
+    oversubscribe: bool = UNSET
 
 
 @dataclass

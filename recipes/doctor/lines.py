@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
-WIDTH, NAME_COLUMN = 80, 22  # a row: two spaces, the name up to NAME_COLUMN, the text wrapped behind it
+WIDTH, NAME_COLUMN = 80, 27  # a row: two spaces, the name up to NAME_COLUMN, the text wrapped behind it
 NOT_AVAILABLE = "not available"
+
+
+def cell(text: str, width: int) -> str:
+    """A text in a column of so many characters. A longer one moves the rest to the right; two spaces follow anyway."""
+    return f"{text:<{width - 2}}  "
 
 
 class Page:
@@ -20,7 +25,7 @@ class Page:
 
     def row(self, name: str, text: str, style: str = "") -> None:
         """A name and a text behind it."""
-        self.wrapped(f"  {name:<{NAME_COLUMN - 2}}", text, style, " " * NAME_COLUMN)
+        self.wrapped("  " + cell(name, NAME_COLUMN - 2), text, style, " " * NAME_COLUMN)
 
     def wrapped(self, start: str, text: str, style: str = "", indent: str = "    ") -> None:
         """A first part and a text behind it; further lines are indented."""

@@ -7,14 +7,19 @@ import platform
 from recipes.doctor import checks, faults, probe
 from recipes.doctor.checks import Findings, Package
 from recipes.doctor.gpu_page import card_section, links_section
-from recipes.doctor.lines import NOT_AVAILABLE, Page
+from recipes.doctor.lines import NOT_AVAILABLE, Page, cell
 from recipes.machine import host
 from recipes.units import GIB
 
+VERSION_COLUMN = 14
 PURPOSES = {  # of packages that are not required
     "bitsandbytes": "optim=adam8bit and the other 8-bit ones",
     "wandb": "tracker=wandb",
     "flash-attn": "model.attention=flash_attention_2",
+    "deepspeed": "parallelism=zero on several GPUs",
+    "hydra-joblib-launcher": "hydra/launcher=joblib, sweeps whose jobs run side by side",
+    "hydra-submitit-launcher": "hydra/launcher=submitit_slurm, sweeps on a cluster",
+    "submitit": "hydra/launcher=submitit_slurm, sweeps on a cluster",
 }
 
 
@@ -55,12 +60,13 @@ def page(found: Findings) -> Page:
 def versions(out: Page, found: Findings) -> None:
     """Packages against pyproject.toml's lower bounds, and the driver."""
     out.head("Versions")
-    out.row("python", f"{platform.python_version():<14}{found.python_bound} or newer")
+    out.row("python", f"{cell(platform.python_version(), VERSION_COLUMN)}{found.python_bound} or newer")
     for package in found.packages:
         out.row(package.name, *version_row(found, package))
     out.row(
         "NVIDIA driver",
-        found.driver.error or f"{found.driver.version or '?':<14}CUDA up to {found.driver.cuda or '?'}",
+        found.driver.error
+        or f"{cell(found.driver.version or '?', VERSION_COLUMN)}CUDA up to {found.driver.cuda or '?'}",
         "red" if found.driver.broken else "",
     )
     if found.other_recipes:
@@ -89,7 +95,7 @@ def version_row(found: Findings, package: Package) -> tuple[str, str]:
         notes += [f"8-bit AdamW works on {', '.join(name.removeprefix(start) for name in works)}"] if works else []
         broken |= bool(probe.failures(found.probes, start))
     notes += ["BROKEN, see below"] * broken
-    return f"{package.version:<14}{'; '.join(notes)}", "red" if broken else ""
+    return f"{cell(package.version, VERSION_COLUMN)}{'; '.join(notes)}", "red" if broken else ""
 
 
 def host_section(out: Page, found: Findings) -> None:

@@ -14,6 +14,7 @@ from recipes.options.hooks import Dimension
 from recipes.ranks import rank_info
 
 ONE_PROCESS = ("single", "dp")
+RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
 
 
 def sharded(cfg: Config) -> bool:
@@ -77,6 +78,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found.append(
             f"{local} ranks need as many GPUs on a machine, and {visible} {'is' if visible == 1 else 'are'} visible "
             f"here. Type parallelism.num_processes={visible}, or device=cpu."
+        )
+    cores = host.usable_cores()
+    started_here = not on_gpu and cfg.recipe.name != "estimate" and not rank_info.current_rank().launched
+    if started_here and (count or 1) > RANKS_PER_CORE * cores and not cfg.launch.oversubscribe:
+        found.append(
+            f"parallelism.num_processes={count} is more than {RANKS_PER_CORE} ranks for each of the CPU's {cores} cores, "
+            f"which need very long. Type parallelism.num_processes={cores}, or launch.oversubscribe=true to start them."
         )
     if cfg.parallelism.static_graph and cfg.accumulation.steps > 1:
         found.append(

@@ -10,6 +10,8 @@ from recipes.options import hooks
 
 PRETRAINED_LEARNING_RATE = 5e-5  # the default of transformers' TrainingArguments, made for fine-tuning
 
+POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial schedule
+
 
 def resolve(cfg: Config) -> list[str]:
     """Fills in the learning rate: the model's own from scratch, a smaller one for pretrained weights."""
@@ -25,6 +27,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found.append(
             "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
             "Choose train.schedule=constant_with_warmup."
+        )
+    if cfg.train.schedule == "polynomial" and cfg.train.learning_rate <= POLYNOMIAL_END:
+        found.append(
+            f"train.schedule=polynomial falls to {POLYNOMIAL_END}, and train.learning_rate={cfg.train.learning_rate} is "
+            "not above it. Choose train.schedule=linear."
         )
     if cfg.train.max_steps is not None and "train.epochs" in given:
         found.append(

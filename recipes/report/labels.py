@@ -36,9 +36,12 @@ def facts(found: Record) -> dict[str, str]:
     }
     if limit is not None:
         values["launch.memory_limit_gib"] = limit  # the last of a label
+    if found.status == "refused":  # what the other jobs derive or look up was not yet there
+        values = {key: value for key, value in values.items() if value != "null" or key == "experiment"}
     environment = found.environment
     values["device"] = _text(environment.get("device", values.get("device")))
-    values["device_name"] = _text(environment.get("device_name"))
+    if found.status != "refused":
+        values["device_name"] = _text(environment.get("device_name"))
     values["git_revision"] = _text(environment.get("git_revision"))
     versions = environment.get("versions") or {}
     return values | {name: _text(versions.get(name)) for name in PACKAGES}
@@ -64,7 +67,7 @@ def _context(key: str, values: dict[str, str]) -> tuple:
     if key in ("experiment", "device"):
         return ()
     if key == "device_name":
-        return (get("device"),)
+        return get("device"), get("gpu")  # the card that an estimate is for
     if key in PACKAGES or key == "git_revision":  # only between jobs that differ in nothing else
         return tuple(value for name, value in values.items() if name not in PACKAGES and name != "git_revision")
     if key == "train.learning_rate":

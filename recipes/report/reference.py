@@ -47,6 +47,12 @@ def guide() -> dict[str, dict]:
     return published
 
 
+def guide_experiments() -> list[str]:
+    """The names of the guide's experiments in the order of its table, the baseline first."""
+    names = [conditions.split()[0].removeprefix("experiment=") for conditions in guide()]
+    return list(dict.fromkeys([GUIDE_BASELINE, *names]))
+
+
 def of_guide(found: Record) -> bool:
     """Whether a record was made by `+experiment/guide=...`."""
     return any(re.match(r"\+{0,2}experiment/guide=", override) for override in found.overrides)

@@ -28,9 +28,17 @@ def compare(records: list[Record], baseline: str | None = None, published: dict[
     """
     of_guide = any(map(reference.of_guide, records))
     made = table(records, baseline, reference.guide() if published is None and of_guide else published)
+    if of_guide:
+        made.rows.sort(key=_place_in_guide)  # stable: other rows keep their order, behind the guide's
     if baseline is None and of_guide:
         made.baseline = next((row for row in made.rows if _is_guide_baseline(row)), made.baseline)
     return made
+
+
+def _place_in_guide(row: Row) -> int:
+    experiments = reference.guide_experiments()
+    name = row.facts["experiment"]
+    return experiments.index(name) if name in experiments else len(experiments)
 
 
 def _is_guide_baseline(row: Row) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from recipes.errors import Refusal
 from recipes.records import record_file
-from recipes.records.record import Record
+from recipes.records.record import Estimate, Record
 from recipes.report.labels import facts, label_keys, label_of
 from recipes.units import GIB, MIB
 
 DONE = ("ok", "preempted")  # statuses whose figures are valid
+DOES_NOT_FIT = "does not fit"
 # Kinds of memory: (name, meaning). A table shows the first one that all jobs have, so that they can be compared.
 MEMORY_KINDS = {
     "device_used_bytes": ("device", "what the whole device had in use, by NVML"),
@@ -63,9 +64,19 @@ class Row:
         return any(run.status in DONE for run in self.runs)
 
     @property
+    def statuses(self) -> list[str]:
+        """The status of each run; an estimate has not run out of memory, it does not fit."""
+        return [DOES_NOT_FIT if self.estimate and run.status == "oom" else run.status for run in self.runs]
+
+    @property
+    def fit(self) -> Estimate | None:
+        """Of an estimate: the capacity of the GPU, and how much of it is left."""
+        return next((run.estimate for run in self.runs if run.estimate is not None), None)
+
+    @property
     def status(self) -> str:
         """The status of the runs, or how many of them have each status."""
-        ended = [run.status for run in self.runs]
+        ended = self.statuses
         different = list(dict.fromkeys(ended))
         text = ", ".join(f"{ended.count(status)} {status}" for status in different) if different[1:] else ended[0]
         return text + (" (estimate)" if self.estimate else "")
@@ -85,6 +96,8 @@ class Row:
                 first = next(iter(error.message.splitlines()), error.type).strip()
                 where = "" if error.type == "Refusal" else f"in {error.phase}: "  # which comes before every phase
                 notes.append(f"{where}{first}{'' if first.endswith(('.', '?')) else '.'} {error.hint or ''}".rstrip())
+        for step in {run.training.resumed_from_step for run in self.runs} - {None, 0}:
+            notes.append(f"resumed at step {step}: the time is that of the steps since.")
         if self.jobs_at_once > 1:
             notes.append(f"{self.jobs_at_once} jobs side by side: they disturb each other's times and device memory.")
         return list(dict.fromkeys(notes))

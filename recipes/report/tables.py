@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recipes.records.record import STATUSES
 from recipes.report.labels import PACKAGES
-from recipes.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
+from recipes.report.rows import DOES_NOT_FIT, MAX_KEY_COLUMNS, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same value.
 CONTEXT = (
@@ -35,6 +35,11 @@ def number(value: float, digits: int = 4) -> str:
     if not value:
         return "0"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def _signed(value: float) -> str:
+    """A number with its sign where it is negative."""
+    return f"-{number(-value)}" if value < 0 else number(value)
 
 
 def percent(value: float, base: float, decimals: int = 1) -> str:
@@ -78,6 +83,9 @@ def columns(made: Table) -> dict[str, list[str]]:
         "status": lambda row: row.status,
         f"{made.memory_name} {unit}": lambda row: spread_text(made.memory(row), size),
         "memory diff.": lambda row: difference(made, row, made.memory),
+        f"capacity {unit}": lambda row: number(row.fit.capacity_bytes / size) if row.fit else "",
+        f"left {unit}": lambda row: _signed(row.fit.margin_bytes / size) if row.fit else "",
+        "fits": lambda row: ("yes" if row.fit.fits else "no") if row.fit else "",
         f"published device memory {unit}": published("device_used_bytes", size),
         "samples/s": lambda row: spread_text(made.speed(row)),
         "samples/s diff.": lambda row: difference(made, row, made.speed),
@@ -107,8 +115,9 @@ def _evaluation(row: Row) -> str:
 
 def remarks(made: Table) -> list[str]:
     """Sentences beside the table: what all jobs have in common, what memory means, the baseline, the sources."""
-    statuses = [run.status for row in made.rows for run in row.runs]
-    counts = ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses)
+    statuses = [status for row in made.rows for status in row.statuses]
+    order = [*STATUSES, DOES_NOT_FIT]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in order if status in statuses)
     lines = [f"{len(statuses)} job{'s' * (len(statuses) > 1)}: {counts}."]
     common = _common_settings(made)
     if common:
@@ -129,7 +138,7 @@ def _common_settings(made: Table) -> list[str]:
     """key=value of what all jobs share; versions always, with all values that occur."""
     settings = []
     for key in CONTEXT:
-        values = list(dict.fromkeys(row.facts.get(key, "null") for row in made.rows))
+        values = list(dict.fromkeys(row.facts.get(key, "null") for row in made.rows if key in row.facts or row.done))
         if key in PACKAGES or key == "git_revision" or len(values) == 1:
             values = [value for value in values if value != "null"]
             settings += [f"{key}={' or '.join(values)}"] if values and key not in made.keys else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.cli import flags
+from recipes.cli import flags, random_lines
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,10 @@ def test_a_flag_that_does_not_exist_says_what_to_type(typed, expected):
 def test_flags_may_stand_anywhere(typed, first, rest):
     line = flags.split(typed)
     assert (line.flags, line.overrides, line.problems) == (first, rest, [])
+
+
+def test_random_command_lines_are_refused_in_our_terms_and_without_delay():
+    outcomes = list(random_lines.check_all(random_lines.lines(seed=0, count=150)))
+    failed = [f"{outcome.typed}\n{outcome.problem}" for outcome in outcomes if outcome.kind == "failed"]
+    assert not failed, "\n".join(failed)
+    assert {outcome.kind for outcome in outcomes} == {"refused", "runs", "prints"}
