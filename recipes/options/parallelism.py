@@ -83,8 +83,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     started_here = not on_gpu and cfg.recipe.name != "estimate" and not rank_info.current_rank().launched
     if started_here and (count or 1) > RANKS_PER_CORE * cores and not cfg.launch.oversubscribe:
         found.append(
-            f"parallelism.num_processes={count} is more than {RANKS_PER_CORE} ranks for each of the CPU's {cores} cores, "
-            f"which need very long. Type parallelism.num_processes={cores}, or launch.oversubscribe=true to start them."
+            f"parallelism.num_processes={count} is more than {RANKS_PER_CORE} ranks for each of {cores} CPU cores, "
+            f"which is slow. Type parallelism.num_processes={cores}, or launch.oversubscribe=true to start them."
         )
     if cfg.parallelism.static_graph and cfg.accumulation.steps > 1:
         found.append(

@@ -30,8 +30,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         )
     if cfg.train.schedule == "polynomial" and cfg.train.learning_rate <= POLYNOMIAL_END:
         found.append(
-            f"train.schedule=polynomial falls to {POLYNOMIAL_END}, and train.learning_rate={cfg.train.learning_rate} is "
-            "not above it. Choose train.schedule=linear."
+            f"train.learning_rate={cfg.train.learning_rate} is not above {POLYNOMIAL_END}, to which "
+            "train.schedule=polynomial falls. Choose train.schedule=linear."
         )
     if cfg.train.max_steps is not None and "train.epochs" in given:
         found.append(

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
-from recipes.doctor import checks, probe
+from recipes.doctor import checks, lines, probe
 from recipes.machine import host
 
 # --- the driver and torch ----------------------------------------------------------------------------
@@ -129,6 +129,16 @@ dev = ["absent-four"]
 def project(tmp_path):
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     return checks.packages(tmp_path / "pyproject.toml")
+
+
+def test_long_names_and_versions_leave_a_gap():
+    out = lines.Page()
+    out.row("hydra-submitit-launcher", lines.cell("2.14.0.dev20261101+cu130", 14) + "2.11 or newer")
+    out.row("a-name-that-is-far-too-long-for-it", "1.0")
+    assert [text.split() for text, _ in out.lines] == [
+        ["hydra-submitit-launcher", "2.14.0.dev20261101+cu130", "2.11", "or", "newer"],
+        ["a-name-that-is-far-too-long-for-it", "1.0"],
+    ]
 
 
 def test_bounds_and_extras_are_read_from_pyproject(project):

@@ -157,6 +157,22 @@ def test_values_that_do_not_go_together_are_refused(overrides, words):
     assert has_line(found, words), found
 
 
+def test_a_schedule_that_cannot_fall_is_refused():
+    (problem,) = compose("train.schedule=polynomial", "train.learning_rate=1e-7").problems
+    assert "train.schedule=linear" in problem
+    assert not compose("train.schedule=polynomial", "train.learning_rate=2e-7").problems
+
+
+def test_many_more_ranks_than_cores_are_refused_unless_asked_for(monkeypatch):
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)
+    ranks = ("parallelism=ddp", "parallelism.num_processes=5", "device=cpu")
+    (problem,) = compose(*ranks).problems
+    assert "parallelism.num_processes=2" in problem and "launch.oversubscribe=true" in problem
+    assert not compose(*ranks, "launch.oversubscribe=true").problems
+    assert not compose(*ranks, "parallelism.num_processes=4").problems
+    assert not compose(*ranks, "recipe=estimate", "gpu=t4_16gb", "device=auto").problems
+
+
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: ())
     assert has_line(compose("device=cuda").problems, ["device=cuda", "device=cpu"])

@@ -50,6 +50,14 @@ def test_every_row_of_the_guide_is_an_experiment_with_these_settings():
         )
 
 
+def test_the_guides_rows_keep_its_order_the_baseline_first():
+    """glob(*) sorts the names; jobs with other experiments come behind."""
+    names = ["adafactor", "adam8bit", "fp16", "vanilla", "accumulation"]
+    records = [guided(name, job_number=number) for number, name in enumerate(["of_mine", *names])]
+    shown = [row.facts["experiment"] for row in report.compare(records).rows]
+    assert shown == ["vanilla", "accumulation", "fp16", "adafactor", "adam8bit", "of_mine"]
+
+
 def test_without_the_file_there_are_none_and_the_table_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(reference, "GUIDE_FILE", tmp_path / "missing.csv")
     assert reference.guide() == {}

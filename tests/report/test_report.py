@@ -18,7 +18,7 @@ from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, text
 
 from recipes.errors import Refusal
 from recipes.records import atomic_file, record_file
-from recipes.records.record import Error, Evaluation
+from recipes.records.record import Error, Estimate, Evaluation
 from recipes.report import canvas, pareto_plot, plots, report, rows, tables
 from recipes.report.files import csv_text, jsonl
 from recipes.report.read import read_all
@@ -82,6 +82,20 @@ def test_a_learning_rate_that_a_refusal_left_open_is_no_difference():
     refused = job("precision=fp16", status="refused")
     refused.config["train"]["learning_rate"] = None
     assert rows.table([job(), refused]).keys == ["precision"]
+
+
+def test_a_refused_job_adds_no_column_of_its_own():
+    """What the others derive, and the device that they found, is not there yet."""
+    ok, refused = job("parallelism=ddp", device_name="CPU"), job(status="refused", device_name="")
+    ok.config["parallelism"] |= {"replicas": 2, "num_processes": 2}
+    refused.config["parallelism"] |= {"replicas": None, "num_processes": None}
+    assert rows.table([ok, refused]).keys == ["parallelism"]
+    assert any("device_name=CPU" in line for line in tables.remarks(rows.table([ok, refused])))
+
+
+def test_the_card_of_an_estimate_is_named_once():
+    cards = [job("recipe=estimate", f"gpu={gpu}", device="cuda", device_name=gpu) for gpu in ("t4_16gb", "h100_80gb")]
+    assert rows.table(cards).keys == ["gpu"]
 
 
 def test_with_experiments_the_label_has_what_they_do_not_say():
@@ -209,12 +223,21 @@ def test_figures_of_a_run_out_of_memory_do_not_count():
     assert not any("99" in text or "900" in text for text in cells["samples/s"] + cells["tensor memory MiB"])
 
 
+def test_the_time_of_a_resumed_job_says_what_it_covers():
+    resumed = job()
+    resumed.training.resumed_from_step = 1
+    assert rows.table([resumed]).rows[0].notes == ["resumed at step 1: the time is that of the steps since."]
+
+
 def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
     estimate = job("recipe=accelerate")
     estimate.recipe, estimate.config["recipe"]["name"], estimate.status = "estimate", "estimate", "oom"
+    estimate.estimate = Estimate(False, -50 * MIB, 50 * MIB)
     made = rows.table([job(), estimate])
     cells = columns(made)
-    assert cells["status"] == ["oom (estimate)", "ok"] and cells["tensor memory MiB"] == ["100.0", "100.0"]
+    assert (cells["capacity MiB"], cells["left MiB"], cells["fits"]) == (["50.00", ""], ["-50.00", ""], ["no", ""])
+    assert tables.remarks(made)[0] == "2 jobs: 1 ok, 1 does not fit."
+    assert cells["status"] == ["does not fit (estimate)", "ok"] and cells["tensor memory MiB"] == ["100.0", "100.0"]
     assert made.baseline is made.rows[1]
 
 

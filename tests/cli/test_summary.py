@@ -1,0 +1,47 @@
+"""A finished job as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from made_up_records import OOM, job
+
+from recipes.cli import argv, summary
+from recipes.records.record import Error, Estimate
+from recipes.units import MIB
+
+
+def ended(status: str = "ok", error: Error | None = None, **parts):
+    """A made-up record of one process, with these parts."""
+    record = job(status=status, error=error)
+    record.config["parallelism"] |= {"num_processes": 1, "replicas": 1}
+    for name, part in parts.items():
+        setattr(record, name, part)
+    return record
+
+
+def test_why_a_job_was_refused_is_left_to_the_table():
+    line = summary.job_line(ended("refused", Error("load", "Refusal", "it needs a GPU.")), 1, ["a=1"], False)
+    assert line.split() == ["1", "refused", "a=1"]
+    assert "out of memory" in summary.job_line(ended("oom", OOM), 1, ["a=1"], False)
+
+
+def test_an_estimate_that_does_not_fit_says_so():
+    record = ended("oom", Error("backward", "OutOfMemoryError", "it would not fit"))
+    record.recipe, record.estimate = "estimate", Estimate(False, -50 * MIB, 50 * MIB)
+    assert summary.job_line(record, 1, ["gpu=t4_16gb"], False).split()[:5] == ["1", "does", "not", "fit", "gpu=t4_16gb"]
+
+
+def test_the_time_after_a_resume_says_what_it_covers():
+    record = ended()
+    assert "2 steps, 16 samples" in summary.summary(record, Path("x"))
+    record.training.resumed_from_step = 1
+    assert "1 steps since the resume at step 1; 2 steps, 16 samples in all" in summary.summary(record, Path("x"))
+
+
+def test_estimates_over_all_gpus_leave_auto_out_where_there_is_none(pretend_gpu):
+    typed = ["recipe=estimate", "gpu=glob(*)"]
+    assert argv.leave_auto_out(typed) == ["recipe=estimate", "gpu=glob(*,exclude=auto)"]
+    assert argv.leave_auto_out(["gpu=glob(*)"]) == ["gpu=glob(*)"]
+    pretend_gpu((8, 0))
+    assert argv.leave_auto_out(typed) == typed
