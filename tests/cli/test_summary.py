@@ -7,7 +7,7 @@ from pathlib import Path
 from made_up_records import OOM, job
 
 from recipes.cli import argv, summary
-from recipes.records.record import Error, Estimate
+from recipes.records.record import Error, Estimate, Memory
 from recipes.units import MIB
 
 
@@ -33,7 +33,7 @@ def test_an_estimate_that_does_not_fit_says_so():
 
 
 def test_the_time_after_a_resume_says_what_it_covers():
-    record = ended()
+    record = ended(memory=Memory())
     assert "2 steps, 16 samples" in summary.summary(record, Path("x"))
     record.training.resumed_from_step = 1
     assert "1 steps since the resume at step 1; 2 steps, 16 samples in all" in summary.summary(record, Path("x"))
