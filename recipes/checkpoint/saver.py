@@ -105,7 +105,7 @@ def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
     """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
 
     Sharded weights are gathered on the CPU of rank 0, which writes. loop: a `Loop` of either recipe. tokenizer: None
-    for bytes.
+    for data=dummy, whose ids are random.
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
     with unwrap.evaluation_weights(loop.optimizer):

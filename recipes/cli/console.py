@@ -8,7 +8,7 @@ import sys
 from typing import TextIO
 
 from recipes.ranks import rank_info
-from recipes.records.messages import Message, PhaseStarted, StepsDone, WarningRaised
+from recipes.records.messages import Message, PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
 
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
 
@@ -44,7 +44,7 @@ class Console:
             disable=quiet,
         )
         self.task = self.progress.add_task(self.prefix + "starting", total=None, text="")
-        self.total_steps = 0
+        self.total_steps, self.phase_name = 0, ""
 
     def __enter__(self) -> Console:
         self.progress.start()
@@ -59,6 +59,8 @@ class Console:
             self._start_phase(message)
         elif isinstance(message, StepsDone):
             self._update(message)
+        elif isinstance(message, PhaseAdvanced):
+            self._advance(message.step)
         elif isinstance(message, WarningRaised):
             self.warn(message.text)
 
@@ -69,7 +71,7 @@ class Console:
                 self.console.print(f"warning: {text}", style="yellow", markup=False)
 
     def _start_phase(self, phase: PhaseStarted) -> None:
-        self.total_steps = phase.total
+        self.total_steps, self.phase_name = phase.total, phase.name
         self.progress.reset(
             self.task,
             description=self.prefix + phase.name,
@@ -77,6 +79,11 @@ class Console:
             completed=phase.step,
             text="",
         )
+
+    def _advance(self, step: int) -> None:
+        self.progress.update(self.task, completed=step, text=f"{step}/{self.total_steps}")
+        if not self.console.is_terminal and not self.in_sweep:
+            self.console.print(f"{self.phase_name} {step}/{self.total_steps}")
 
     def _update(self, done: StepsDone) -> None:
         speed = f"{done.samples_per_second:.1f} samples/s"

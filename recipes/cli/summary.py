@@ -111,7 +111,9 @@ def _result_rows(outcome: Record) -> Iterator[Row]:
         quality = f"perplexity {_number(evaluation.perplexity, 2)}"
         if evaluation.accuracy is not None:
             quality = f"accuracy {evaluation.accuracy:.1%}"
-        yield "Evaluation loss", _number(evaluation.loss), f"{quality}, {evaluation.samples} samples"
+        bounded = (evaluation.available_samples or 0) > evaluation.samples
+        samples = f"{evaluation.samples}{f' of {evaluation.available_samples}' if bounded else ''} samples"
+        yield "Evaluation loss", _number(evaluation.loss), f"{quality}, {samples}"
     if estimate is not None:
         margin, capacity = estimate.margin_bytes / MIB, estimate.capacity_bytes / MIB
         left = "stay free" if margin >= 0 else "are missing"

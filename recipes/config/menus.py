@@ -44,7 +44,9 @@ class Data(Menu):
     task: str | None = one_of("classification", "language_modelling", None)
     text_column: str = UNSET
     label_column: str = UNSET
-    tokenizer: str = UNSET
+    tokenizer: str | None = UNSET
+    encoding: str = UNSET
+    separator: str | None = one_of("comma", "semicolon", "tab", "bar", None)
     pad_to_multiple_of: int = at_least(1)
     pin_memory: bool = key(identity=(RUN, LABEL))
     workers: int = at_least(0, identity=(RUN, LABEL))

@@ -33,6 +33,7 @@ class Eval:
     precision: str | None = one_of("fp16", "bf16", None)
     window: int | None = at_least(2)
     stride: int | None = at_least(1)
+    max_samples: int | None = at_least(1)
 
 
 @dataclass

@@ -6,10 +6,9 @@ Shapes: T tokens. A row has `input_ids` (T,) and `labels`: () for classification
 
 from __future__ import annotations
 
-import itertools
 import math
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,16 @@ import datasets
 import numpy
 
 from recipes.config import Config
-from recipes.data import collate, text_data
+from recipes.data import collate, rows, text_data, text_files, text_rows
+from recipes.data import tokens as tokens_module
 from recipes.errors import Refusal
+from recipes.options import batch, data_sources, parallelism
 from recipes.options import data as data_options
-from recipes.options import data_sources, parallelism
 from recipes.options.data_sources import BYTE_VOCAB
-from recipes.options.model_families import ENCODERS
 
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # range of random ids in the Hugging Face guide
+Head = Mapping[str, int] | None
+"""label -> class of a pretrained classification head; None: the head is new"""
 EVAL_FILE_INTERVAL = 10  # data=source: every tenth file is in the evaluation split
 
 
@@ -35,6 +36,9 @@ class Data:
 
     train, eval: datasets.Dataset in the torch format; eval is None without an evaluation split.
     collate: list of rows -> batch. vocab: one more than the largest possible token id.
+    classes, names: their number and names; no names if unknown. tokenizer: of transformers, None for random ids.
+    eval_available: rows of the evaluation split, of which eval.max_samples may have kept fewer; 0: those in eval.
+    warnings: what was assumed, left out or cut.
     rank, ranks: of the parts into which every batch is split, this process has part `rank`.
     """
 
@@ -46,26 +50,34 @@ class Data:
     classes: int = 0
     pad_token_id: int = 0
     tokenizer: Any = None
-    names: list = field(default_factory=list)  # of the classes; empty if unknown
+    names: list[str] = field(default_factory=list)
     rank: int = 0
     ranks: int = 1
+    eval_available: int = 0
+    warnings: list[str] = field(default_factory=list)
 
 
 # --- building ----------------------------------------------------------------------------------
 
 
-def build_data(cfg: Config, task: str, vocab: int) -> Data:
+def build_data(cfg: Config, task: str, vocab: int, head: Head = None) -> Data:
     """The rows of the chosen data set.
 
-    task: "classification" or "language_modelling". vocab: of the model. Raises Refusal for data that cannot be used.
+    task: "classification" or "language_modelling". vocab: of the model. head: see `labels.classes_of`.
+    Raises Refusal for data that cannot be used.
     """
     builders = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
-    built = builders[cfg.data.name](cfg, task, vocab)
+    built = builders[cfg.data.name](cfg, task, vocab, head)
     built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal(
             "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
             "none here. Leave them out."
+        )
+    if built.eval is not None and len(built.eval) < built.eval_available and cfg.eval.enabled:
+        built.warnings.append(
+            f"the evaluation is on {len(built.eval):,} of {built.eval_available:,} samples, drawn by train.seed. Type "
+            "eval.max_samples=null for all of them."
         )
     return built
 
@@ -76,21 +88,21 @@ def _samples(cfg: Config) -> int:
     return cfg.data.samples
 
 
-def _dummy(cfg: Config, task: str, vocab: int) -> Data:
+def _dummy(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     """Random ids with random labels, as in the Hugging Face guide; with the ids as labels for a language model."""
     random = numpy.random.default_rng(cfg.train.seed)
     low, high = (DUMMY_LOW, min(DUMMY_HIGH, vocab)) if vocab > 2 * DUMMY_LOW else (0, vocab)
     classes = cfg.model.classes if task == "classification" else 0
 
-    def rows(count: int) -> datasets.Dataset:
+    def part(count: int) -> datasets.Dataset:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
-        return _dataset(ids, random.integers(0, classes, count) if classes else ids)
+        return rows.dataset(ids, random.integers(0, classes, count) if classes else ids)
 
     count, held_out = _samples(cfg), cfg.data.eval_samples
-    return Data(task, rows(count), rows(held_out) if held_out else None, collate.stack, high, classes)
+    return Data(task, part(count), part(held_out) if held_out else None, collate.stack, high, classes)
 
 
-def _source(cfg: Config, task: str, vocab: int) -> Data:
+def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     """Blocks of bytes from the files of Python's standard library. Whole files are held out for the evaluation."""
     root, length = Path(sysconfig.get_paths()["stdlib"]), cfg.data.seq_len
     excluded = {"site-packages", "dist-packages", "test"}
@@ -98,7 +110,7 @@ def _source(cfg: Config, task: str, vocab: int) -> Data:
     if not paths:
         raise Refusal(f"data=source found no Python file in {root}. Choose data=text with data.path=.")
 
-    def rows(files: list[Path], count: int, window: int, stride: int) -> datasets.Dataset:
+    def part(files: list[Path], count: int, window: int, stride: int) -> datasets.Dataset:
         text = b"\0".join(path.read_bytes() for path in files)
         tokens = numpy.frombuffer(text, dtype=numpy.uint8).astype(numpy.int64) + 1
         tokens[tokens == 1] = 0  # a zero byte between files ends a text
@@ -109,11 +121,12 @@ def _source(cfg: Config, task: str, vocab: int) -> Data:
                 f"are configured. Type data.samples={blocks} or a smaller data.seq_len."
             )
         starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # evenly over all files
-        return windows(tokens, window, stride, [(start, start + length) for start in starts])
+        return rows.windows(tokens, window, stride, [(start, start + length) for start in starts])[0]
 
-    train = rows([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
+    encoder, warnings = tokens_module.for_data(cfg, vocab)
+    train = part([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
     held_out = (
-        rows(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
+        part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
         if cfg.data.eval_samples
         else None
     )
@@ -122,12 +135,12 @@ def _source(cfg: Config, task: str, vocab: int) -> Data:
         if data_options.window_and_stride(cfg) == (length, length)
         else collate.Padding(1, length, 0, with_mask=False)
     )
-    return Data(task, train, held_out, pad, BYTE_VOCAB)
+    return Data(task, train, held_out, pad, BYTE_VOCAB, tokenizer=encoder.tokenizer, warnings=warnings)
 
 
-def _text(cfg: Config, task: str, vocab: int) -> Data:
+def _text(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     """The files of data.path and data.eval_path."""
-    data = cfg.data
+    data, warnings = cfg.data, []
     keys = {data.text_column: "data.text_column"}
     if task == "classification":
         keys[data.label_column] = "data.label_column"
@@ -140,6 +153,8 @@ def _text(cfg: Config, task: str, vocab: int) -> Data:
             columns,
             f"data.{key}={pattern}",
             lambda column: f"Name the right one with {keys[column]}=.",
+            _format(cfg),
+            warnings.append,
         )
 
     texts, held_out = read("path"), None
@@ -149,70 +164,72 @@ def _text(cfg: Config, task: str, vocab: int) -> Data:
         kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
         split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
         texts, held_out = split["train"], split["test"]
-    return _from_texts(cfg, task, texts, held_out)
+    elif data.eval_fraction and cfg.eval.enabled:
+        warnings.append(
+            f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
+            "is none. Give data.eval_path, or a file with a text in each line."
+        )
+    return _from_texts(cfg, task, texts, held_out, vocab, head, warnings)
 
 
-def _published(cfg: Config, task: str, vocab: int) -> Data:
+def _format(cfg: Config, keep_linebreaks: bool = False) -> text_files.Format:
+    """How the files of data.path are written."""
+    return text_files.Format(cfg.data.encoding or "utf-8", cfg.data.separator, keep_linebreaks)
+
+
+def _published(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
-    texts, held_out = text_data.published(cfg.data.name, cfg.data.path)
-    return _from_texts(cfg, task, texts, held_out, one_text=task == "language_modelling")
+    warnings: list[str] = []
+    # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
+    form = _format(cfg, keep_linebreaks=True)
+    texts, held_out = text_data.published(cfg.data.name, cfg.data.path, form, warnings.append)
+    return _from_texts(cfg, task, texts, held_out, vocab, head, warnings, one_text=task == "language_modelling")
 
 
 def _from_texts(
-    cfg: Config, task: str, texts: datasets.Dataset, held_out: datasets.Dataset | None, one_text: bool = False
+    cfg: Config,
+    task: str,
+    texts: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    vocab: int,
+    head: Head,
+    warnings: list[str],
+    one_text: bool = False,
 ) -> Data:
-    """Tokenised texts: one row per text or pair for classification, packed blocks for language modelling."""
-    data, names = cfg.data, []
-    tokens = text_data.Tokens(data.tokenizer)
-    if task == "classification":
-        names = text_data.label_names(texts, held_out)
-        # Only encoders have token types; pretrained weights have their own tokenizer, which knows.
-        with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
-
-    else:
-        with_types = False
-
-    def rows(part: datasets.Dataset, count: int | None, window: int, stride: int) -> datasets.Dataset:
-        if task == "classification":
-            made = text_data.classified(part, tokens, data.seq_len, names, with_types)
-            return made if count is None else made.select(range(min(count, len(made))))
-        ids = text_data.stream(part, tokens, one_text)
-        return windows(ids if count is None else ids[: count * data.seq_len], window, stride)
-
-    train = rows(texts, data.samples, data.seq_len, data.seq_len)
-    if not len(train):
-        raise Refusal(f"data.path={data.path} holds no text of two tokens or more.")
-    held_out = rows(held_out, data.eval_samples, *data_options.window_and_stride(cfg)) if held_out is not None else None
-    pad = collate.Padding(data.pad_to_multiple_of, data.seq_len, tokens.pad, with_mask=task == "classification")
-    return Data(task, train, held_out or None, pad, tokens.vocab, len(names), tokens.pad, tokens.tokenizer, names)
+    """Tokenised texts. warnings: so far."""
+    train, evaluated, names, tokens = text_rows.build(
+        cfg, task, texts, held_out, vocab, head, warnings.append, one_text
+    )
+    held_out, available = evaluated if evaluated is not None else (None, 0)
+    pad = collate.Padding(cfg.data.pad_to_multiple_of, cfg.data.seq_len, tokens.pad, task == "classification")
+    return Data(
+        task,
+        train,
+        held_out or None,
+        pad,
+        tokens.vocab,
+        classes=len(names),
+        pad_token_id=tokens.pad,
+        tokenizer=tokens.tokenizer,
+        names=names,
+        eval_available=available,
+        warnings=warnings,
+    )
 
 
-def windows(
-    tokens: numpy.ndarray, window: int, stride: int, spans: list[tuple[int, int]] | None = None
-) -> datasets.Dataset:
-    """Rows of a sliding window: each token of the spans has a label once, with the tokens before it as context.
+def check_batch(cfg: Config, data: Data) -> list[str]:
+    """Warnings where a step is larger than the data. Raises Refusal if one batch is.
 
-    tokens: (N,) ids. window: tokens in a row, at most. stride: tokens by which the window moves.
-    spans: (first, last) positions of tokens that get labels; None: all. Labels are IGNORE_INDEX for tokens that an
-    earlier window has labelled, or that precede the span. The first token of a row is never predicted: without
-    overlap (stride = window) that is one token per row, with overlap only the first of all.
+    An estimate says it in its own words, and estimates a step on what there is.
     """
-    ids, labels = [], []
-    for first, last in spans or [(0, len(tokens))]:
-        done = first
-        for begin in itertools.count(max(0, first - (window - stride)), stride):
-            end = min(begin + window, last)
-            if end - begin < 2:  # one token predicts nothing
-                break
-            ids.append(tokens[begin:end])
-            labels.append(ids[-1].copy())
-            labels[-1][: done - begin] = collate.IGNORE_INDEX
-            done = end
-            if end == last:
-                break
-    return _dataset(ids, labels)
-
-
-def _dataset(ids: Any, labels: Any) -> datasets.Dataset:
-    """Rows of ids (T,), of any lengths, and labels () or (T,), in the torch format."""
-    return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")
+    at_once, count = cfg.batch.per_device * cfg.parallelism.replicas, len(data.train)
+    if cfg.recipe.name == "estimate":
+        return []
+    if count < at_once:
+        raise Refusal(batch.larger_than_data(cfg, count))
+    if count < at_once * cfg.accumulation.steps:
+        return [
+            f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {count:,} to train on: "
+            f"every step trains on those {count:,}."
+        ]
+    return []

@@ -95,7 +95,7 @@ def simulate_step(
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
-    warnings = list(fake.warnings)
+    warnings = training.warnings + list(fake.warnings)
     if samples < batch * cfg.accumulation.steps:
         warnings.append(
             f"a step is to have {batch * cfg.accumulation.steps:,} samples, and there are {samples:,} to train on: the "

@@ -121,6 +121,8 @@ class TrainingRun:
         self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
         self.record.model = architectures.describe(self.cfg, self.training.model)
         self.loop = self.training.loop
+        for text in self.training.warnings:
+            self.progress.warn(text)
 
     def _train(self) -> None:
         """Train, from the checkpoint that the run resumes from if there is one."""
@@ -174,7 +176,8 @@ class TrainingRun:
                 saver.save_final(self.loop, data.tokenizer, self.folder)
             if cfg.eval.enabled and data.eval is not None:
                 self.progress.enter("eval", "evaluating")
-                self.record.evaluation = evaluate.evaluate(cfg, self.training.args, self.loop, data)
+                args = self.training.args
+                self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress)
         except stop_request.StopNow:
             self.stop.at_once = False
             if self.saver.possible and not collectives.is_distributed():  # other ranks may be in another phase

@@ -19,12 +19,10 @@ from recipes.measure.memory_attribution import (
     MemoryAttribution,
     kept_tensors,
 )
-from recipes.measure.op_flops import has_flop_formula, operation_flops
+from recipes.measure.op_flops import backward_flops, has_flop_formula, operation_flops
 from recipes.measure.op_observer import OpObserverMode
 from recipes.measure.storage_log import StorageLog
 from recipes.third_party.torch_private import observed_resizes, storage_key
-
-BACKWARD_PER_FORWARD = 2  # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward costs twice the forward
 
 
 class MemoryLedger:
@@ -40,7 +38,9 @@ class MemoryLedger:
         self.model, self.optimizer = model, optimizer
         self.log = StorageLog(torch.device(device).type)
         self.attribution = MemoryAttribution(model, optimizer, self.log)
-        self.flops: int | None = 0  # of the forward passes, without recomputation; None: an operation has no formula
+        # Of the forward passes and of the gradients that they need, without recomputation; None: an operation has no
+        # formula. With all weights trained the gradients take twice the forward (Kaplan et al. 2020, section 2.1).
+        self.model_flops: int | None = 0
         self._hooks = contextlib.ExitStack()
 
     # --- during the step ---
@@ -50,16 +50,17 @@ class MemoryLedger:
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
         phase = self.log.phase.current()
-        if phase == "forward" and self.flops is not None:
+        if phase == "forward" and self.model_flops is not None:
             try:
-                self.flops += operation_flops(func, args, kwargs, result)
+                flops = operation_flops(func, args, kwargs, result)
+                self.model_flops += flops and flops + backward_flops(func, args, flops)
             except (AssertionError, TypeError, ValueError):  # the formula does not accept these shapes
-                self.flops = None
+                self.model_flops = None
         self.attribution.record_result(func, args, result, phase)
 
     def on_subclass(self, func: Any) -> None:
         if has_flop_formula(func):
-            self.flops = None  # tensor parallelism: work that several ranks do alike would count several times
+            self.model_flops = None  # tensor parallelism: work that several ranks do alike would count several times
 
     # --- around the step ---
 
@@ -130,8 +131,3 @@ class MemoryLedger:
             "weights_bytes": sum(weights.values()),
             "largest_bytes": largest,
         }
-
-    @property
-    def model_flops(self) -> int | None:
-        """FLOPs of forward and backward, without recomputation; None where an operation has no formula."""
-        return None if self.flops is None else self.flops * (1 + BACKWARD_PER_FORWARD)

@@ -10,6 +10,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from recipes.third_party.torch_private import op_packet, qualified_packet_name
 
+WITH_ADDEND = ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation")  # whose first argument is added
+
 
 def has_flop_formula(func: Any) -> bool:
     """Whether torch has a formula for the operation. func: an OpOverload."""
@@ -32,6 +34,21 @@ def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return sdpa_backward_flop_count(tuple(args[0].shape), *shapes) if backward else sdpa_flop_count(*shapes)
     formula = flop_registry.get(packet)
     return formula(*args, **kwargs, out_val=result) if formula else 0
+
+
+def backward_flops(func: Any, args: Any, flops: int) -> int:
+    """FLOPs of the gradients of an operation's factors: as many as `flops`, its own, for each that requires one.
+
+    A frozen weight has none, and an activation below the first trainable weight has none either.
+    """
+    packet = op_packet(func)
+    name = qualified_packet_name(packet)
+    if name.startswith("aten::_scaled_dot_product"):
+        # Two products forward, four backward: for the values, the probabilities, the queries and the keys.
+        query, key, value = (tensor.requires_grad for tensor in args[:3])
+        return flops * (value + (query or key) + query + key) // 2
+    factors = args[1:3] if name in WITH_ADDEND else args[:2]
+    return flops * sum(factor.requires_grad for factor in factors)
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:

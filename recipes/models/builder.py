@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from recipes.config import Config
-from recipes.errors import Refusal, is_out_of_memory
-from recipes.models import architectures, moe
+from recipes.errors import Refusal
+from recipes.models import architectures, moe, pretrained
+from recipes.models.pretrained import Warn
 from recipes.options import model_families, precision
 from recipes.options.model import AUTO
 from recipes.third_party import transformers_models_private
@@ -28,33 +27,44 @@ def configuration(cfg: Config) -> PretrainedConfig:
     """
     model = cfg.model
     if model.pretrained:
-        return _from_pretrained(AutoConfig.from_pretrained, model.pretrained)
+        return pretrained.call(AutoConfig.from_pretrained, model.pretrained)
     values = {theirs: getattr(model, ours) for ours, theirs in model_families.NAMES[model.family].items()}
     values |= dict.fromkeys(model_families.DROPOUTS[model.family], model.dropout) | model_families.FIXED[model.family]
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
 
 
-def build_model(cfg: Config, config: PretrainedConfig, data: Data, weights: bool = True) -> PreTrainedModel:
+def head_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mapping[str, int] | None:
+    """Label -> class of the pretrained classification head; None: there is none. Raises Refusal for a head that cannot
+    be trained on."""
+    if task == "classification" and cfg.model.pretrained and pretrained.has_head(config):
+        return pretrained.head_labels(config)
+    return None
+
+
+def build_model(
+    cfg: Config, config: PretrainedConfig, data: Data, weights: bool = True, warn: Warn = lambda _: None
+) -> PreTrainedModel:
     """The model on the default device (the CPU), in the dtype in which the precision keeps weights.
 
     config: from `configuration`; its labels are set to the data's. weights: False does not read pretrained weights.
+    warn: is given what is new in the model, and what of the checkpoint it does not use.
     Raises Refusal if the data does not fit the model, or pretrained weights cannot be loaded.
     """
     _check_vocabulary(cfg, config, data)
-    kind = transformers.AutoModelForCausalLM
+    kind, new_head = transformers.AutoModelForCausalLM, False
     if data.task == "classification":
         kind = transformers.AutoModelForSequenceClassification
-        _set_labels(cfg, config, data)
+        new_head = _set_labels(cfg, config, data)
     settings: dict[str, Any] = {
         "attn_implementation": None if cfg.model.attention == AUTO else cfg.model.attention,
         "dtype": precision.weights_dtype(cfg),
     }
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
+    if new_head:
+        warn(pretrained.new_head_warning(cfg.model.pretrained, config))
     if cfg.model.pretrained and weights:
-        model = _from_pretrained(
-            kind.from_pretrained, cfg.model.pretrained, config=config, use_safetensors=True, **settings
-        )
+        model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
     else:
         model = kind.from_config(config, **settings)
     model.config.use_cache = False  # the keys and values of every layer, which only generation needs
@@ -62,50 +72,47 @@ def build_model(cfg: Config, config: PretrainedConfig, data: Data, weights: bool
 
 
 def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None:
-    pretrained = cfg.model.pretrained
-    if pretrained and data.task == "language_modelling" and transformers_models_private.is_encoder(config):
+    name = cfg.model.pretrained
+    if name and data.task == "language_modelling" and transformers_models_private.is_encoder(config):
         raise Refusal(
-            f"model.pretrained={pretrained} is an encoder ({config.model_type}), which sees the "
+            f"model.pretrained={name} is an encoder ({config.model_type}), which sees the "
             f"tokens that data={cfg.data.name} asks it to predict. Choose the weights of a decoder."
         )
     vocabulary = architectures.vocabulary(config)
     if vocabulary is not None and data.vocab > vocabulary:
-        smallest_vocab = -(-data.vocab // 8) * 8
+        advice = f"Type model.vocab={-(-data.vocab // 8) * 8}."
+        if name:
+            advice = f"Leave data.tokenizer out, for the tokenizer of {name}."
+            if cfg.data.tokenizer == name:
+                advice = "Tokens were added to the tokenizer after the weights were trained: resize the embeddings."
+            elif cfg.data.tokenizer is None:
+                advice = f"Choose data=text with data.path=, which takes the tokenizer of {name} (data.tokenizer)."
         raise Refusal(
-            f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of {vocabulary}. "
-            + (f"Type data.tokenizer={pretrained}." if pretrained else f"Type model.vocab={smallest_vocab}.")
+            f"the data has token ids up to {data.vocab - 1}, and the model a vocabulary of {vocabulary}. {advice}"
         )
 
 
-def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> None:
-    """Sets the number and the names of the classes, and the padding id. Raises Refusal for too few classes."""
-    has_head = any(a.endswith("ForSequenceClassification") for a in config.architectures or [])
-    if cfg.model.pretrained and not has_head:  # the head is new
+def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
+    """Sets the number and the names of the classes, and the padding id. Returns whether pretrained weights get a new
+    head. Raises Refusal for too few classes."""
+    has_head = bool(cfg.model.pretrained) and pretrained.has_head(config)
+    if has_head:
+        if data.classes > (config.num_labels or 0):
+            raise Refusal(
+                f"the data has {data.classes} labels, and the pretrained head {config.num_labels}. Choose other "
+                "pretrained weights."
+            )
+        labels = pretrained.head_labels(config)
+        config.id2label, config.label2id = {index: name for name, index in labels.items()}, dict(labels)
+    elif cfg.model.pretrained:
         config.num_labels = max(data.classes, cfg.model.classes)
     elif data.classes > (config.num_labels or 0):
         raise Refusal(
-            f"the data has {data.classes} labels, and the model {config.num_labels}. "
-            + ("Choose other pretrained weights." if has_head else f"Type model.classes={data.classes}.")
+            f"the data has {data.classes} labels, and the model {config.num_labels}. Type model.classes={data.classes}."
         )
-    if data.names and not has_head:  # so that a saved model names its classes
-        names = [str(name) for name in data.names] + [f"LABEL_{i}" for i in range(data.classes, config.num_labels or 0)]
+    if not has_head:  # a saved model names its classes, and not those of another task
+        names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     if config.pad_token_id is None:  # a decoder's head reads the last token before the padding
         config.pad_token_id = data.pad_token_id
-
-
-def _from_pretrained(load: Callable[..., Any], name: str, **settings: Any) -> Any:
-    """Calls a `from_pretrained`. Raises Refusal with one sentence for each way in which it fails."""
-    folder = Path(name).expanduser()
-    try:
-        return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if is_out_of_memory(error):
-            raise
-        first = str(error).strip().splitlines()[0]
-        if folder.exists():
-            raise Refusal(f"model.pretrained={name} cannot be loaded: {first}") from error
-        raise Refusal(
-            f"model.pretrained={name} is no folder here, and the hub did not return it: {first} "
-            "Without a network, give the folder of a saved model (config.json and .safetensors)."
-        ) from error
+    return bool(cfg.model.pretrained) and not has_head

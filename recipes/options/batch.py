@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from recipes.config import Config
 from recipes.options import hooks
 from recipes.options.hooks import PASSES, Cost, Dimension, Lever
@@ -25,4 +27,26 @@ def memory_levers(cfg: Config) -> list[Lever]:
     return levers
 
 
-HOOKS = hooks.register("batch", hooks.Hooks(memory_levers=memory_levers, search=(Dimension("batch.per_device", 60),)))
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """A batch that is larger than the data, where the number of samples is known before the data is read."""
+    count = cfg.data.samples
+    if cfg.recipe.name == "estimate" or cfg.data.name not in ("dummy", "source") or count is None:
+        return []
+    return [larger_than_data(cfg, count)] if count < cfg.batch.per_device * cfg.parallelism.replicas else []
+
+
+def larger_than_data(cfg: Config, count: int) -> str:
+    """What is wrong with a batch of more samples than there are. count: samples to train on."""
+    size, devices = cfg.batch.per_device, cfg.parallelism.replicas
+    asked = f"batch.per_device={size}" + (
+        f" on {devices} devices is a batch of {size * devices}" if devices > 1 else ""
+    )
+    most = count // devices
+    smaller = f"Type batch.per_device={most} or less" if most else f"Choose at most {count} devices"
+    samples = f"{count:,} sample{'s' * (count != 1)}"
+    return f"{asked}: larger than the data, which has {samples} to train on. {smaller}, or give more data."
+
+
+HOOKS = hooks.register(
+    "batch", hooks.Hooks(problems=problems, memory_levers=memory_levers, search=(Dimension("batch.per_device", 60),))
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from recipes.config import Config
@@ -12,12 +13,25 @@ from recipes.options import data_sources, hooks, task
 from recipes.options.data_sources import BYTE_VOCAB
 from recipes.options.hooks import PASSES, Cost, Lever
 
+<<<<<<< HEAD
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
+=======
+# Files of which a folder has at least one if it holds a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Fills in the tokenizer: the one that pretrained weights bring, bytes for the models of the menu."""
+    if cfg.data.name in data_sources.TEXTS and cfg.data.tokenizer is None:
+        cfg.data.tokenizer = cfg.model.pretrained or "bytes"
+    return []
+>>>>>>> 2245c2d (Data and pretrained weights: nothing assumed, dropped or made up without a word)
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Problems: files that do not exist or do not fit the task, and vocabularies too small for bytes."""
     data, found = cfg.data, []
+    found += _tokenizer_problems(cfg) + _encoding_problems(cfg)
     in_bytes = data.name == "source" or data.tokenizer == "bytes"
     if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
         found.append(
@@ -33,7 +47,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             try:
                 if data.name in data_sources.PUBLISHED:
                     data_sources.splits(data.name, value)
-                elif data_sources.find(value, f"data.{key}")[0].suffix == ".txt" and task.task(cfg) == "classification":
+                elif (
+                    data_sources.kind(data_sources.find(value, f"data.{key}")[0]) == ".txt"
+                    and task.task(cfg) == "classification"
+                ):
                     chosen = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
                     found.append(
                         f"{chosen} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
@@ -41,6 +58,33 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
                     )
             except Refusal as refusal:
                 found.append(str(refusal))
+    return found
+
+
+def _tokenizer_problems(cfg: Config) -> list[str]:
+    """A folder of pretrained weights that brings no tokenizer, where it is the one to be used."""
+    pretrained = cfg.model.pretrained
+    if not pretrained or cfg.data.tokenizer != pretrained:
+        return []
+    folder = Path(pretrained).expanduser()
+    if not (folder / "config.json").is_file() or any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+        return []  # a folder without a model is refused with model.pretrained; the hub is asked later
+    return [
+        f"model.pretrained={pretrained} brings no tokenizer, so the ids that its weights were trained on are not "
+        "known. Save the tokenizer into the folder (tokenizer.save_pretrained), or name it with data.tokenizer=."
+    ]
+
+
+def _encoding_problems(cfg: Config) -> list[str]:
+    """An encoding that Python does not know, and keys of files where there are none."""
+    data, found = cfg.data, []
+    if data.encoding is not None:
+        try:
+            "".encode(data.encoding)
+        except (LookupError, ValueError):
+            found.append(f"data.encoding={data.encoding} is no encoding of texts. Type utf-8, latin-1 or another one.")
+    if data.name in data_sources.PUBLISHED and data.path is None and data.separator is not None:
+        found.append(f"data.separator={data.separator} is for files of your own. Give data.path=, or leave it out.")
     return found
 
 
@@ -76,6 +120,10 @@ def window_and_stride(cfg: Config) -> tuple[int, int]:
 HOOKS = hooks.register(
     "data",
     hooks.Hooks(
-        problems=problems, warnings=warnings, training_arguments=training_arguments, memory_levers=memory_levers
+        resolve=resolve,
+        problems=problems,
+        warnings=warnings,
+        training_arguments=training_arguments,
+        memory_levers=memory_levers,
     ),
 )

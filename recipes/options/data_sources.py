@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.errors import Refusal
+from recipes.machine import host
 
-SUFFIXES = {".txt": "text", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # suffix -> datasets' loader
+SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")  # in upper case as well
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # behind a suffix: texts.jsonl.gz
 BYTE_VOCAB = 257  # token 0 ends a text and pads a batch; byte b is token b + 1
 
 
@@ -26,6 +28,7 @@ PUBLISHED = {
     "mrpc": Published("nyu-mll/glue", "mrpc", {"sentence1": "text", "sentence2": "pair", "label": "label"}),
     "wikitext": Published("Salesforce/wikitext", "wikitext-2-raw-v1", {"text": "text"}),
 }
+TEXTS = ("text", *PUBLISHED)  # options of the menu whose texts a tokenizer turns into ids
 SPLITS = ("train", "validation")
 
 
@@ -38,15 +41,26 @@ def listed(names: Iterable[str]) -> str:
 # --- files -------------------------------------------------------------------------------------
 
 
+def compression(path: Path) -> str:
+    """The suffix that says how a file is compressed, in lower case; '' for one that is not."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in COMPRESSED else ""
+
+
+def kind(path: Path) -> str:
+    """The suffix of what is in a file, in lower case, without that of its compression: one of SUFFIXES, or another."""
+    return (path.with_suffix("") if compression(path) else path).suffix.lower()
+
+
 def find(pattern: str, key: str) -> list[Path]:
     """The files of a path, a folder or a glob pattern. Raises Refusal if there are none or if their suffixes differ.
 
     key: the option that names them, for the message.
     """
     path = Path(pattern).expanduser()
-    kinds = ", ".join(list(SUFFIXES)[:-1]) + f" or {list(SUFFIXES)[-1]}"
+    kinds = ", ".join(SUFFIXES[:-1]) + f" or {SUFFIXES[-1]}"
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES)
+        found = sorted(p for p in path.rglob("*") if kind(p) in SUFFIXES and p.is_file() and p.name[0] != ".")
     elif path.exists():
         found = [path]
     else:
@@ -56,9 +70,13 @@ def find(pattern: str, key: str) -> list[Path]:
             f"{key}={pattern}: "
             + (f"the folder holds no {kinds} file." if path.is_dir() else "there is no such file or folder.")
         )
-    suffixes = {p.suffix for p in found}
+    suffixes = {kind(p) for p in found}
     if len(suffixes) > 1 or suffixes - set(SUFFIXES):
         raise Refusal(f"{key}={pattern}: the files are {', '.join(sorted(suffixes))}; give one kind out of {kinds}.")
+    if ".parquet" in suffixes and any(map(compression, found)):
+        raise Refusal(f"{key}={pattern}: a .parquet file is compressed inside; unpack it first.")
+    if any(compression(p) == ".zst" for p in found) and not host.has("zstandard"):
+        raise Refusal(f"{key}={pattern}: .zst files need a package: pip install zstandard. Or unpack them: unzstd FILE")
     return found
 
 
@@ -85,8 +103,8 @@ def expected_files(name: str) -> str:
 
 def refuse_without_labels(files: list[Path], columns: dict[str, str], pattern: str) -> None:
     """Raise Refusal for .txt files if the columns are more than the text."""
-    if len(columns) > 1 and files[0].suffix == ".txt":
+    if len(columns) > 1 and kind(files[0]) == ".txt":
         raise Refusal(
-            f"data.path={pattern}: a .txt file has no labels. Give {', '.join(list(SUFFIXES)[1:])} files "
+            f"data.path={pattern}: a .txt file has no labels. Give {', '.join(SUFFIXES[1:])} files "
             f"with the columns {listed(columns)}."
         )

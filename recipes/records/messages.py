@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from recipes.records.record import Error, Record
+
+ADVANCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,13 @@ class StepsDone:
     step: int
     loss: float
     samples_per_second: float
+
+
+@dataclass(frozen=True)
+class PhaseAdvanced:
+    """Steps of a phase that has no optimizer steps (the evaluation's batches) that are done so far."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class RankFailed:
         return cls(values["status"], Error(**values["error"]), values["lost_contact"])
 
 
-Message = PhaseStarted | StepsDone | WarningRaised | RankFailed
+Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | RankFailed
 
 
 @dataclass
@@ -69,11 +79,18 @@ class Progress:
     send: Callable[[Message], None]
     record: Record
     phase: str = "load"
+    advanced: float = 0.0  # when `advance` last sent a message
 
     def enter(self, phase: str, name: str, total: int = 0, step: int = 0) -> None:
         """Enter a phase; see `PhaseStarted`."""
         self.phase = phase
         self.send(PhaseStarted(phase, name, total, step))
+
+    def advance(self, step: int) -> None:
+        """Say how many steps of a phase without optimizer steps are done, once in ADVANCE_SECONDS."""
+        if time.monotonic() - self.advanced >= ADVANCE_SECONDS:
+            self.advanced = time.monotonic()
+            self.send(PhaseAdvanced(step))
 
     def warn(self, text: str) -> None:
         """Add a warning to the record and show it on the console."""

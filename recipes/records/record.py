@@ -52,6 +52,9 @@ class Evaluation:
     accuracy: float | None = None  # 0 to 1
     perplexity: float | None = None
     seconds: float | None = None
+    available_samples: int | None = (
+        None  # of the evaluation split; more than `samples` where eval.max_samples bounds it
+    )
 
 
 @dataclass

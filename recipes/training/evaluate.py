@@ -11,9 +11,11 @@ from transformers import TrainingArguments
 
 from recipes.config import Config
 from recipes.data import data_loader
+from recipes.data.data_loader import BatchLoader
 from recipes.data.dataset import Data
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
+from recipes.records.messages import Progress
 from recipes.records.record import Evaluation
 from recipes.third_party import accelerate_private
 from recipes.training.step import labels_in
@@ -22,11 +24,11 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dt
 LARGEST_EXPONENT = 700  # math.exp overflows above 709
 
 
-def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data) -> Evaluation:
+def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data, progress: Progress) -> Evaluation:
     """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
 
     With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
-    before. loop: a `Loop` of either recipe.
+    before. loop: a `Loop` of either recipe. progress: is sent the batches that are done.
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
     trained_dtype = model.dtype
@@ -38,7 +40,9 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data) -> Eva
     model.eval()
     try:
         with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):
-            loss_sum, count, correct, samples = _totals(cfg, args, forward, data, loop.accelerator.device)
+            loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
+            progress.enter("eval", "evaluating", total=len(loader))
+            loss_sum, count, correct, samples = _totals(forward, loader, data.task, loop.accelerator.device, progress)
     finally:
         model.train()
         if cfg.eval.precision:
@@ -49,6 +53,7 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data) -> Eva
         )
     loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
+    result.available_samples = data.eval_available or len(data.eval)
     if data.task == "classification":
         result.accuracy = int(correct) / samples
     else:
@@ -56,13 +61,14 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data) -> Eva
     return result
 
 
-def _totals(cfg: Config, args: TrainingArguments, forward: Any, data: Data, device: torch.device) -> tuple:
+def _totals(forward: Any, loader: BatchLoader, task: str, device: torch.device, progress: Progress) -> tuple:
     """(summed loss, labels, correct predictions, samples) of this rank."""
     loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
     count: Any = 0
     correct: Any = 0
     samples = 0
-    for batch in data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False):
+    for index, batch in enumerate(loader):
+        progress.advance(index)
         output = forward(**batch)
         if batch.rows == 0:  # FSDP needs every rank in every forward pass, also if the rank has no rows left
             continue
@@ -70,6 +76,6 @@ def _totals(cfg: Config, args: TrainingArguments, forward: Any, data: Data, devi
         loss_sum = loss_sum + output.loss.double() * labels
         count = count + labels
         samples += batch.rows
-        if data.task == "classification":
+        if task == "classification":
             correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
     return loss_sum, count, correct, samples

@@ -33,21 +33,24 @@ MakeModel = Callable[[Config, BuildModel], PreTrainedModel]
 
 @dataclass
 class Ingredients:
-    """What a training is made of, before the model exists."""
+    """What a training is made of, before the model exists. warnings: of the data, and of the model once it is built."""
 
     args: TrainingArguments
     data: Data
     build_model: BuildModel
+    warnings: list[str]
 
 
 @dataclass
 class Training:
-    """A training that is ready to run. model: the model itself, without the wrappers that the loop adds."""
+    """A training that is ready to run. model: the model itself, without the wrappers that the loop adds.
+    warnings: what the data and the model assumed, left out or made anew."""
 
     args: TrainingArguments
     data: Data
     model: PreTrainedModel
     loop: Loop
+    warnings: list[str]
 
 
 def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_arguments) -> Ingredients:
@@ -58,6 +61,7 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     transformers.set_seed(cfg.train.seed)
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
+<<<<<<< HEAD
     asked = task.task_of(cfg, architecture)
     architectures.check(cfg, architecture, asked)
     data = dataset.build_data(cfg, asked, architectures.vocabulary(architecture) or dataset.DUMMY_HIGH)
@@ -65,8 +69,20 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     def build_model(weights: bool = True) -> PreTrainedModel:
         model = hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights))
         return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
+=======
+    kind = task.task_of(cfg, architecture)
+    data = dataset.build_data(cfg, kind, architecture.vocab_size, builder.head_labels(cfg, architecture, kind))
+    warnings = data.warnings + dataset.check_batch(cfg, data)
 
-    return Ingredients(args, data, build_model)
+    def warn(text: str) -> None:
+        if text not in warnings:  # a rank may build the model twice
+            warnings.append(text)
+
+    def build_model(weights: bool = True) -> PreTrainedModel:
+        return hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights, warn))
+>>>>>>> 2245c2d (Data and pretrained weights: nothing assumed, dropped or made up without a word)
+
+    return Ingredients(args, data, build_model, warnings)
 
 
 def build(
@@ -89,7 +105,7 @@ def build(
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
     if loop.accelerator.device.type == "cuda":
         precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
-    return Training(ingredients.args, ingredients.data, model, loop)
+    return Training(ingredients.args, ingredients.data, model, loop, ingredients.warnings)
 
 
 def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:

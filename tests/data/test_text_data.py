@@ -173,6 +173,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(train, tmp_path, to
         f"data.path={path}",
         f"data.tokenizer={tokenizer}",
         "model.vocab=4",
+        "batch.per_device=1",
         status="refused",
     ).record
     assert "model.vocab=8" in record.error.message and record.error.phase == "load"

@@ -146,7 +146,7 @@ def test_recomputed_activations_are_not_kept(x):
     kept, recomputed = (counted(*ready(Deep(recompute)), x) for recompute in (False, True))
     assert (most_in_forward(kept), most_in_forward(recomputed)) == (4 * 32 * 8 * FOUR, 0)
     assert recomputed.parts()["largest_bytes"]["activations"] == 4 * 32 * 8 * FOUR
-    assert recomputed.model_flops == kept.model_flops == 3 * 2 * 32 * 4 * 8 * 8
+    assert recomputed.model_flops == kept.model_flops == (3 * 4 - 1) * 2 * 32 * 8 * 8
 
 
 def test_accumulated_gradients_are_there_during_the_second_pass(x):
@@ -354,9 +354,50 @@ def test_the_counted_step_is_counted_nowhere_else(train):
 
 
 def test_the_flops_of_a_little_network_by_hand(x):
-    """Two a weight and row going forward, twice as many back."""
-    assert counted(*ready(), x).model_flops == 3 * 2 * 32 * WEIGHTS
-    assert counted(*ready(), x, x).model_flops == 2 * 3 * 2 * 32 * WEIGHTS
+    """Two a weight and row going forward, as many for the gradient of the weights, and of what the layer is given,
+    where that is no input of the whole network."""
+    by_hand = 3 * 2 * 32 * WEIGHTS - 2 * 32 * 8 * 16
+    assert counted(*ready(), x).model_flops == by_hand
+    assert counted(*ready(), x, x).model_flops == 2 * by_hand
+
+
+def test_frozen_weights_have_no_gradient_to_compute(x):
+    """Below the first trained weight there is no backward pass at all."""
+    first, second = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
+    for trained, by_hand in ((["second"], first + 2 * second), (["first"], 2 * first + 2 * second)):
+        model = Little()
+        for name in {"first", "second"} - set(trained):
+            getattr(model, name).requires_grad_(False)
+        optimizer = torch.optim.AdamW(weight for weight in model.parameters() if weight.requires_grad)
+        step(model, optimizer, x)
+        assert counted(model, optimizer, x).model_flops == by_hand
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_frozen_transformer_with_a_trained_head_takes_its_forward_pass(attention):
+    """As with adapters: the trunk is passed through, and no gradient of its weights is computed."""
+    config = transformers.AutoConfig.for_model(
+        "gpt2", n_layer=2, n_embd=32, n_head=2, n_inner=64, vocab_size=64, n_positions=32, tie_word_embeddings=False
+    )
+    network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    ids = torch.arange(32).view(1, 32)
+    layers = 2 * (2 * 32 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 2 * 32 * 32 * 32)
+    head = 2 * 32 * 32 * 64
+
+    def flops() -> int:
+        optimizer = torch.optim.SGD([weight for weight in network.parameters() if weight.requires_grad])
+        ledger = MemoryLedger(network, optimizer, "cpu")
+        with ledger:
+            network(ids, labels=ids).loss.backward()
+            optimizer.step()
+        return ledger.model_flops
+
+    assert flops() == 3 * (layers + head)
+    network.requires_grad_(False)
+    network.lm_head.requires_grad_(True)
+    assert flops() == layers + 2 * head
+    network.transformer.wte.requires_grad_(True)  # everything above passes its gradient down
+    assert flops() == 2 * layers + 3 * head + 2 * 2 * 2 * 32 * 32 * 32
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])

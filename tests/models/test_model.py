@@ -148,7 +148,7 @@ def test_trained_weights_may_lie_in_several_files(train, saved, tmp_path):
 def test_a_decoder_can_be_given_classes(train, saved, tmp_path):
     rows = [{"text": "word " * (n + 1), "label": n % 3} for n in range(9)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["data=text", f"data.path={tmp_path / 'texts.jsonl'}", "data.task=classification"]
+    words = ["data=text", f"data.path={tmp_path / 'texts.jsonl'}", "data.task=classification", "data.tokenizer=bytes"]
     assert train(f"model.pretrained={saved['gpt2_tiny'][0]}", *words).record.evaluation.accuracy is not None
 
 

@@ -109,7 +109,7 @@ class OpTrace:
     # --- around the step ---
 
     def __enter__(self) -> OpTrace:
-        self.passes, self.tally, self.ledger.flops = [], Tally(seen=self._seen), 0
+        self.passes, self.tally, self.ledger.model_flops = [], Tally(seen=self._seen), 0
         with contextlib.ExitStack() as contexts:
             self.ledger.begin_step()
             contexts.callback(self._end_ledger_step)

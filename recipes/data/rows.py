@@ -1,0 +1,82 @@
+"""Rows as a datasets.Dataset in the torch format, windows over a text, and the choice of some out of many rows."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import datasets
+import numpy
+import pyarrow
+
+from recipes.data import collate
+
+
+def dataset(ids: Any, labels: Any) -> datasets.Dataset:
+    """Rows of ids (T,), of any lengths, and labels () or (T,)."""
+    return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")
+
+
+def chosen(count: int, most: int | None, seed: int) -> list[int]:
+    """The indices, in their order, of at most `most` of `count` rows, drawn by a seed."""
+    if most is None or count <= most:
+        return list(range(count))
+    return sorted(numpy.random.default_rng(seed).choice(count, most, replace=False).tolist())
+
+
+def windows(
+    tokens: numpy.ndarray,
+    window: int,
+    stride: int,
+    spans: list[tuple[int, int]] | None = None,
+    most: int | None = None,
+    seed: int = 0,
+) -> tuple[datasets.Dataset, int]:
+    """Rows of a sliding window: each token of the spans has a label once, with the tokens before it as context.
+
+    tokens: (N,) ids. window: tokens in a row, at most. stride: tokens by which the window moves.
+    spans: (first, last) positions of tokens that get labels; None: all. most: keep so many rows, drawn by `seed`.
+    Labels are IGNORE_INDEX for tokens that an earlier window has labelled, or that precede the span. The first token
+    of a row is never predicted: without overlap (stride = window) that is one token per row, with overlap only the
+    first of all. Returns the rows, and how many there are without `most`.
+    """
+    places = []  # (begin, end, first token with a label) of each row
+    for first, last in spans or [(0, len(tokens))]:
+        done = first
+        for begin in itertools.count(max(0, first - (window - stride)), stride):
+            end = min(begin + window, last)
+            if end - begin < 2:  # one token predicts nothing
+                break
+            places.append((begin, end, done))
+            done = end
+            if end == last:
+                break
+    ids, labels = [], []
+    for begin, end, done in (places[index] for index in chosen(len(places), most, seed)):
+        ids.append(tokens[begin:end])
+        labels.append(ids[-1].copy())
+        labels[-1][: done - begin] = collate.IGNORE_INDEX
+    return dataset(ids, labels), len(places)
+
+
+def ragged(rows: Iterable[dict[str, Any]]) -> datasets.Dataset:
+    """Rows of lists of ids, of any lengths, and `labels`, one number each; kept in flat arrays."""
+    values: dict[str, array] = {}
+    ends: dict[str, array] = {}
+    for row in rows:
+        for key, value in row.items():
+            flat = values.setdefault(key, array("q"))
+            if key == "labels":
+                flat.append(value)
+            else:
+                flat.extend(value.tolist() if isinstance(value, numpy.ndarray) else value)
+                ends.setdefault(key, array("q", [0])).append(len(flat))
+    columns = {}
+    for key, flat in values.items():
+        column = pyarrow.array(numpy.frombuffer(flat, dtype=numpy.int64))
+        if key in ends:
+            column = pyarrow.LargeListArray.from_arrays(pyarrow.array(numpy.frombuffer(ends[key], numpy.int64)), column)
+        columns[key] = column
+    return datasets.Dataset(pyarrow.table(columns)).with_format("torch")

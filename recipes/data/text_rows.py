@@ -1,0 +1,138 @@
+"""Rows from texts: one per text or pair for classification, packed blocks for language modelling."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+
+import datasets
+import numpy
+
+from recipes.config import Config
+from recipes.data import labels as labels_module
+from recipes.data import rows, tokens
+from recipes.data.labels import Classes
+from recipes.data.text_data import Warn
+from recipes.data.tokens import Tokens
+from recipes.errors import Refusal
+from recipes.options import data as data_options
+from recipes.options.model_families import ENCODERS
+
+Part = tuple[datasets.Dataset, int]  # rows, and how many there are without a bound
+
+
+def classification(
+    cfg: Config,
+    texts: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    encoder: Tokens,
+    head: Mapping[str, int] | None,
+    warn: Warn,
+) -> tuple[datasets.Dataset, Part | None, list[str]]:
+    """(rows to train on, rows to evaluate on, names of the classes). Texts longer than data.seq_len are cut.
+
+    head: see `labels.classes_of`.
+    """
+    data = cfg.data
+    classes = labels_module.classes_of(texts, held_out, head, cfg.model.classes or 2, warn)
+    # Only encoders have token types; pretrained weights have their own tokenizer, which knows.
+    with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
+    if data.samples is not None:
+        texts = texts.select(range(min(data.samples, len(texts))))
+    train, cut = _classified(texts, encoder, data.seq_len, classes, with_types)
+    if cut:
+        warn(f"{cut:,} of {len(texts):,} texts to train on are longer than data.seq_len={data.seq_len} and are cut.")
+    if len(train):
+        labels_module.refuse_one_class(train.with_format(None)["labels"][:], classes.names, "rows to train on")
+    if held_out is None:
+        return train, None, classes.names
+    available, kept = len(held_out), held_out.select(_evaluated(cfg, len(held_out)))
+    evaluated, _ = _classified(kept, encoder, data.seq_len, classes, with_types)
+    return train, (evaluated, available), classes.names
+
+
+def _evaluated(cfg: Config, count: int) -> list[int]:
+    """The rows to evaluate on: the first data.eval_samples, or eval.max_samples of all."""
+    if cfg.data.eval_samples is not None:
+        return list(range(min(cfg.data.eval_samples, count)))
+    return rows.chosen(count, cfg.eval.max_samples, cfg.train.seed)
+
+
+def _classified(
+    texts: datasets.Dataset, encoder: Tokens, longest: int, classes: Classes, with_types: bool
+) -> tuple[datasets.Dataset, int]:
+    """One row per text or pair of at most `longest` tokens, and how many of them were cut. with_types: keep
+    token_type_ids."""
+    were_cut = 0
+
+    def made() -> Iterator[dict]:
+        nonlocal were_cut
+        for text in texts:
+            if "pair" in text:
+                row, cut = encoder.pair(text["text"], text["pair"], longest)
+            else:
+                row, cut = encoder.row(text["text"], longest)
+            if not with_types:
+                row.pop("token_type_ids", None)
+            were_cut += cut
+            if len(row["input_ids"]):
+                yield row | {"labels": classes.index[text["label"]]}
+
+    return rows.ragged(made()), were_cut
+
+
+def language_modelling(
+    cfg: Config, texts: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens, one_text: bool
+) -> tuple[datasets.Dataset, Part | None]:
+    """(rows to train on, rows to evaluate on). one_text: the texts are the lines of one."""
+    length = cfg.data.seq_len
+
+    def ids(part: datasets.Dataset, count: int | None) -> numpy.ndarray:
+        all_ids = _stream(part, encoder, one_text)
+        return all_ids if count is None else all_ids[: count * length]
+
+    train, _ = rows.windows(ids(texts, cfg.data.samples), length, length)
+    if held_out is None:
+        return train, None
+    count = cfg.data.eval_samples
+    most = cfg.eval.max_samples if count is None else None
+    settings = data_options.window_and_stride(cfg)
+    return train, rows.windows(ids(held_out, count), *settings, most=most, seed=cfg.train.seed)
+
+
+def _stream(texts: datasets.Dataset, encoder: Tokens, one_text: bool) -> numpy.ndarray:
+    """All texts concatenated, (N,) ids, each followed by the end id. one_text: they are lines of one text, without."""
+    flat = array("q")
+    for text in texts["text"]:
+        ids = encoder.ids(text, special=not one_text)
+        flat.frombytes(numpy.asarray(ids, dtype=numpy.int64).tobytes())
+        if not one_text and not (len(ids) and ids[-1] == encoder.end):
+            flat.append(encoder.end)
+    return numpy.frombuffer(flat, dtype=numpy.int64)
+
+
+def build(
+    cfg: Config,
+    task: str,
+    texts: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    vocab: int,
+    head: Mapping[str, int] | None,
+    warn: Warn,
+    one_text: bool = False,
+) -> tuple[datasets.Dataset, Part | None, list[str], Tokens]:
+    """(rows to train on, rows to evaluate on, names of the classes, tokens) for a task.
+
+    Raises Refusal if there is nothing to train on.
+    """
+    encoder, notes = tokens.for_data(cfg, vocab)
+    for note in notes:
+        warn(note)
+    names: list[str] = []
+    if task == "classification":
+        train, evaluated, names = classification(cfg, texts, held_out, encoder, head, warn)
+    else:
+        train, evaluated = language_modelling(cfg, texts, held_out, encoder, one_text)
+    if not len(train):
+        raise Refusal(f"data.path={cfg.data.path} holds no text of two tokens or more.")
+    return train, evaluated, names, encoder

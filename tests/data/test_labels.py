@@ -1,0 +1,176 @@
+"""Labels and classes: through a pretrained head's own names, or numbered; never swapped, never one class alone."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import datasets
+import pytest
+import torch
+import transformers
+from test_data import CLASSES, built, refusal
+
+WORDS = ["bad", "good", "bad", "good", "bad", "good"]
+
+
+def file_of(tmp_path, labels, name="t.jsonl"):
+    path = tmp_path / name
+    rows = [{"text": f"word {n}", "label": label} for n, label in enumerate(labels)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["data=text", f"data.path={path}", "data.eval_fraction=0", "data.samples=null"]
+
+
+def classes_of(data) -> list[int]:
+    return [int(row["labels"]) for row in data.train]
+
+
+def with_labels(tmp_path, labels, head=None, *more):
+    from conftest import compose, small
+
+    from recipes.data import dataset
+
+    if head is None:
+        return built("model=bert_tiny", *file_of(tmp_path, labels), *more, task=CLASSES)
+    cfg, _, problems = compose(*small("model=bert_tiny", *file_of(tmp_path, labels), *more))
+    assert not problems
+    return dataset.build_data(cfg, CLASSES, 512, head)
+
+
+# --- numbers and words ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels,expected,names",
+    [
+        ([0, 1, 2, 1], [0, 1, 2, 1], ["0", "1", "2"]),
+        ([1, 2, 1, 2], [1, 2, 1, 2], ["0", "1", "2"]),
+        ([0.0, 1.0, 0.0, 1.0], [0, 1, 0, 1], ["0", "1"]),
+        ([-1, 1, -1, 1], [0, 1, 0, 1], ["-1", "1"]),
+        ([True, False, True, True], [1, 0, 1, 1], ["False", "True"]),
+        (["b", "a", "b", "a"], [1, 0, 1, 0], ["a", "b"]),
+        ([10, 9, "x", 9], [0, 1, 2, 1], ["10", "9", "x"]),
+    ],
+)
+def test_labels_are_numbered_and_named(tmp_path, labels, expected, names):
+    data = with_labels(tmp_path, labels)
+    assert classes_of(data) == expected and data.names == names and data.classes == len(names)
+
+
+def test_labels_far_apart_are_refused_at_once(tmp_path):
+    start = time.perf_counter()
+    line = refusal("model=bert_tiny", *file_of(tmp_path, [0, 100000, 0, 100000]), task=CLASSES)
+    assert time.perf_counter() - start < 5
+    assert "0, 100000" in line and "100,001 classes" in line and "0 to 1" in line
+
+
+def test_a_column_of_ids_is_no_label(tmp_path):
+    for labels in (range(50), [f"id-{n}" for n in range(50)]):
+        line = refusal("model=bert_tiny", *file_of(tmp_path, labels), task=CLASSES)
+        assert "50 rows have 50 different labels" in line and "data.label_column=" in line
+    assert with_labels(tmp_path, range(50), None, "model.classes=50").classes == 50
+
+
+@pytest.mark.parametrize("labels", [[1] * 6, ["good"] * 6])
+def test_one_class_alone_is_refused(tmp_path, labels):
+    line = refusal("model=bert_tiny", *file_of(tmp_path, labels), task=CLASSES)
+    assert "all 6 rows" in line and str(labels[0]) in line
+
+
+def test_one_class_in_the_first_rows_of_a_sorted_file_is_refused(tmp_path):
+    words = file_of(tmp_path, [0] * 5 + [1] * 5)
+    assert "all 4 rows to train on" in refusal("model=bert_tiny", *words, "data.samples=4", task=CLASSES)
+
+
+def test_words_here_and_numbers_there_are_refused(tmp_path):
+    other = file_of(tmp_path, [0, 1, 0], "u.jsonl")[1].partition("=")[2]
+    line = refusal("model=bert_tiny", *file_of(tmp_path, WORDS), f"data.eval_path={other}", task=CLASSES)
+    assert "words (bad)" in line and "numbers (0)" in line
+
+
+def test_the_names_of_classes_in_a_parquet_file_are_kept(tmp_path):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c", "d"], "label": [1, 0, 1, 0]}, features=features)
+    rows.to_parquet(tmp_path / "t.parquet")
+    words = ["data=text", f"data.path={tmp_path / 't.parquet'}", "data.eval_fraction=0", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task=CLASSES)
+    assert data.names == ["no", "yes"] and classes_of(data) == [1, 0, 1, 0]
+
+
+# --- through a head ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels,head,expected",
+    [
+        (WORDS, {"good": 0, "bad": 1}, [1, 0, 1, 0, 1, 0]),
+        (WORDS, {"BAD": 1, "Good": 0}, [1, 0, 1, 0, 1, 0]),
+        (WORDS, {"bad": 0, "fair": 1, "good": 2}, [0, 2, 0, 2, 0, 2]),
+        ([1, 2, 1, 5], {"1": 0, "2": 1, "3": 2, "4": 3, "5": 4}, [0, 1, 0, 4]),
+        ([0, 1, 0, 1], {"LABEL_0": 0, "LABEL_1": 1}, [0, 1, 0, 1]),
+    ],
+)
+def test_the_labels_go_through_the_heads_names(tmp_path, labels, head, expected):
+    data = with_labels(tmp_path, labels, head)
+    assert classes_of(data) == expected and data.warnings == []
+    assert data.names == sorted(head, key=head.get)
+
+
+def test_numbers_for_a_head_with_names_are_its_numbers_and_that_is_said(tmp_path):
+    data = with_labels(tmp_path, [0, 1, 0, 1], {"pos": 0, "neg": 1})
+    assert classes_of(data) == [0, 1, 0, 1]
+    assert any("0 = pos, 1 = neg" in line for line in data.warnings)
+
+
+@pytest.mark.parametrize(
+    "labels,head,words",
+    [
+        (WORDS, {"neg": 0, "pos": 1}, ["bad, good", "neg, pos"]),
+        (WORDS, {"LABEL_0": 0, "LABEL_1": 1}, ["bad, good", "LABEL_0, LABEL_1", "numbers, 0 to 1"]),
+        ([0, 1, 2], {"neg": 0, "pos": 1}, ["0, 1, 2", "neg, pos"]),
+    ],
+)
+def test_labels_that_the_head_does_not_have_are_refused_with_both_sets(tmp_path, labels, head, words):
+    from recipes.errors import Refusal
+
+    with pytest.raises(Refusal) as caught:
+        with_labels(tmp_path, labels, head)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.fixture(scope="module")
+def head_of_words(tmp_path_factory):
+    """A folder with a BERT whose head says label2id {pos: 0, neg: 1}, and with the byte tokenizer."""
+    from recipes.data import byte_tokenizer
+
+    config = transformers.AutoConfig.for_model(
+        "bert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=264
+    )
+    config.id2label, config.label2id = {0: "pos", 1: "neg"}, {"pos": 0, "neg": 1}
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("head")
+    transformers.BertForSequenceClassification(config).save_pretrained(path)
+    byte_tokenizer.byte_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_a_head_is_trained_on_its_own_classes_and_answers_them(train, tmp_path, head_of_words, recipe):
+    """By the alphabet neg would be 0, and the saved model would answer the opposite of what it was trained on."""
+    rows = [{"text": "nice fine" if n % 2 else "awful bad", "label": "pos" if n % 2 else "neg"} for n in range(12)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = train(
+        f"recipe={recipe}",
+        f"model.pretrained={head_of_words}",
+        "data=text",
+        f"data.path={path}",
+        "data.eval_fraction=0",
+        "data.samples=null",
+        "save.final=true",
+        "train.max_steps=20",
+        "train.learning_rate=1e-2",
+        "batch.per_device=12",
+    )
+    answer = transformers.pipeline("text-classification", str(run.folder / "model"), device="cpu")
+    assert [found["label"] for found in answer(["nice fine", "awful bad"])] == ["pos", "neg"]
