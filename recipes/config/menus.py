@@ -45,7 +45,7 @@ class Data(Menu):
     text_column: str = UNSET
     label_column: str = UNSET
     tokenizer: str | None = UNSET
-    encoding: str = UNSET
+    encoding: str | None = UNSET
     separator: str | None = one_of("comma", "semicolon", "tab", "bar", None)
     pad_to_multiple_of: int = at_least(1)
     pin_memory: bool = key(identity=(RUN, LABEL))

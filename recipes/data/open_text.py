@@ -62,6 +62,19 @@ def seeming_encoding(path: Path) -> str:
     return "latin-1" if best is None else best.encoding.replace("_", "-")
 
 
+def is_utf8_read_as(path: Path, encoding: str) -> bool:
+    """Whether a file is in UTF-8, with characters that another encoding would show as other ones without an error."""
+    if codecs.lookup(encoding).name == "utf-8":
+        return False
+    with open_binary(path) as file:
+        sample = file.read(SAMPLE_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)  # a character may be cut at the end
+    except UnicodeDecodeError:
+        return False
+    return not sample.isascii()
+
+
 def wrong_encoding(path: Path, encoding: str) -> str:
     """What is wrong with a file that is not in `encoding`, and what to do."""
     seems = seeming_encoding(path)

@@ -86,6 +86,10 @@ def read(
         if not values["text"]:
             raise Refusal(f"{source} has no text to use: {said.partition(': ')[2]}.")
         warn(f"{said}.")
+    if data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR:
+        for column, name in columns.items():
+            if name != "label" and all(map(_is_number, values[name])):
+                raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
     return _dataset(files[0], values, {name: column for column, name in columns.items()})
 
 
@@ -102,6 +106,13 @@ def _dataset(file: Path, values: dict[str, list], columns: dict[str, str]) -> da
         if numbers:
             features["label"] = _class_label(file, columns["label"]) or datasets.Value("int64")
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) is not None
+    except ValueError:
+        return False
 
 
 def _is_whole(text: str) -> bool:

@@ -48,6 +48,8 @@ def rows(path: Path, columns: list[str], form: Format, source: str, warn: Callab
     warn: is given what was assumed. Raises Refusal for a file that cannot be read.
     """
     try:
+        if data_sources.kind(path) != ".parquet" and open_text.is_utf8_read_as(path, form.encoding):
+            warn(f"{path.name} seems to be in utf-8, and is read as {form.encoding}, which data.encoding says.")
         yield from READERS[data_sources.kind(path)](path, columns, form, warn)
     except BadFile as bad:
         raise Refusal(f"{source}: {path.name} cannot be read: {bad}") from bad

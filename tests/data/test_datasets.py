@@ -34,11 +34,13 @@ def write(path, rows: list[dict]) -> None:
         pandas.DataFrame(rows).to_parquet(path)
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
     elif path.suffix == ".txt":
         path.write_text("".join(row["text"] or " \n" for row in rows))
     else:
         with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(rows)
 

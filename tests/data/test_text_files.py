@@ -129,6 +129,13 @@ def test_another_encoding_is_named_and_can_be_typed(tmp_path, encoding, text, se
     assert bytes(token - 1 if token else 10 for token in flat).decode() == text
 
 
+def test_utf_8_that_is_read_as_something_else_is_said(tmp_path):
+    """Any bytes are latin-1, so nothing else would show it."""
+    (tmp_path / "t.txt").write_text(PROSE)
+    data = built(*told(tmp_path / "t.txt", "model=gpt2_tiny", "data.encoding=latin-1", "data.seq_len=64"))
+    assert any("t.txt seems to be in utf-8" in line for line in data.warnings)
+
+
 @pytest.mark.parametrize("kind", ["txt", "csv", "jsonl", "json"])
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, kind):
     path = tmp_path / f"t.{kind}"
@@ -257,8 +264,8 @@ def test_a_long_evaluation_is_bounded_by_default_and_says_so(train, tmp_path):
     words = ["model=gpt2_tiny", *told(tmp_path / "train.txt")[1:], f"data.eval_path={tmp_path}/eval.txt"]
     run = train(*words, "eval.batch=64")
     found = run.record.evaluation
-    assert (found.samples, found.available_samples) == (1000, 3126)
-    assert any("1,000 of 3,126" in line and "eval.max_samples=null" in line for line in run.record.warnings)
+    assert (found.samples, found.available_samples) == (1000, 3125)
+    assert any("1,000 of 3,125" in line and "eval.max_samples=null" in line for line in run.record.warnings)
     phases = [message for message in run.messages if getattr(message, "phase", "") == "eval"]
     assert phases[-1].total == 16, "the progress bar knows how many batches there are"
     other = train("recipe=trainer", *words, "eval.batch=64").record.evaluation

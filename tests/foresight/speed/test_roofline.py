@@ -202,15 +202,18 @@ def flops(tally: Tally, *phases: str) -> int:
 
 def test_the_flops_of_a_step_are_the_ledgers():
     ledger, tally = step_of()
-    assert flops(tally, "forward") == ledger.flops == 3 * 2 * 2 * 16 * 64 * 256
+    forward = 3 * 2 * 2 * 16 * 64 * 256
+    assert flops(tally, "forward") == forward
     # Backward is twice the forward, but for the input, which needs no gradient.
-    assert flops(tally, "backward") == 2 * ledger.flops - 2 * 16 * 64 * 256
+    assert flops(tally, "backward") == 2 * forward - 2 * 16 * 64 * 256
+    assert ledger.model_flops == flops(tally, "forward", "backward")
 
 
 def test_checkpointing_does_the_forward_pass_again():
     (_, plain), (ledger, again) = step_of(), step_of(checkpointing=True)
     # The last product's result is not needed for its own gradient; checkpointing still makes it again.
-    assert flops(again, "backward") == flops(plain, "backward") + ledger.flops
+    assert flops(again, "backward") == flops(plain, "backward") + flops(plain, "forward")
+    assert ledger.model_flops == flops(plain, "forward", "backward"), "without the recomputation"
     found = [roofline.predict(tally, device(), "fp32").device_seconds for tally in (plain, again)]
     assert found[1] > found[0]
 
