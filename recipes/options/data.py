@@ -13,9 +13,7 @@ from recipes.options import data_sources, hooks, task
 from recipes.options.data_sources import BYTE_VOCAB
 from recipes.options.hooks import PASSES, Cost, Lever
 
-<<<<<<< HEAD
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
-=======
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
 
@@ -25,7 +23,6 @@ def resolve(cfg: Config) -> list[str]:
     if cfg.data.name in data_sources.TEXTS and cfg.data.tokenizer is None:
         cfg.data.tokenizer = cfg.model.pretrained or "bytes"
     return []
->>>>>>> 2245c2d (Data and pretrained weights: nothing assumed, dropped or made up without a word)
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
@@ -43,7 +40,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
     for key in ("path", "eval_path"):
         value = getattr(data, key)
-        if value is not None:
+        if value is not None and data.name in data_sources.TEXTS:
             try:
                 if data.name in data_sources.PUBLISHED:
                     data_sources.splits(data.name, value)

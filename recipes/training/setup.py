@@ -61,17 +61,10 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     transformers.set_seed(cfg.train.seed)
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
-<<<<<<< HEAD
     asked = task.task_of(cfg, architecture)
     architectures.check(cfg, architecture, asked)
-    data = dataset.build_data(cfg, asked, architectures.vocabulary(architecture) or dataset.DUMMY_HIGH)
-
-    def build_model(weights: bool = True) -> PreTrainedModel:
-        model = hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights))
-        return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
-=======
-    kind = task.task_of(cfg, architecture)
-    data = dataset.build_data(cfg, kind, architecture.vocab_size, builder.head_labels(cfg, architecture, kind))
+    vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
+    data = dataset.build_data(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked))
     warnings = data.warnings + dataset.check_batch(cfg, data)
 
     def warn(text: str) -> None:
@@ -79,8 +72,8 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
             warnings.append(text)
 
     def build_model(weights: bool = True) -> PreTrainedModel:
-        return hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights, warn))
->>>>>>> 2245c2d (Data and pretrained weights: nothing assumed, dropped or made up without a word)
+        model = hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights, warn))
+        return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
 
     return Ingredients(args, data, build_model, warnings)
 
