@@ -67,9 +67,13 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     except OSError as error:
         return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
     except Exception as error:
-        if not hydra_private.raised_by_hydra(error):
+        if hydra_private.raised_by_hydra(error):
+            return _refuse(hydra_errors.explain(error, conf))
+        if not hydra_private.raised_by_plugin(error):
             raise
-        return _refuse(hydra_errors.explain(error, conf))
+        if sweeps.INVALID not in statuses:  # whose reason was said
+            console.say_problems([f"the sweeper or launcher ended with {type(error).__name__}: {error}"])
+            statuses.append("failed")
     if folder is not None:
         return sweep_run.conclude(sweep, folder, statuses)
     return single_run.EXIT_CODES.get(statuses[-1], 1) if statuses else 0
@@ -93,13 +97,16 @@ def _hydra_main(
     """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses."""
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
-    def job(composed: DictConfig) -> str:
+    def job(composed: DictConfig) -> str | float:
         hydra_config = HydraConfig.get()
         if hydra_config.mode == RunMode.MULTIRUN:
             if {"interrupted", "preempted", sweeps.INVALID} & set(statuses):  # these end the whole sweep
                 return statuses[-1]
             sweep_dir = Path(hydra_config.sweep.dir).absolute()
-            statuses.append(sweep_run.run_in_sweep(composed, hydra_config, sweep, sweep_dir))
+            status, number = sweep_run.run_in_sweep(composed, hydra_config, sweep, sweep_dir)
+            statuses.append(status)
+            if number is not None:
+                return number  # to the sweeper
         else:
             statuses.append(single_run.run_alone(composed, hydra_config, conf, source))
         return statuses[-1]

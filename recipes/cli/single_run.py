@@ -38,6 +38,8 @@ def run_alone(
         return _refuse(problems)
     if cfg.measure.repeats > 1:
         problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
+    if cfg.objective is not None:
+        problems.append("objective is what a sweeper compares: add -m and a sweeper, as hydra/sweeper=optuna.")
     is_main = current_rank().is_main
     new_folder = Path(hydra_config.runtime.output_dir if is_main else hydra_config.sweep.dir).absolute()
     if problems:

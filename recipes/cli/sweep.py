@@ -155,14 +155,15 @@ def job_environment(hydra_config: HydraConf, jobs: int | None) -> dict[str, Any]
 
 
 def count_jobs(sweep: Sweep) -> tuple[int | None, set[str]]:
-    """(number of jobs, swept keys) of a sweep; None as the number if only the sweeper can count them."""
+    """(number of jobs, swept keys) of a sweep; None as the number if only its sweeper can count them."""
     jobs: int | None = 1
     swept = set()
     for override in hydra_private.parse_overrides(sweep.argv):
         if override.is_sweep_override():
             swept.add(override.get_key_element().lstrip("+"))
             jobs = jobs * len(list(override.sweep_string_iterator())) if jobs and override.is_discrete_sweep() else None
-    return jobs, swept
+    other_sweeper = any(text.startswith("hydra/sweeper=") for text in sweep.argv)
+    return None if other_sweeper else jobs, swept
 
 
 def distinguishing_overrides(overrides: list[str], swept: set[str]) -> list[str]:

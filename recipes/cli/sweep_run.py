@@ -15,28 +15,36 @@ from recipes.cli import sweep as sweeps
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.jobs import run_lock
-from recipes.options import compose, hydra_errors, resume
+from recipes.options import compose, hydra_errors, objective, resume
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record_file
 from recipes.records.record import Record
 from recipes.report import report
 from recipes.tracking import trackers
 
+BASIC_SWEEPER = "BasicSweeper"  # Hydra's own, which compares nothing
+NO_OBJECTIVE = "this sweeper compares a number of each job's record. Type which one, as objective=evaluation.loss."
 
-def run_in_sweep(composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sweep, folder: Path) -> str:
-    """Run one job of a sweep, or print what an earlier command recorded of it. Returns its status; never raises.
 
-    hydra_config: Hydra's own node of the job. folder: the sweep's.
+def run_in_sweep(
+    composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sweep, folder: Path
+) -> tuple[str, float | None]:
+    """Run one job of a sweep, or print what an earlier command recorded of it. Never raises.
+
+    hydra_config: Hydra's own node of the job. folder: the sweep's. Returns its status, and the number of its record
+    that `objective` names; None without an objective or a record.
     """
     number, in_task = int(hydra_config.job.num), submitit_jobs.enter(sweep)
     try:
         cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
         cfg, outcome, problems = None, None, [hydra_errors.explain(error, sweep.conf)]
+    if cfg is not None and cfg.objective is None and BASIC_SWEEPER not in str(hydra_config.sweeper.get("_target_")):
+        cfg, problems = None, [NO_OBJECTIVE]
     if cfg is None or outcome is None:
         console.say_problems(problems)
         sweep.note(folder, number, "", sweeps.INVALID, problems)
-        return sweeps.INVALID
+        return sweeps.INVALID, None
     jobs, swept = sweeps.count_jobs(sweep)
     outcome.environment |= sweeps.job_environment(hydra_config, jobs)
     label = sweeps.distinguishing_overrides(outcome.overrides, swept)
@@ -44,7 +52,7 @@ def run_in_sweep(composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sw
     with submitit_jobs.preemptible(in_task) as requeue:
         before = sweeps.final_record(job_folder)
         if not rank_info.current_rank().is_main:
-            return before.status if before else single_run.run_nonzero_rank(outcome, problems)
+            return before.status if before else single_run.run_nonzero_rank(outcome, problems), None
         try:
             if before is None:
                 quiet = in_task or outcome.environment["jobs_at_once"] > 1
@@ -58,13 +66,13 @@ def run_in_sweep(composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sw
         except Refusal as refusal:  # another command holds the lock of the job's folder
             console.say_problems([str(refusal)])
             sweep.note(folder, number, outcome.config_key, "refused", [str(refusal)] if in_task else [])
-            return "refused"
+            return "refused", None
         except OSError as error:
             console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
-            return "failed"
+            return "failed", None
         if outcome.status == "preempted":
             requeue()
-    return outcome.status
+    return outcome.status, None if cfg.objective is None else objective.value(cfg, outcome)
 
 
 def _run_new(

@@ -48,6 +48,7 @@ class Config:
     measure: Measure = section(Measure, identity=(RUN, LABEL))
     launch: Launch = section(Launch, identity=())
     estimate: Estimate = section(Estimate)
+    objective: str | None = key(identity=())
     resume: str | None = key(identity=(LABEL,))
     compile: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))

@@ -34,6 +34,8 @@ VALUE_ERRORS = (
     (r"Unsupported interpolation type (\S+)", "${{{0}:...}} is no function that a value can call."),
     (r"Recursive interpolation detected", "its value refers to itself."),
     (r"Environment variable '([^']*)' not found", "the environment has no variable {0}."),
+    (r"(?:\w+) raised while resolving interpolation: ([^\n]*)", "its ${{...}} has no value: {0}."),
+    (r"(Invalid value '.*?', expected one of .*?)(?:\n|$)", "{0}."),
     (r"field '.*?' is not Optional", "null is not a value for it."),
     (r"Cannot convert '(?:list|dict)' to string", "it takes one text."),
     (
@@ -70,6 +72,8 @@ def explain(error: Exception, conf: Path) -> str:
         )
     if not_overridden and isinstance(error, ConfigCompositionException):
         return keys.unknown(not_overridden[1])
+    if "does not support sweep type" in text:
+        return "an interval has no end of values: type 1,2,3 or range(1,4). hydra/sweeper=optuna takes intervals."
     return _of_value(key, text_and_cause) or _of_file(text_and_cause) or _first_lines(text_and_cause)
 
 
@@ -131,6 +135,11 @@ def _unknown_option(missing: str, conf: Path) -> str:
         return (
             f"{group}={missing.rpartition('/')[2]}: this launcher is not installed. pip install '.[sweeps]' installs "
             "joblib, submitit_local and submitit_slurm."
+        )
+    if missing == "hydra/sweeper/optuna":
+        return (
+            "hydra/sweeper=optuna is not installed. pip install hydra-optuna-sweeper, in an environment of its own, "
+            "since it needs an old optuna; docs/sweeps.md describes it."
         )
     if group.startswith("hydra/"):
         return f"{group}={missing.rpartition('/')[2]}: it is not installed, or Hydra has no such option."

@@ -156,7 +156,8 @@ def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
     if not folders:
         return []
     files = [path for folder in folders for path in sorted(folder.glob("experiment/*/*.yaml"))]
-    if key in {f"experiment/{path.parent.name}" for path in files} and override.type == OverrideType.ADD:
+    is_name = isinstance(override.value(), (str, list)) or override.is_sweep_override()
+    if key in {f"experiment/{path.parent.name}" for path in files} and override.type == OverrideType.ADD and is_name:
         return []
     named = [f"+experiment/{path.parent.name}={path.stem}" for path in files if path.stem == typed]
     instead = named or [f"+experiment/{name}=<name>" for name in dict.fromkeys(path.parent.name for path in files)]
@@ -183,7 +184,7 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
     options = list(menus.options(group, folders))
     if value in (None, ""):
         return menus.needs_option(group, folders)
-    if not options or (isinstance(value, str) and (value in options or "${" in value)):
+    if not options or (isinstance(value, str) and value in options):
         return None
     typed = _as_typed(value)
     if isinstance(value, bool) and "none" in options:

@@ -55,3 +55,21 @@ def test_a_command_is_composed_once_and_its_flags_make_it_a_sweep(monkeypatch, t
         assert len(jobs) == count
         if count == 1:
             assert len(composed) == 1
+
+
+def test_an_error_of_a_sweeper_is_told_from_one_of_a_job():
+    def raised(*modules):
+        """An error that goes through a function of each module, the last one raises it."""
+        code = "def call(rest): rest[0](rest[1:]) if rest else 1 / 0"
+        functions = []
+        for name in modules:
+            module = {"__name__": name}
+            exec(code, module)
+            functions.append(module["call"])
+        with pytest.raises(ZeroDivisionError) as error:
+            functions[0](functions[1:])
+        return error.value
+
+    assert hydra_private.raised_by_plugin(raised("hydra_plugins.optuna", "optuna.study"))
+    assert not hydra_private.raised_by_plugin(raised("hydra_plugins.optuna", "recipes.cli.entry_point", "torch"))
+    assert not hydra_private.raised_by_plugin(raised("torch"))

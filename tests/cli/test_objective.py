@@ -1,0 +1,53 @@
+"""objective: the number that a job returns to a sweeper."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import pytest
+import yaml
+from conftest import compose, small
+
+from recipes.cli import sweep_run
+from recipes.options import objective
+from recipes.records import record_file
+
+
+def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monkeypatch, tmp_path):
+    returned, run = [], sweep_run.run_in_sweep
+    monkeypatch.setattr(sweep_run, "run_in_sweep", lambda *args: returned.append(run(*args)) or returned[-1])
+    overrides = small("recipe=accelerate", "precision=fp32,tf32", "objective=evaluation.loss", "hydra.sweep.dir=s")
+    assert command("-m", *overrides).code == 1  # tf32 is refused
+    records = [record_file.read(path.parent) for path in tmp_path.glob("s/*/result.json")]
+    (loss,) = [record.evaluation.loss for record in records if record.status == "ok"]
+    assert returned[0] == ("ok", loss)
+    assert returned[1][0] == "refused" and math.isnan(returned[1][1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="hydra-optuna-sweeper is not installed")
+def test_optuna_chooses_by_it(command, tmp_path):
+    interval = "train.learning_rate=tag(log,interval(1e-5,1e-2))"
+    overrides = small("recipe=accelerate", interval, "objective=evaluation.loss", "hydra.sweep.dir=s")
+    ended = command("-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", *overrides)
+    losses = [record_file.read(path.parent).evaluation.loss for path in tmp_path.glob("s/*/result.json")]
+    best = yaml.safe_load((tmp_path / "s" / "optimization_results.yaml").read_text())
+    assert ended.code == 0 and best["best_value"] == min(losses) and (tmp_path / "s" / "table.md").exists()
+
+
+def test_numbers_of_a_record_are_those_that_can_be_compared():
+    names = objective.names()
+    assert {"evaluation.loss", "training.final_loss", "speed.samples_per_second", "memory.peak_tensor_bytes"} <= {
+        *names
+    }
+    assert not {"status", "training.losses", "memory.per_rank", "evaluation"} & {*names}
+    (problem,) = compose("objective=evaluation.los").problems
+    assert "Did you mean evaluation.loss" in problem
+
+
+def test_without_a_sweeper_it_is_refused_and_a_sweeper_that_needs_one_is_told(command, monkeypatch):
+    ended = command("objective=evaluation.loss", "device=cpu", fork_server=None)
+    assert ended.code == 2 and "-m" in ended.err
+    monkeypatch.setattr(sweep_run, "BASIC_SWEEPER", "another")
+    ended = command("-m", "train.seed=1,2", "device=cpu", fork_server=None)
+    assert ended.code == 2 and ended.err.count("objective=evaluation.loss") == 1
