@@ -121,6 +121,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
             )
             console.say_problems([problem])
             ended.add("failed")
+    if any(text.startswith("gpu=glob(") for text in sweep.argv) and ended - {"refused"}:
+        ended.discard("refused")  # cards that cannot compute what is asked are rows with their reason
     without_result = [job for job in jobs if job["status"] not in sweeps.SUCCESS]
     for job in without_result:
         if job["status"] != "refused":  # their reasons stand under the table

@@ -199,6 +199,15 @@ def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path, flags):
     assert flags[-2 if len(flags) > 1 else 0].split("=")[0] in ended.err, "the key to type"
 
 
+def test_paths_with_any_letters_are_read_and_written(command, tmp_path):
+    (tmp_path / "Müller, 日本 = (1).txt").write_text("word " * 400)
+    ended = command(
+        *small("data=text", "model=gpt2_tiny", "data.path='Müller, 日本 = (1).txt'"), "hydra.run.dir=Über/a=(1)"
+    )
+    assert ended.code == 0, ended
+    assert record_file.read(tmp_path / "Über" / "a=(1)").status == "ok"
+
+
 def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tmp_path):
     before = b'{"schema_version": 1, "status": "ok"}'
     (tmp_path / "here").mkdir()

@@ -73,11 +73,21 @@ def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp
         "ok",
         "refused",
     ]
+    assert ended.out.count("precision=fp16 needs a GPU") == 1, "under the table, and nowhere else"
+    assert "runs what is missing" not in ended.out
     for wrong in ("precison=fp32,bf16", "precision=fp32,bf17", "+nothing=1,2"):
         ended = command("-m", *SWEEP, wrong, f"hydra.sweep.dir={tmp_path}/t", fork_server=None)
         assert ended.code == 2, wrong
         assert "Traceback" not in ended.err
         assert not list(tmp_path.glob("t/*/result.json"))
+
+
+def test_cards_that_cannot_compute_what_is_asked_are_rows_of_estimates_over_all(command, tmp_path):
+    words = small("recipe=estimate", "precision=bf16", "device=auto", "hydra.sweep.dir=s")
+    ended = command("-m", *words, "gpu=glob([t4*,a10_*])")
+    assert ended.code == 0, ended
+    assert sorted(record_file.read(p.parent).status for p in tmp_path.glob("s/*/result.json")) == ["ok", "refused"]
+    assert "Tesla T4 has 7.5" in ended.out and "fits" in (tmp_path / "s" / "table.md").read_text()
 
 
 def test_repeats_run_in_turn_and_become_one_row(command, tmp_path):
