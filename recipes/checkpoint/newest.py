@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from recipes import config
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.options import resume
 from recipes.ranks import collectives
-from recipes.records import checkpoint_files
+from recipes.records import checkpoint_files, checkpoint_values
 from recipes.records.checkpoint_files import BrokenCheckpoint, Checkpoint
+from recipes.records.printable import printable
 
 
 def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -27,20 +29,31 @@ def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]
         paths = checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume)
         for path in paths:
             try:
-                checkpoint = checkpoint_files.verify(path)
+                checkpoint = _of_this_training(cfg, checkpoint_files.verify(path))
                 break
             except BrokenCheckpoint as broken:
-                warn(f"checkpoint {path.name} is skipped: {broken}.")
+                warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
     checkpoint = collectives.all_gather(checkpoint)[0]
     if checkpoint is None and cfg.resume != resume.LATEST:
         raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole.")
     return checkpoint
 
 
-def step_log_state(checkpoint: Checkpoint) -> dict[str, list]:
-    """What `StepLog.state` returned when the checkpoint was saved.
+def _of_this_training(cfg: Config, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint. Raises BrokenCheckpoint if another training saved it; the parent looks at the newest alone."""
+    try:
+        theirs = checkpoint.values["config"]
+        others = resume.differences(config.to_dict(cfg), theirs, any_length=cfg.resume != resume.LATEST)
+    except (KeyError, TypeError):
+        others = ["its configuration is not complete"]
+    if others:
+        raise BrokenCheckpoint(f"it was saved by another training: {', '.join(others)}")
+    return checkpoint
 
-    Found by its content: checkpoints of earlier versions have it under another key.
-    """
-    entries = [value for value in checkpoint.values.values() if isinstance(value, dict)]
-    return next(entry for entry in entries if "losses" in entry)
+
+def step_log_state(checkpoint: Checkpoint) -> dict[str, list]:
+    """What `StepLog.state` returned when the checkpoint was saved. Raises Refusal without it."""
+    found = checkpoint_values.step_log(checkpoint.values)
+    if found is None:
+        raise Refusal(f"{checkpoint.folder} has no log of its steps: it is not a checkpoint of a training.")
+    return found

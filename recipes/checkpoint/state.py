@@ -12,12 +12,15 @@ from typing import Any, cast
 
 import numpy
 import torch
+from safetensors import SafetensorError
 
+from recipes.checkpoint import saved_values
 from recipes.checkpoint.shard_reader import ShardReader
 from recipes.errors import Refusal
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
+from recipes.records.printable import printable
 from recipes.third_party import torch_distributed_private
 
 
@@ -30,9 +33,6 @@ def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             named[name] = tensor
     return named
-
-
-_PARAMETERS = "parameters"  # the names of a group's parameters, in a checkpoint
 
 
 # --- collecting ----------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def _shared_values(loop: Any, optimizer: Any, names: dict[int, str], plain: dict
     scaler = loop.accelerator.scaler
     groups = [
         {key: _number(value) for key, value in group.items() if key != "params"}
-        | {_PARAMETERS: [names[id(weight)] for weight in group["params"]]}
+        | {saved_values.PARAMETERS: [names[id(weight)] for weight in group["params"]]}
         for group in optimizer.param_groups
     ]
     return {
@@ -142,72 +142,55 @@ def restore(loop: Any, checkpoint: Checkpoint) -> None:
     """Restores a checkpoint into a loop whose model and optimizer are ready to train.
 
     A rank without a saved random state (there are more ranks than before) keeps its own.
-    Raises Refusal if the checkpoint is of another model, or cannot be resharded for this mode.
+    Raises Refusal if the checkpoint is of another model, cannot be resharded for this mode, or holds values that no
+    training has saved.
     """
-    rank = collectives.rank_index()
+    try:
+        _restore(loop, checkpoint, collectives.rank_index())
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, SafetensorError) as error:
+        raise Refusal(
+            f"{checkpoint.folder} cannot be restored, it is damaged or of another version: "
+            f"{type(error).__name__}: {printable(str(error))}"
+        ) from error
+
+
+def _restore(loop: Any, checkpoint: Checkpoint, rank: int) -> None:
     reader = ShardReader(checkpoint)
     named = named_tensors(loop)
     names = {id(tensor): name for name, tensor in named.items()}
     with torch.no_grad():
         for name, tensor in named.items():
             local, offset, shape, _ = local_shard(tensor, rank)
-            local.copy_(reader.read(name, offset, list(local.shape), shape))
+            saved = reader.read(name, offset, list(local.shape), shape)
+            saved_values.check_dtype(name, saved.dtype, local.dtype)
+            local.copy_(saved)
     values = checkpoint.values
     optimizer = unwrap.inner_optimizer(loop.optimizer)
-    saved_groups = values["optimizer"]["groups"]
-    origins = _saved_group_indices(optimizer, names, saved_groups)
+    saved_groups, states = values["optimizer"]["groups"], values["optimizer"]["states"]
+    saved_values.check_states(states, set(names.values()))
+    group_names = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+    origins = saved_values.group_indices(group_names, saved_groups)
     for group, origin in zip(optimizer.param_groups, origins, strict=True):
-        for key, value in saved_groups[origin].items():
-            if key == _PARAMETERS:
-                continue
-            if isinstance(group.get(key), torch.Tensor):
-                group[key].fill_(value)
-            else:  # JSON has no tuples
-                group[key] = tuple(value) if isinstance(value, list) else value
+        saved_values.restore_group(group, saved_groups[origin])
         for weight in group["params"]:
-            state = _optimizer_state(optimizer, group, weight, names[id(weight)], reader, values, rank)
+            state = _optimizer_state(optimizer, group, weight, names[id(weight)], reader, states, rank)
             if state:
                 optimizer.state[weight] = state
-    loop.scheduler.load_state_dict(
-        {
-            key: [value[origin] for origin in origins]
-            if isinstance(value, list) and len(value) == len(saved_groups)
-            else value
-            for key, value in values["scheduler"].items()
-        }
-    )
-    if loop.accelerator.scaler is not None and values["scaler"] is not None:
-        loop.accelerator.scaler.load_state_dict(values["scaler"])
+    schedule = {
+        key: [value[origin] for origin in origins]
+        if isinstance(value, list) and len(value) == len(saved_groups)
+        else value
+        for key, value in values["scheduler"].items()
+    }
+    loop.scheduler.load_state_dict(saved_values.known(schedule, loop.scheduler.state_dict(), "the scheduler"))
+    scaler = loop.accelerator.scaler
+    if scaler is not None and values["scaler"] is not None:
+        scaler.load_state_dict(saved_values.known(values["scaler"], scaler.state_dict(), "the gradient scaler"))
     if rank < len(checkpoint.ranks):
-        set_random_states(checkpoint.ranks[rank]["random"])
-
-
-def _saved_group_indices(optimizer: Any, names: dict[int, str], saved_groups: list[dict]) -> list[int]:
-    """For each parameter group, the index of the saved group with its parameters.
-
-    The groups depend on the parallelism: an optimizer of a model that tensor parallelism split in part has the split
-    parameters in groups of their own. Raises Refusal if a group's parameters were not in one group.
-    """
-    groups = optimizer.param_groups
-    if not all(_PARAMETERS in saved for saved in saved_groups):  # saved before checkpoints had these names
-        if len(saved_groups) != len(groups):
-            raise Refusal(
-                f"the checkpoint has {len(saved_groups)} parameter groups and this optimizer {len(groups)}. Resume in "
-                "the mode in which it was saved."
-            )
-        return list(range(len(groups)))
-    index = {name: i for i, saved in enumerate(saved_groups) for name in saved[_PARAMETERS]}
-    settings = [{key: value for key, value in saved.items() if key != _PARAMETERS} for saved in saved_groups]
-    result = []
-    for group in groups:
-        found = {index.get(names[id(weight)]) for weight in group["params"]}
-        known = [i for i in found if i is not None]
-        if len(known) < len(found) or any(settings[i] != settings[min(known)] for i in known):
-            raise Refusal(
-                "the optimizer's parameter groups are not those of the checkpoint: it is of another training."
-            )
-        result.append(min(known))
-    return result
+        try:
+            set_random_states(checkpoint.ranks[rank]["random"])
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
 
 
 def _optimizer_state(
@@ -216,21 +199,23 @@ def _optimizer_state(
     weight: torch.Tensor,
     name: str,
     reader: ShardReader,
-    values: dict[str, Any],
+    states: dict[str, Any],
     rank: int,
 ) -> dict[str, Any]:
     """The optimizer's state of one weight, on its device and sharded as the weight is."""
-    state = dict(values["optimizer"]["states"].get(name, {}))
+    state = dict(states.get(name, {}))
     for key in reader.keys(name):
         shape = reader.shape(f"{name}/{key}")
         if not _is_sharded(weight) or not shape:
             value = reader.read(f"{name}/{key}", [0] * len(shape), shape, shape)
+            saved_values.check_state_dtype(f"{name}/{key}", value.dtype)
             # torch.optim keeps the count of steps on the host unless a fused or captured kernel reads it.
             on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
             state[key] = value if on_host else _on_device(optimizer, weight, value)
         elif shape == list(weight.shape):
             local, offset, whole, _ = local_shard(weight, rank)
             part = reader.read(f"{name}/{key}", offset, list(local.shape), whole)
+            saved_values.check_state_dtype(f"{name}/{key}", part.dtype)
             # Like the weight, as the optimizer makes it: on the CPU if the weight is offloaded.
             state[key] = torch.zeros_like(weight.detach(), dtype=part.dtype)
             state[key].to_local().copy_(part)

@@ -13,8 +13,10 @@ from recipes.options import hooks
 from recipes.options import model as model_options
 from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.checkpoint_files import BrokenCheckpoint
+from recipes.records.printable import printable
 
 LATEST = "latest"
+MOST_CHARACTERS = 200  # of a difference in a message
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
 
 
@@ -46,7 +48,7 @@ def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> lis
     """
     mine, other = signature(ours), signature(theirs)
     return [
-        f"{key}={mine.get(key)} (there {other.get(key)})"
+        printable(f"{key}={mine.get(key)} (there {other.get(key)})"[:MOST_CHARACTERS])
         for key in sorted(mine.keys() | other.keys())
         if mine.get(key) != other.get(key) and not (any_length and LENGTH in identity_of(key))
     ]
@@ -80,7 +82,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
             f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts from the beginning where there is none."
         ]
-    step = checkpoint_files.step_of(folders[0])
+    step = checkpoint_files.step_of(next(filter(_is_readable, folders), folders[0]))
     if cfg.train.max_steps is not None and cfg.train.max_steps < step:
         return [
             f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. Give more steps."
@@ -88,19 +90,27 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return mismatch_problems(cfg, folders, any_length=True)
 
 
+def _is_readable(folder: Path) -> bool:
+    try:
+        return bool(checkpoint_files.config_of(folder))
+    except BrokenCheckpoint:
+        return False
+
+
 def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False) -> list[str]:
     """A problem where the first checkpoint that can be read was saved by another training."""
     for folder in folders:
-        with contextlib.suppress(BrokenCheckpoint):
+        try:
             others = differences(to_dict(cfg), checkpoint_files.config_of(folder), any_length)
-            return (
-                [
-                    f"{folder} was saved by another training: {', '.join(others)}. Give the same values, "
-                    "or another folder."
-                ]
-                if others
-                else []
-            )
+        except BrokenCheckpoint:
+            continue
+        except (KeyError, TypeError):
+            others = ["it is of another version, or not complete"]
+        if not others:
+            return []
+        return [
+            f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
+        ]
     return []
 
 

@@ -7,7 +7,9 @@
 
 A checkpoint is written under another name, flushed to the disk and then renamed, so a folder with the
 right name is whole; what happens to it later (a disk that loses a file) shows in sizes and checksums.
-Nothing in it is code, and nothing of it is executed. Imports nothing heavy: the parent looks here too.
+Nothing in it is code, and nothing of it is executed. A checkpoint may be somebody else's: only files with our names are
+opened, regular ones in the folder itself, and what they hold is checked before it is used. Imports nothing heavy: the
+parent looks here too.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+from recipes.records import checkpoint_values, regular_file
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 FORMAT = 1
-NAME = re.compile(r"step-(\d{8,})")
+NAME = re.compile(r"step-([0-9]{8,15})")
+FILE_NAME = re.compile(r"rank-[0-9]{1,6}\.(json|[a-z]+\.safetensors)")
+MOST_MANIFEST_BYTES, MOST_JSON_BYTES = 2**26, 2**28  # a million files; the log of a million steps
 BLOCK_BYTES = 2**22  # read at once for a checksum
 
 
@@ -66,46 +73,83 @@ def step_of(folder: Path) -> int:
 
 
 def config_of(folder: Path) -> dict:
-    """The configuration of the run that wrote a checkpoint. Raises Broken."""
-    config = _json(Path(folder, "rank-0.json")).get("config")
-    if not isinstance(config, dict):
-        raise BrokenCheckpoint(f"{Path(folder, 'rank-0.json')} names no configuration")
-    return config
+    """The configuration of the run that wrote a checkpoint. Raises BrokenCheckpoint.
+
+    Of the checkpoint's files only those that hold it are read, so this is fast also for a large model.
+    """
+    folder = Path(folder)
+    manifest = _manifest(folder)
+    path = folder / rank_file(0)
+    _verify_file(path, *manifest["files"][path.name])
+    return _rank_values(folder, 0, manifest)["config"]
 
 
 def verify(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, every byte of it checked. Raises Broken."""
-    manifest = _json(Path(folder, MANIFEST))
-    if manifest.pop("crc32", None) != _crc32_of(manifest):
-        raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is damaged")
+    """The checkpoint in a folder, every byte of it checked. Raises BrokenCheckpoint."""
+    folder = Path(folder)
+    manifest = _manifest(folder)
+    for file, (size, checksum) in manifest["files"].items():
+        _verify_file(folder / file, size, checksum)
+    return Checkpoint(
+        folder, manifest["step"], [_rank_values(folder, rank, manifest) for rank in range(manifest["ranks"])]
+    )
+
+
+def rank_file(rank: int) -> str:
+    """The name of the file with what is no tensor of a rank."""
+    return f"rank-{rank}.json"
+
+
+def _manifest(folder: Path) -> dict:
+    """The manifest of a checkpoint, its contents checked. Raises BrokenCheckpoint."""
+    path = folder / MANIFEST
+    manifest = _json(path, MOST_MANIFEST_BYTES)
+    if manifest.pop("crc32", None) != crc32_of_values(manifest):
+        raise BrokenCheckpoint(f"{path} is damaged")
     if manifest.get("format") != FORMAT:
-        raise BrokenCheckpoint(
-            f"{Path(folder, MANIFEST)} is of another format ({manifest.get('format')}, not {FORMAT})"
-        )
+        raise BrokenCheckpoint(f"{path} is of another format ({manifest.get('format')!r:.20}, not {FORMAT})")
+    step, ranks, files = (manifest.get(name) for name in ("step", "ranks", "files"))
+    if not (_is_size(step) and _is_size(ranks) and isinstance(files, dict)):
+        raise BrokenCheckpoint(f"{path} is not a manifest")
+    entries = (isinstance(entry, list) and len(entry) == 2 and all(map(_is_size, entry)) for entry in files.values())
+    if not all(map(FILE_NAME.fullmatch, files)) or not all(entries):
+        raise BrokenCheckpoint(f"{path} names files that no checkpoint has")
+    if step != step_of(folder) or not 1 <= ranks <= len(files) or any(rank_file(r) not in files for r in range(ranks)):
+        raise BrokenCheckpoint(f"{path} does not fit its folder")
+    return manifest
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _verify_file(path: Path, size: int, checksum: int) -> None:
+    """Compare a file with the manifest. Raises BrokenCheckpoint, also for anything that is not a regular file."""
     try:
-        step, ranks = int(manifest["step"]), int(manifest["ranks"])
-        if (
-            step != step_of(folder)
-            or ranks < 1
-            or not {f"rank-{rank}.json" for rank in range(ranks)} <= set(manifest["files"])
-        ):
-            raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} does not fit its folder")
-        for file, (size, checksum) in manifest["files"].items():
-            path = Path(folder, file)
-            if path.stat().st_size != size:
-                raise BrokenCheckpoint(f"{path} has {path.stat().st_size} bytes instead of {size}")
-            if crc32(path) != checksum:
+        with open(regular_file.open_regular(path, follow_links=False), "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise BrokenCheckpoint(f"{path} has {found} bytes instead of {size}")
+            if _crc32_of_file(file) != checksum:
                 raise BrokenCheckpoint(f"{path} has changed since it was written")
-        return Checkpoint(Path(folder), step, [_json(Path(folder, f"rank-{rank}.json")) for rank in range(ranks)])
     except OSError as error:
-        raise BrokenCheckpoint(f"{error.filename} cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise BrokenCheckpoint(f"{Path(folder, MANIFEST)} is not a manifest") from error
+        raise BrokenCheckpoint(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _json(path: Path) -> dict:
+def _rank_values(folder: Path, rank: int, manifest: dict) -> dict:
+    """What a rank's JSON holds, checked. Raises BrokenCheckpoint."""
+    path = folder / rank_file(rank)
+    values = _json(path, MOST_JSON_BYTES)
     try:
-        values = json.loads(path.read_text())
+        checkpoint_values.check(values, rank, manifest["step"], manifest["files"])
+    except ValueError as error:
+        raise BrokenCheckpoint(f"{path} cannot be used: {error}") from error
+    return values
+
+
+def _json(path: Path, most_bytes: int) -> dict:
+    try:
+        values = regular_file.decode_json(regular_file.read(path, most_bytes, follow_links=False), constants=True)
     except OSError as error:
         raise BrokenCheckpoint(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -117,14 +161,19 @@ def _json(path: Path) -> dict:
 
 def crc32(path: Path) -> int:
     """The checksum of a file: finds what a disk or a copy does to it, not what a person means to."""
-    checksum = 0
     with open(path, "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            checksum = zlib.crc32(block, checksum)
+        return _crc32_of_file(file)
+
+
+def _crc32_of_file(file: IO[bytes]) -> int:
+    checksum = 0
+    while block := file.read(BLOCK_BYTES):
+        checksum = zlib.crc32(block, checksum)
     return checksum
 
 
-def _crc32_of(values: dict) -> int:
+def crc32_of_values(values: dict) -> int:
+    """The checksum of a manifest, without the checksum itself."""
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
@@ -177,7 +226,7 @@ def _write_rank(folder: Path, rank: int, values: dict, tensors: dict[str, dict])
         save_file(pieces, path)
         _flush(path)
         files[path.name] = [path.stat().st_size, crc32(path)]
-    path = folder / f"rank-{rank}.json"
+    path = folder / rank_file(rank)
     path.write_text(json.dumps(values | {"files": files}))
     _flush(path)
 
@@ -186,10 +235,10 @@ def _finish(unfinished: Path, target: Path, step: int, ranks: int) -> None:
     """The manifest, the disk's own cache, and the name that makes it count."""
     files = {}
     for rank in range(ranks):
-        path = unfinished / f"rank-{rank}.json"
+        path = unfinished / rank_file(rank)
         files |= json.loads(path.read_text())["files"] | {path.name: [path.stat().st_size, crc32(path)]}
     manifest, values = unfinished / MANIFEST, {"format": FORMAT, "step": step, "ranks": ranks, "files": files}
-    manifest.write_text(json.dumps(values | {"crc32": _crc32_of(values)}, indent=1))
+    manifest.write_text(json.dumps(values | {"crc32": crc32_of_values(values)}, indent=1))
     _flush(manifest)
     _flush(unfinished)
     _discard(target)  # a broken one of this step, or one of a training that has gone another way since
@@ -216,7 +265,10 @@ def _discard(folder: Path) -> None:
 def _tidy(folder: Path) -> None:
     """Remove what a save or a removal that was killed has left."""
     for path in [*folder.glob(".step-*.unfinished"), *folder.glob(".step-*.gone")]:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def _flush(path: Path) -> None:

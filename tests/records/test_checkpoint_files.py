@@ -88,7 +88,7 @@ def test_a_manifest_that_says_something_else_is_refused(tmp_path, change, sealed
     values = json.loads((folder / "manifest.json").read_text()) | change
     if sealed:
         del values["crc32"]
-        values["crc32"] = checkpoint_files._crc32_of(values)
+        values["crc32"] = checkpoint_files.crc32_of_values(values)
     (folder / "manifest.json").write_text(json.dumps(values))
     with pytest.raises(BrokenCheckpoint, match="manifest.json"):
         checkpoint_files.verify(folder)
