@@ -27,7 +27,8 @@ def serve(descriptor: int, eight_bit: bool) -> None:
         server.wait_for_event()
         if eight_bit and server.has_forked:
             eight_bit = False
-            preload.import_libraries(eight_bit=True)
+            with contextlib.suppress(Exception):  # a job that needs it imports it again, and its record has the error
+                preload.import_libraries(eight_bit=True)
             _freeze_memory()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import subprocess
@@ -33,9 +34,16 @@ class WorkerProcess(Protocol):
 class WorkerSource(Protocol):
     """Starts workers faster than a new interpreter does: a fork server, or a worker that was started in advance."""
 
-    def start_worker(self, pipe: socket.socket, log: IO[bytes]) -> WorkerProcess:
-        """A worker that receives its job from the pipe and prints to the log."""
+    def start_worker(self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None) -> WorkerProcess:
+        """A worker that receives its job from the pipe and prints to the log.
+
+        Raises SourceEnded, or TimeoutError after timeout_seconds (None: no limit).
+        """
         ...
+
+
+class SourceEnded(Exception):
+    """A source of workers has ended. The message says how."""
 
 
 @dataclass
@@ -63,6 +71,7 @@ def start(job: Job, source: WorkerSource | None = None) -> list[Running]:
     """Start the workers: all ranks of the job, or the rank of this process where a launcher started the ranks.
 
     source: what starts them; without one, each worker gets a new interpreter. Workers end when their pipe is closed.
+    Raises SourceEnded, and TimeoutError if the source does not answer within launch.timeout_seconds.
     """
     parallelism = job.record.config["parallelism"]
     world_size = parallelism["num_processes"]
@@ -91,16 +100,18 @@ def _start(job: Job, source: WorkerSource | None, listener: socket.socket | None
     """Start one worker and send it the job and, to rank 0, the socket on which it listens for the others."""
     parent_end, worker_end = socket.socketpair()
     with worker_end, open_log(job) as log:
+        limit_seconds = job.record.config["launch"]["timeout_seconds"] or None
         start_worker = new_worker if source is None else source.start_worker
-        process = start_worker(worker_end, log)
+        process = start_worker(worker_end, log, limit_seconds)
     pipe = Connection(parent_end.detach())
-    pipe.send_bytes(pickle.dumps(job))
-    if listener is not None and job.rank_info.is_main:
-        reduction.send_handle(pipe, listener.fileno(), process.pid)
+    with contextlib.suppress(OSError):  # a worker that has died already: its supervisor notices
+        pipe.send_bytes(pickle.dumps(job))
+        if listener is not None and job.rank_info.is_main:
+            reduction.send_handle(pipe, listener.fileno(), process.pid)
     return Running(process, pipe, job.rank_info)
 
 
-def new_worker(pipe: socket.socket, log: IO[bytes]) -> subprocess.Popen:
+def new_worker(pipe: socket.socket, log: IO[bytes], _: float | None = None) -> subprocess.Popen:
     """A worker in a new interpreter."""
     return interpreter.start_python(WORKER_CODE, pipe, stdout=log, stderr=log)
 

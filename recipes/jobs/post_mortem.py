@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import signal
 from dataclasses import dataclass
@@ -30,18 +31,41 @@ class WorkerExit:
     out_of_memory: bool
 
 
-def leave_record(job: launch.Job, worker: WorkerExit, cause: RankFailed | None) -> Record:
+class UnwrittenRecord(OSError):
+    """The record of a job could not be written. record: what it would have been."""
+
+    def __init__(self, error: OSError, outcome: Record):
+        super().__init__(error.errno, error.strerror, error.filename)
+        self.record = outcome
+
+
+def leave_record(
+    job: launch.Job, worker: WorkerExit, cause: RankFailed | None, unwritten: Record | None = None
+) -> Record:
     """The record in the job's folder, completed with what only the parent knows.
 
-    cause: the failure that ended the job, if a rank failed. Raises OSError when the folder cannot be written.
+    cause: the failure that ended the job, if a rank failed. unwritten: the worker's record, which it could not write.
+    Raises UnwrittenRecord when the folder cannot be written.
     """
     assert job.folder is not None, "rank 0 has the folder"
-    outcome = _written(job.folder)
+    written = None if unwritten else _written(job.folder)
+    outcome = _completed(job, worker, cause, unwritten or copy.deepcopy(written))
+    if outcome == written:
+        return outcome
+    try:
+        record_file.write(outcome, job.folder)
+    except OSError as error:
+        raise UnwrittenRecord(error, outcome) from error
+    return outcome
+
+
+def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, outcome: Record | None) -> Record:
+    """What `leave_record` leaves. outcome: the worker's own record, which is changed, or None."""
     if cause is not None and cause.error.rank == 0 and not job.rank_info.launched:
         cause = None  # the worker's own record says so already
     if outcome is None:
         outcome = job.record
-        outcome.training = _steps_written(job.folder)
+        outcome.training = _steps_written(Path(job.folder or ""))
         outcome.status, outcome.error = _explain(job, worker)
         if cause is not None and outcome.status != "oom":
             outcome.status, outcome.error = cause.status, cause.error
@@ -55,7 +79,6 @@ def leave_record(job: launch.Job, worker: WorkerExit, cause: RankFailed | None) 
         return outcome
     else:  # rank 0 lost contact with the rank that failed
         outcome.status, outcome.error = cause.status, cause.error
-    record_file.write(outcome, job.folder)
     return outcome
 
 

@@ -15,7 +15,7 @@ from recipes.checkpoint import stop_request
 from recipes.jobs import launch, post_mortem
 from recipes.jobs.post_mortem import WorkerExit
 from recipes.ranks import failure_store
-from recipes.records.messages import Message, PhaseStarted, RankFailed
+from recipes.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised
 from recipes.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
@@ -32,7 +32,7 @@ def run(job: launch.Job, on_message: Callable[[Message], None], source: launch.W
 
     Returns the record, which is also in the job's folder. Ctrl-C (KeyboardInterrupt) ends the job with a record. A rank
     other than 0 that a launcher started writes no record; the record that is returned says how the rank ended.
-    Raises OSError when the folder cannot be written.
+    Raises OSError when the folder cannot be written; UnwrittenRecord, which has the record, if that is so at the end.
     """
     kernel_kills = post_mortem.kernel_kills()
     supervisor = Supervisor(job, on_message)
@@ -49,6 +49,7 @@ class Supervisor:
         self.workers: list[launch.Running] = []
         self.phase = "load"  # the last phase that rank 0 entered
         self.failures: list[RankFailed] = []  # in the order of arrival
+        self.unwritten: Record | None = None  # the record that rank 0 could not write
         self._on_message = on_message
         self._stop = stop_request.StopRequest()
 
@@ -58,11 +59,24 @@ class Supervisor:
         limit_seconds = config["launch"]["timeout_seconds"]
         try:
             with self._stop.listening(config["save"]["on_signal"]):
-                self.workers = launch.start(self.job, source)
                 deadline = time.monotonic() + limit_seconds if limit_seconds else None
+                self._start_workers(source)
                 return self._watch(deadline, forward_stop=True)
         except KeyboardInterrupt:
             return "interrupted"
+        except TimeoutError:  # the source of workers hangs
+            return "timeout"
+
+    def _start_workers(self, source: launch.WorkerSource | None) -> None:
+        """Start the workers; in new interpreters if the source has ended."""
+        try:
+            self.workers = launch.start(self.job, source)
+        except launch.SourceEnded as error:
+            text = f"the process that starts workers has ended ({error}), so this job ran in a new process."
+            self.job.record.warnings.append(text)
+            with contextlib.suppress(OSError):
+                self._on_message(WarningRaised(text))
+            self.workers = launch.start(self.job)
 
     def conclude(self, reason: str, kernel_kills: int) -> Record:
         """End what is left of the workers and return the record.
@@ -84,7 +98,8 @@ class Supervisor:
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
         out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
-        return post_mortem.leave_record(self.job, WorkerExit(reason, code, self.phase, out_of_memory), cause)
+        worker = WorkerExit(reason, code, self.phase, out_of_memory)
+        return post_mortem.leave_record(self.job, worker, cause, self.unwritten)
 
     def _nonzero_rank_record(self, reason: str, code: int, cause: RankFailed | None) -> Record:
         """How a rank other than 0 ended, under a launcher. Published here if the worker could not do so itself."""
@@ -152,6 +167,9 @@ class Supervisor:
     def _handle(self, message: Message) -> None:
         if isinstance(message, RankFailed):
             self.failures.append(message)
+            return
+        if isinstance(message, RecordUnwritten):
+            self.unwritten = message.record
             return
         if isinstance(message, PhaseStarted):
             self.phase = message.phase

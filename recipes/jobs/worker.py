@@ -26,7 +26,7 @@ from recipes.options import parallelism
 from recipes.ranks import failure_store
 from recipes.ranks.rank_info import RankInfo
 from recipes.records import record_file
-from recipes.records.messages import Message, Progress, RankFailed
+from recipes.records.messages import Message, Progress, RankFailed, RecordUnwritten
 
 Send = Callable[[Message], None]
 
@@ -52,7 +52,10 @@ def main(job: launch.Job, pipe: Connection) -> None:
         code = 1
         _note_failure(cfg, job, error, progress.phase, send)
     if job.rank_info.is_main and not _write_record(job):
-        code = 1
+        try:
+            send(RecordUnwritten(job.record))  # the parent tries again, and shows it in any case
+        except OSError:
+            code = 1
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -130,7 +133,7 @@ def _report_failure(rank_info: RankInfo, failure: RankFailed, send: Send) -> Non
 
 
 def _write_record(job: launch.Job) -> bool:
-    """Write the record; False if that fails. The parent then tries again, and reports the error if it fails too."""
+    """Write the record; False if that fails."""
     assert job.folder is not None
     try:
         record_file.write(job.record, job.folder)

@@ -65,7 +65,14 @@ class RankFailed:
         return cls(values["status"], Error(**values["error"]), values["lost_contact"])
 
 
-Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | RankFailed
+@dataclass(frozen=True)
+class RecordUnwritten:
+    """The record of a worker that could not write it, because the disk is full, for example."""
+
+    record: Record
+
+
+Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | RankFailed | RecordUnwritten
 
 
 @dataclass

@@ -1,0 +1,93 @@
+"""A fork server that dies or hangs costs no job: the cause is named, and jobs run in new processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from conftest import small
+
+from recipes.jobs import fork_client, supervise
+from recipes.records import record_file
+from recipes.records.messages import WarningRaised
+
+# Runs in every interpreter that is started; this one is the fork server.
+IN_SERVER = """
+import sys
+if "fork_server" in "".join(sys.orig_argv):
+    import os, time
+    {what}
+"""
+
+
+@pytest.fixture
+def server_with(tmp_path, monkeypatch):
+    """server_with(file, code) -> a fork server that finds this file first on its module path."""
+    servers = []
+
+    def start(file: str, code: str) -> fork_client.ForkServer:
+        path = tmp_path / "path" / file
+        path.parent.mkdir(parents=True)
+        path.write_text(code)
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(tmp_path / "path"))
+            servers.append(fork_client.ForkServer())
+        return servers[0]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def run(make_job):
+    """run(server, *overrides) -> (record, warnings on the screen): a small job; its record is also in its folder."""
+
+    def run(server, *overrides: str):
+        job, shown = make_job(*small("recipe=accelerate", "measure.ledger=false", *overrides)), []
+        outcome = supervise.run(job, lambda message: shown.append(message), server)
+        assert record_file.read(job.folder) == outcome
+        return outcome, [message.text for message in shown if isinstance(message, WarningRaised)]
+
+    return run
+
+
+def test_a_bitsandbytes_that_cannot_be_imported_costs_only_the_jobs_that_need_it(server_with, run):
+    server = server_with("bitsandbytes/__init__.py", "raise RuntimeError('no such library')")
+    assert [run(server)[0].status for _ in range(2)] == ["ok", "ok"]
+    outcome, _ = run(server, "optim=adam8bit")
+    assert outcome.status == "failed" and "no such library" in outcome.error.message
+
+
+def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_process(server_with, run):
+    """bitsandbytes is imported while the first job trains."""
+    server = server_with("bitsandbytes/__init__.py", "import os\nos.abort()")
+    outcome, shown = run(server, "train.max_steps=50")
+    assert outcome.status == "ok" and outcome.training.steps == 50 and not shown
+    assert server._process.wait(10) == -signal.SIGABRT
+    outcome, shown = run(server)
+    assert outcome.status == "ok" and shown == [text for text in outcome.warnings if text in shown]
+    assert "SIGABRT" in shown[0] and "new process" in shown[0]
+
+
+@pytest.mark.parametrize(
+    "what, cause",
+    [("raise SystemExit('no room for libraries')", "no room for libraries"), ("os.kill(os.getpid(), 9)", "SIGKILL")],
+)
+def test_a_server_that_dies_while_it_imports_is_replaced_and_the_cause_named(server_with, run, what, cause):
+    server = server_with("sitecustomize.py", IN_SERVER.format(what=what))
+    outcome, shown = run(server)
+    assert outcome.status == "ok" and len(shown) == 1 and cause in shown[0] and shown[0] in outcome.warnings
+
+
+def test_a_server_that_hangs_is_ended_at_the_time_limit(server_with, run):
+    server = server_with("sitecustomize.py", IN_SERVER.format(what="time.sleep(1000)"))
+    start = time.monotonic()
+    outcome, _ = run(server, "launch.timeout_seconds=2")
+    assert time.monotonic() - start < 5
+    assert (outcome.status, outcome.error.phase) == ("timeout", "load") and "2 seconds" in outcome.error.message
+    assert server._process.wait(5) == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
