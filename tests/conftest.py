@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from processes import dies_with_parent
 
 from recipes import config
 from recipes.cli import entry_point, sweep
@@ -273,7 +274,7 @@ def command(monkeypatch, tmp_path, capfd, fork_server):
 
 
 def start_headroom(*arguments: str, cwd: Path, env: dict | None = None, **streams) -> subprocess.Popen:
-    """`python train.py ...` as a person starts it, in a group of its own as a shell gives it."""
+    """`python train.py ...` as a person starts it, in a group of its own as from a shell; it ends with the tests."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *arguments],
         cwd=cwd,
@@ -281,6 +282,7 @@ def start_headroom(*arguments: str, cwd: Path, env: dict | None = None, **stream
         env=os.environ | (env or {}),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=dies_with_parent(),
         **streams,
     )
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
+from processes import dies_with_parent
 
 from recipes.jobs import fork_client, supervise
 from recipes.ranks import failure_store
@@ -129,6 +130,39 @@ def wait_for_steps(file: Path, process: subprocess.Popen, steps: int = 2) -> Non
         time.sleep(0.05)
 
 
+STANDS_FOR_PYTEST = """
+import sys, time
+from pathlib import Path
+from conftest import small, start_headroom
+start_headroom(*sys.argv[1:], cwd=Path.cwd())
+time.sleep(1000)
+"""
+
+
+def test_tests_that_are_killed_leave_no_process(tmp_path):
+    """A command with two ranks, started as the tests do; the process that started it is killed."""
+    words = small("recipe=accelerate", "parallelism=ddp", *TWO, *LONG, "train.log_seconds=0", "hydra.run.dir=run")
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/support"), str(ROOT)])
+    tests = subprocess.Popen(
+        [sys.executable, "-c", STANDS_FOR_PYTEST, *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_steps(tmp_path / "run" / "steps.jsonl", tests)
+        tests.kill()
+        tests.wait()
+        gone_by = time.monotonic() + 10
+        while left_over(tmp_path) and time.monotonic() < gone_by:
+            time.sleep(0.05)
+        assert left_over(tmp_path) == []
+    finally:
+        for one in left_over(tmp_path):
+            one.kill()
+
+
 # --- under a launcher ------------------------------------------------------------------------------
 
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
@@ -145,6 +179,7 @@ def launched(launcher: list[str], *words: str, cwd: Path, env: dict | None = Non
         capture_output=True,
         timeout=timeout,
         stdin=subprocess.DEVNULL,
+        preexec_fn=dies_with_parent(),
     )
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -223,6 +258,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status)
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=dies_with_parent(),
     )
     try:
         wait_for_steps(tmp_path / "run" / "steps.jsonl", process)

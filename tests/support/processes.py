@@ -1,0 +1,29 @@
+"""Processes that a test starts: they end with it, however it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: the signal that a process gets when its parent has ended
+
+
+def dies_with_parent() -> Callable[[], None] | None:
+    """For `preexec_fn` of Popen: the process is killed when this one ends, also by SIGKILL. Linux only.
+
+    Its own children are not: they have to notice that it is gone, as the workers of a command and the ranks of a
+    launcher do.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    parent, libc = os.getpid(), ctypes.CDLL(None)  # loaded here: between fork and exec little may be done
+
+    def before_exec() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
+
+    return before_exec
