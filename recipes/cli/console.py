@@ -9,6 +9,7 @@ from typing import TextIO
 
 from recipes.ranks import rank_info
 from recipes.records.messages import Message, PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
+from recipes.records.printable import printable
 
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
 
@@ -68,7 +69,7 @@ class Console:
         """Print a warning, in a line of its own."""
         if not self.quiet:
             with contextlib.suppress(OSError):
-                self.console.print(f"warning: {text}", style="yellow", markup=False)
+                self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)
 
     def _start_phase(self, phase: PhaseStarted) -> None:
         self.total_steps, self.phase_name = phase.total, phase.name
@@ -111,6 +112,7 @@ def _print(text: str, stream: TextIO) -> None:
     if not encoding.lower().startswith("utf"):
         text = text.translate(ASCII_LINES)
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        shown = printable(text, keep="\n\t").encode(encoding, "backslashreplace").decode(encoding)
+        print(shown, file=stream, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python flushes again at exit and would complain

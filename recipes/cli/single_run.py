@@ -12,10 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 from recipes.cli import console, summary
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.jobs import launch, run_lock, supervise
+from recipes.jobs import launch, post_mortem, run_lock, supervise
 from recipes.options import compose, hydra_errors, resume, validate
 from recipes.ranks.rank_info import current_rank
-from recipes.records import checkpoint_files, record, record_file
+from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.messages import Message
 from recipes.tracking import trackers
 
@@ -98,6 +98,8 @@ def _run_and_report(
     except Refusal as error:
         return _refuse([str(error)])
     except OSError as error:
+        if isinstance(error, post_mortem.UnwrittenRecord):
+            console.say(summary.summary(error.record, folder))
         console.say_problems([unwritable(error)])
         return "failed"
     if outcome.status == "refused" and outcome.error is not None:
@@ -142,8 +144,10 @@ def run_in(
         outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
         record_file.write(outcome, folder)
         return outcome
+    run_folder.check_files(folder)
+    record_file.prepare(folder)  # raises OSError now, before hours of training, if no record could be written
     Path(folder, record_file.FILE_NAME).unlink(missing_ok=True)  # the record of the training that is resumed
-    outcome.warnings = validate.warnings(cfg)
+    outcome.warnings += validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group)
 
     def on_message(message: Message) -> None:

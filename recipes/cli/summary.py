@@ -47,7 +47,7 @@ def _headline(outcome: Record) -> str:
     """The status and the configuration."""
     config = outcome.config
     batch, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
-    mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"]
+    mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"] or 1
     devices = "" if mode == "single" else f" x {replicas} ({mode})"
     model = config["model"]["pretrained"] or config["model"]["name"]
     attention = f", attention {outcome.model.attention}" if outcome.model and outcome.model.attention else ""
@@ -145,6 +145,8 @@ def _tensor_rows(memory: Memory) -> Iterator[Row]:
             size = getattr(memory, f"{part}_bytes")
             yield f"  {name}", f"{size / MIB:.1f} MiB", f"{size / count:.2f} bytes a parameter"
         most = memory.largest_bytes
+        if not {"parameters", "weight_copies", "optimizer", "gradients"} <= most.keys():
+            return
         weights = most["parameters"] + most["weight_copies"]
         states = weights + most["optimizer"] + most["gradients"]
         parts = (

@@ -24,6 +24,7 @@ from hydra.conf import HydraConf
 from recipes.jobs import fork_client
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record, record_file
+from recipes.records.printable import printable
 from recipes.third_party import hydra_private
 
 FINAL = {"ok", "oom", "refused"}  # results: not run again
@@ -113,11 +114,26 @@ def new(conf: Path) -> Sweep:
 
 
 def final_record(folder: Path) -> record.Record | None:
-    """The record in a job's folder if the job need not run again, or None."""
+    """The record in a job's folder if the job need not run again, or None. A record of another job does not count."""
     with contextlib.suppress(OSError, ValueError):
         outcome = record_file.read(folder)
-        return outcome if outcome.status in FINAL else None
+        return outcome if outcome.status in FINAL and outcome.config_key == folder.name else None
     return None
+
+
+def unusable_record(folder: Path) -> str | None:
+    """A warning about the file in a job's folder that is not the job's record, or None. The job replaces it."""
+    try:
+        outcome = record_file.read(folder)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return printable(f"the record in this job's folder is replaced, since it cannot be used: {error}")
+    if outcome.config_key == folder.name:
+        return None
+    return printable(
+        f"the record in this job's folder is replaced, since it is that of another job, {outcome.config_key}."
+    )
 
 
 def clear(folder: Path, resume: bool = False) -> None:
@@ -127,7 +143,8 @@ def clear(folder: Path, resume: bool = False) -> None:
     resumes from them.
     """
     with contextlib.suppress(OSError, ValueError):
-        resume = resume or record_file.read(folder).status == "preempted"
+        before = record_file.read(folder)
+        resume = resume or (before.status == "preempted" and before.config_key == folder.name)
     if resume and checkpoint_files.found(folder):
         return
     for path in folder.iterdir():
@@ -175,9 +192,7 @@ _fork_servers: list[fork_client.ForkServer] = []
 
 
 def fork_server() -> fork_client.ForkServer:
-    """This process's fork server. The first call starts it, and a later one starts it again if it has died."""
-    if _fork_servers and not _fork_servers[-1].alive():
-        _fork_servers.pop().close()
+    """This process's fork server, which the first call starts. Once it has ended, its jobs run in new processes."""
     if not _fork_servers:
         _fork_servers.append(fork_client.ForkServer())
         atexit.register(_fork_servers[-1].close)

@@ -14,7 +14,7 @@ from recipes.cli import console, single_run, submitit_jobs, summary
 from recipes.cli import sweep as sweeps
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.jobs import run_lock
+from recipes.jobs import post_mortem, run_lock
 from recipes.options import compose, hydra_errors, objective, resume
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record_file
@@ -68,6 +68,8 @@ def run_in_sweep(
             sweep.note(folder, number, outcome.config_key, "refused", [str(refusal)] if in_task else [])
             return "refused", None
         except OSError as error:
+            if isinstance(error, post_mortem.UnwrittenRecord):
+                console.say(summary.job_line(error.record, number + 1, label, False))
             console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
             return "failed", None
         if outcome.status == "preempted":
@@ -87,6 +89,8 @@ def _run_new(
     """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record."""
     job_folder, number = folder / outcome.config_key, outcome.environment["job_number"]
     with run_lock.hold(job_folder):
+        unusable = sweeps.unusable_record(job_folder)
+        outcome.warnings += [unusable] if unusable else []
         sweeps.clear(job_folder, cfg.resume == resume.LATEST)
         if checkpoint_files.found(job_folder):
             cfg.resume = outcome.config["resume"] = resume.LATEST

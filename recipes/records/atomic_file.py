@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
 from pathlib import Path
@@ -27,6 +28,22 @@ def write(path: Path, content: bytes) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
+
+
+def try_writing(path: Path, size: int) -> None:
+    """Write and remove so many bytes where `write(path, ...)` writes its temporary file. Raises OSError as it does."""
+    probe = path.with_name(f".{path.stem}-probe{path.suffix}")
+    try:
+        write(probe, bytes(size))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    probe.unlink()
+
+
+def clear(path: Path) -> None:
+    """Remove what a `write` of this path has left that was killed. Nothing else may write to it at the same time."""
+    for left in path.parent.glob(f".{glob.escape(path.stem)}-*{glob.escape(path.suffix)}"):
+        left.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from recipes.records import atomic_file
+from recipes import config
+from recipes.records import atomic_file, regular_file
 from recipes.records.record import (
     SCHEMA_VERSION,
     STATUSES,
@@ -21,9 +22,11 @@ from recipes.records.record import (
     Speed,
     Training,
 )
-from recipes.records.validate import check_types
+from recipes.records.validate import check_types, has_type, type_hints
 
 FILE_NAME = "result.json"
+USUAL_BYTES = 2**16  # of a record
+MOST_BYTES = 2**28  # of a record: ten million steps
 PARTS: dict[str, type] = {
     "model": Model,
     "training": Training,
@@ -60,10 +63,21 @@ def write(record: Record, folder: Path) -> None:
     atomic_file.write(Path(folder, FILE_NAME), to_json(record).encode())
 
 
-def read(folder: Path) -> Record:
-    """The record in a run's folder. Raises FileNotFoundError, or ValueError where the file is not a valid record."""
+def prepare(folder: Path) -> None:
+    """Clear what a killed run has left of its record, and try to write one. Raises OSError if that fails."""
     path = Path(folder, FILE_NAME)
-    return from_values(json.loads(path.read_text()), str(path))
+    atomic_file.clear(path)
+    atomic_file.try_writing(path, USUAL_BYTES)
+
+
+def read(folder: Path) -> Record:
+    """The record in a run's folder. Raises OSError without a file, ValueError where it is not a valid record."""
+    path = Path(folder, FILE_NAME)
+    try:
+        values = regular_file.decode_json(regular_file.read(path, MOST_BYTES))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid record: {error}") from error
+    return from_values(values, str(path))
 
 
 def from_values(values: Any, path: str = "this") -> Record:
@@ -77,8 +91,33 @@ def from_values(values: Any, path: str = "this") -> Record:
         parts = {key: kind(**values[key]) for key, kind in PARTS.items() if values.get(key) is not None}
         record = Record(**values | parts)
         check_types(record)
+        check_config(record.config)
+        _check_environment(record.environment)
     except (TypeError, ValueError) as error:  # TypeError: a field too many or too few
         raise ValueError(f"{path} is not a valid record: {error}") from error
     if record.status not in STATUSES:
         raise ValueError(f"{path} is not a valid record: there is no status {record.status!r}")
     return record
+
+
+def check_config(values: dict[str, Any]) -> None:
+    """Check the types of a resolved configuration against the schema. Raises ValueError, which names the key.
+
+    Keys that the schema does not have, or no longer, are not looked at, and a key may be missing.
+    """
+    for name, annotation in type_hints(config.Config).items():
+        section, nested = values.get(name), dataclasses.is_dataclass(annotation)
+        if section is None:
+            continue
+        if not has_type(section, dict if nested else annotation):
+            raise ValueError(f"config.{name} is not {'a dictionary' if nested else annotation}")
+        for key, leaf in type_hints(annotation).items() if nested else ():
+            if section.get(key) is not None and not has_type(section[key], leaf):
+                raise ValueError(f"config.{name}.{key} is not {leaf}")
+
+
+def _check_environment(environment: dict[str, Any]) -> None:
+    """Check the types of those values of a record's environment that are read. Raises ValueError."""
+    for name, kind in (("versions", dict), ("variables", dict), ("device", str | None), ("device_name", str | None)):
+        if name in environment and not has_type(environment[name], kind):
+            raise ValueError(f"environment.{name} is not {kind}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 LOG_FILE = "log.txt"  # what the libraries print
 STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 
@@ -9,6 +12,13 @@ STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 def log_name(rank: int) -> str:
     """The file in a run's folder to which a rank's libraries print."""
     return LOG_FILE if rank == 0 else f"log-rank{rank}.txt"
+
+
+def check_files(folder: Path) -> None:
+    """Raise OSError if a pipe has the name of a file that a run writes: opening it would wait for a reader forever."""
+    for path in [folder / STEPS_FILE, folder / LOG_FILE, *folder.glob("log-rank*.txt")]:
+        if path.is_fifo():
+            raise OSError(errno.EINVAL, "a pipe has the name of one of the run's files", str(path))
 
 
 MODEL_FOLDER = "model"

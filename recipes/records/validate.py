@@ -8,37 +8,46 @@ import types
 import typing
 from typing import Any
 
+LARGEST = 10**30  # beyond any figure; integers above 10**308 cannot be converted to a float
+
 
 def check_types(instance: Any) -> None:
     """Compare each field of a dataclass instance with its annotation, also in dataclasses, lists and dicts inside it.
 
-    An integer may stand where a float is annotated and the reverse, as JSON has one type of number. The items of lists
-    and dicts may be None: `record_file.to_json` writes numbers that are not finite as null.
+    An integer may stand where a float is annotated and the reverse, as JSON has one type of number. Numbers are finite
+    and not beyond LARGEST. In lists and dicts of floats null may stand for a number: `record_file.to_json` writes it
+    for one that is not finite.
 
     Raises ValueError, which names the field and its annotation.
     """
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        if not _matches(value, _annotations(type(instance))[field.name]):
+        if not has_type(value, type_hints(type(instance))[field.name]):
             raise ValueError(f"{field.name} is not {field.type}")
 
 
 @functools.cache
-def _annotations(kind: type) -> dict[str, Any]:
+def type_hints(kind: type) -> dict[str, Any]:
+    """The annotations of a dataclass, evaluated."""
     return typing.get_type_hints(kind)
 
 
-def _matches(value: Any, annotation: Any) -> bool:
+def has_type(value: Any, annotation: Any) -> bool:
+    """Whether a value of decoded JSON has the annotated type."""
     kind, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if kind is Any:
+        return True
     if kind is types.UnionType or kind is typing.Union:
-        return any(_matches(value, option) for option in arguments)
+        return any(has_type(value, option) for option in arguments)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if isinstance(value, kind):
             check_types(value)
         return isinstance(value, kind)
-    if not isinstance(value, (int, float) if kind in (int, float) else kind):
+    if kind in (int, float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+    if not isinstance(value, kind):
         return False
     if arguments:  # list[item] or dict[key, item]
-        items = value.values() if isinstance(value, dict) else value
-        return all(item is None or _matches(item, arguments[-1]) for item in items)
+        items, item_kind = value.values() if isinstance(value, dict) else value, arguments[-1]
+        return all((item is None and item_kind is float) or has_type(item, item_kind) for item in items)
     return True

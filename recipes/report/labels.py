@@ -9,6 +9,7 @@ from typing import Any
 from recipes.config import identity_of
 from recipes.config.fields import LABEL
 from recipes.options import model as model_options
+from recipes.records.printable import printable
 from recipes.records.record import Record
 
 # Facts of a job that was refused before they were determined.
@@ -27,7 +28,7 @@ def facts(found: Record) -> dict[str, str]:
         config["model"]["attention"] = found.model.attention
     for section, content in config.items():
         for key, value in (content if isinstance(content, dict) else {"name": content}).items():
-            values[section if key == "name" else f"{section}.{key}"] = _text(value)
+            values[printable(section if key == "name" else f"{section}.{key}")] = _text(value)
     limit = values.pop("launch.memory_limit_gib", None)
     values = {
         key: value
@@ -48,8 +49,8 @@ def facts(found: Record) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value as it is typed on the command line."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """A value as it is typed on the command line, for a terminal and a table."""
+    return printable(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
 
 
 def _experiment(found: Record) -> str:

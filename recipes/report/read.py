@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.errors import Refusal
 from recipes.records import record_file
+from recipes.records.printable import printable
 from recipes.records.record import Record
+
+CONFIG_KEY = re.compile("[0-9a-f]{12}")
 
 
 def read_all(folders: Sequence[Path | str]) -> tuple[list[Record], list[str]]:
-    """Every record in and below the folders, once each, and a warning for each file that is not a valid record.
+    """Every record in and below the folders, once each, and a warning for each file that is left out.
 
-    Raises Refusal for a folder that does not exist.
+    Left out are files that are not a valid record, copies of a record, and a record in a folder that is named after
+    another job's config_key. Raises Refusal for a folder that does not exist.
     """
     records: list[Record] = []
     warnings: list[str] = []
     seen: set[Path] = set()
+    contents: dict[bytes, Path] = {}  # of measured runs, whose times are never the same twice
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise Refusal(f"{folder} is no folder.")
@@ -26,7 +33,28 @@ def read_all(folders: Sequence[Path | str]) -> tuple[list[Record], list[str]]:
                 continue
             seen.add(path.resolve())
             try:
-                records.append(record_file.read(path.parent))
+                found = record_file.read(path.parent)
             except (OSError, ValueError) as error:
-                warnings.append(f"{path} is left out: {' '.join(str(error).split())}")
+                warnings.append(printable(f"{path} is left out: {' '.join(str(error).split())}"))
+                continue
+            reason = _not_of_its_folder(found, path.parent) or _copied(found, path, contents)
+            if reason:
+                warnings.append(printable(f"{path} is left out: {reason}"))
+            else:
+                records.append(found)
     return records, warnings
+
+
+def _not_of_its_folder(found: Record, folder: Path) -> str | None:
+    """Why a record is not that of its folder, or None. A job's folder in a sweep is named after its config_key."""
+    if CONFIG_KEY.fullmatch(folder.name) and found.config_key != folder.name:
+        return f"it is the record of another job, {found.config_key}, copied into this folder."
+    return None
+
+
+def _copied(found: Record, path: Path, contents: dict[bytes, Path]) -> str | None:
+    """Why a record is a copy of one that was read before, or None. contents: digest -> path of those; is added to."""
+    if found.speed.train_seconds is None:
+        return None
+    first = contents.setdefault(hashlib.sha256(record_file.to_json(found).encode()).digest(), path)
+    return None if first == path else f"it is a copy of {first}."

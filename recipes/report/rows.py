@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 from recipes.errors import Refusal
 from recipes.records import record_file
+from recipes.records.printable import printable
 from recipes.records.record import Estimate, Record
+from recipes.records.validate import has_type
 from recipes.report.labels import facts, label_keys, label_of
 from recipes.units import GIB, MIB
 
@@ -27,6 +29,7 @@ MEMORY_KINDS = {
     "peak_reserved_bytes": ("reserved", "the most that CUDA's allocator reserved"),
     "peak_tensor_bytes": ("tensor", "the largest sum of live tensors"),
 }
+MOST_DIGITS = 1000  # of a number in a label that is sorted as a number
 MAX_KEY_COLUMNS = 6  # with more keys there is one column, with the values that differ from the most common ones
 
 
@@ -95,7 +98,8 @@ class Row:
             if error is not None:
                 first = next(iter(error.message.splitlines()), error.type).strip()
                 where = "" if error.type == "Refusal" else f"in {error.phase}: "  # which comes before every phase
-                notes.append(f"{where}{first}{'' if first.endswith(('.', '?')) else '.'} {error.hint or ''}".rstrip())
+                note = f"{where}{first}{'' if first.endswith(('.', '?')) else '.'} {error.hint or ''}".rstrip()
+                notes.append(printable(note))
         for step in {run.training.resumed_from_step for run in self.runs} - {None, 0}:
             notes.append(f"resumed at step {step}: the time is that of the steps since.")
         if self.jobs_at_once > 1:
@@ -201,20 +205,32 @@ def _published_for(row: Row, published: dict[str, dict]) -> dict:
     ]
     if met:
         return published[max(met, key=lambda conditions: len(conditions.split()))]
-    experiment = row.runs[0].config.get("experiment")
-    return dict(experiment.get("published") or {}) if isinstance(experiment, dict) else {}
+    return _published_in_experiment(row.runs[0].config.get("experiment"))
+
+
+def _published_in_experiment(experiment: Any) -> dict:
+    """The published figures in a record's experiment, which no schema describes: those that are figures."""
+    values = experiment.get("published") if isinstance(experiment, dict) else None
+    if not isinstance(values, dict):
+        return {}
+    names = ("device_used_bytes", "samples_per_second")
+    figures = {name: values[name] for name in names if name in values and has_type(values[name], float)}
+    return figures | {"source": printable(str(values.get("source") or "others"))}
 
 
 def _order(described: list[tuple[Record, dict[str, str]]], keys: list[str]) -> Callable:
     """The sort key of (record, facts): by number in the sweep, then by start time, then by label."""
-    numbers = [found.environment.get("job_number") for found, _ in described]
+    numbers = [_job_number(found) for found, _ in described]
     one_sweep = None not in numbers and len(set(numbers)) == len(numbers)  # else several sweeps, each numbered from 0
 
     def order(job: tuple[Record, dict[str, str]]) -> tuple:
         found, values = job
-        number, started = found.environment.get("job_number"), _timestamp(found.environment.get("started_at"))
+        number, started = _job_number(found), _timestamp(found.environment.get("started_at"))
         natural = [
-            [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", values.get(key, ""))]
+            [
+                (int(part), "") if part.isdecimal() and len(part) < MOST_DIGITS else (-1, part)
+                for part in re.split(r"(\d+)", values.get(key, ""))
+            ]
             for key in keys
         ]
         measure, train = found.config.get("measure") or {}, found.config.get("train") or {}
@@ -230,6 +246,12 @@ def _order(described: list[tuple[Record, dict[str, str]]], keys: list[str]) -> C
         )
 
     return order
+
+
+def _job_number(found: Record) -> int | None:
+    """The number of a job in its sweep; None for a single run."""
+    number = found.environment.get("job_number")
+    return number if isinstance(number, int) else None
 
 
 def _timestamp(text: Any) -> float:

@@ -129,3 +129,11 @@ def test_a_reader_that_has_left_is_no_failure():
         cwd=Path(console.__file__).parents[2],
     )
     assert ended.returncode == 0 and ended.stderr == ""
+
+
+def test_control_characters_do_not_reach_the_terminal(capfd):
+    """A name may come from a record or a folder of someone else."""
+    console.say("one\x1b[2Jtwo\nthree\u202efour")
+    console.say_problems(["a\x1b]0;title\x07b"])
+    ended = capfd.readouterr()
+    assert ended.out == "one\\x1b[2Jtwo\nthree\\u202efour\n" and ended.err == "refused: a\\x1b]0;title\\x07b\n"

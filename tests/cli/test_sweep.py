@@ -1,6 +1,8 @@
 """Sweeps: every job leaves a record whatever becomes of it, and the same command finishes what is missing."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -64,6 +66,21 @@ def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
         assert command("-m", *SWEEP, f"train.seed={seeds}", f"hydra.sweep.dir={tmp_path}/s").code == 0
     assert set(records(tmp_path / "s")) == {0, 1, 2}
     assert len((tmp_path / "s/results.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_record_of_another_job_or_of_wrong_types_is_not_taken_for_the_jobs_own(command, tmp_path):
+    arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2", f"hydra.sweep.dir={tmp_path}/s"]
+    assert command(*arguments).code == 0
+    files = {record_file.read(path.parent).config["train"]["seed"]: path for path in tmp_path.glob("s/*/result.json")}
+    shutil.copy(files[0], files[1])
+    values = json.loads(files[2].read_text())
+    files[2].write_text(json.dumps(values | {"config": values["config"] | {"train": 3}, "warnings": [None]}))
+    ended = command(*arguments)
+    assert ended.code == 0 and ended.out.count("(done before)") == 1 and "Traceback" not in ended.out + ended.err
+    found = {seed: record_file.read(path.parent) for seed, path in files.items()}
+    assert {seed: outcome.config["train"]["seed"] for seed, outcome in found.items()} == {0: 0, 1: 1, 2: 2}
+    assert "that of another job" in found[1].warnings[0] and "cannot be used" in found[2].warnings[0]
+    assert not found[0].warnings and ended.err.count("is replaced") == 2
 
 
 def test_a_refused_job_is_a_row_and_a_misspelt_key_stops_everything(command, tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from conftest import small, start_headroom
 
 from recipes.jobs import post_mortem, supervise
-from recipes.records import record_file, run_folder
+from recipes.records import atomic_file, record_file, run_folder
 
 LONG = ["train.max_steps=1000000"]
 RECIPES = ["trainer", "accelerate"]
@@ -220,9 +220,10 @@ recipes.records.record_file.write = full
 
 
 def test_the_parent_writes_the_record_that_the_worker_could_not(train, fault):
-    run = train(fork_server=fault(NO_RECORD), status="failed")
-    assert record_file.read(run.folder).status == "failed"
-    assert run.record.training.steps == 2, "from steps.jsonl"
+    """Whole, since the worker sends it."""
+    run = train(fork_server=fault(NO_RECORD))
+    assert record_file.read(run.folder) == run.record and run.record.warnings == []
+    assert run.record.training.steps == 2 and run.record.memory.peak_tensor_bytes
 
 
 def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkeypatch):
@@ -233,6 +234,30 @@ def test_a_disk_too_full_for_any_record_is_said_in_a_line(command, fault, monkey
     ended = command(*small(), fork_server=fault(NO_RECORD))
     assert ended.code == 1 and "No space left on device" in ended.err and "hydra.run.dir" in ended.err
     assert "Traceback" not in ended.err + ended.out
+    assert "ok: bert_tiny" in ended.out and "2 steps" in ended.out, "what was trained is shown"
+
+
+def test_a_disk_that_is_full_from_the_start_is_noticed_before_the_training(command, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic_file.os, "fsync", full)
+    for words in (["hydra.run.dir=here"], ["-m", "hydra.sweep.dir=sweep"]):
+        ended = command(*small(), *words, fork_server=None)
+        assert ended.code == 1 and "No space left on device" in ended.err and "Traceback" not in ended.err + ended.out
+        assert "here/result.json" in ended.err or "result.json" in ended.err
+    assert not list(tmp_path.glob("here/*"))
+
+
+def test_what_a_killed_run_has_left_of_its_record_is_cleared_by_the_next(command, tmp_path):
+    (tmp_path / "here").mkdir()
+    for name in (".result-abcdefgh.json", ".result-probe.json", "mine.json"):
+        (tmp_path / "here" / name).write_text("{")
+    assert command(*small("measure.ledger=false"), "hydra.run.dir=here").code == 0
+    assert sorted(path.name for path in (tmp_path / "here").glob("*.json") if "config" not in path.name) == [
+        "mine.json",
+        "result.json",
+    ] and not list((tmp_path / "here").glob(".result*"))
 
 
 # --- signals to the whole command ------------------------------------------------------------------

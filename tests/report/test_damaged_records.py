@@ -1,0 +1,102 @@
+"""Records that are copied, of another job, damaged or hostile: left out with a line, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+
+import pytest
+from hostile_values import NAME, VALUES, paths, replaced
+from made_up_records import OOM, drawn, job, put, texts_of  # noqa: F401 - drawn is a fixture
+
+from recipes.records import record_file
+from recipes.records.record import Estimate, Evaluation
+from recipes.report import report, rows
+from recipes.report.files import csv_text, jsonl
+from recipes.report.read import read_all
+from recipes.report.screen_table import screen_text
+from recipes.report.tables import markdown
+
+
+def full():
+    """A record with a value in every field."""
+    made = job(device="cuda", jobs_at_once=2, job_number=1, started_at="2026-11-22T04:00:00+00:00", overrides=["a=b"])
+    made.evaluation, made.error = Evaluation(4, 0.5, 0.75, None, 0.1), OOM
+    made.memory.largest_bytes, made.memory.per_rank = {"parameters": 1}, [{"rank": 0}]
+    made.memory.all_ranks_bytes = {"peak_tensor_bytes": 3}
+    made.estimate = Estimate(True, 1, 2, "x", 1.0, [{"count": 1}], [{"saved_bytes": 1}])
+    published = {"samples_per_second": 1.0, "device_used_bytes": 3, "source": "someone"}
+    made.config["experiment"] = {"name": "x", "published": published}
+    return made
+
+
+def test_a_copy_of_a_record_is_counted_once(tmp_path):
+    put(tmp_path / "runs", [job(), job("precision=bf16")])
+    shutil.copytree(tmp_path / "runs", tmp_path / "backup")
+    records, warnings = read_all([tmp_path])
+    assert len(records) == 2 and len(warnings) == 2 and all("is a copy of" in line for line in warnings)
+
+
+def test_refusals_that_are_alike_are_no_copies(tmp_path):
+    put(tmp_path, [job(status="refused", error=OOM)] * 2)
+    assert len(read_all([tmp_path])[0]) == 2
+
+
+def test_a_record_in_the_folder_of_another_job_is_left_out(tmp_path):
+    """A sweep names a job's folder after its config_key."""
+    one, other = job(), job("precision=bf16")
+    for each in (one, other):
+        (tmp_path / each.config_key).mkdir()
+        record_file.write(one, tmp_path / each.config_key)
+    records, warnings = read_all([tmp_path])
+    assert [found.config_key for found in records] == [one.config_key]
+    assert len(warnings) == 1 and f"the record of another job, {one.config_key}" in warnings[0]
+
+
+def test_wrong_values_at_any_path_end_no_report(tmp_path):
+    """A tenth of all replacements, drawn anew each time; the seed is printed."""
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)
+    values = json.loads(record_file.to_json(full()))
+    cases = [(path, value) for path in paths(values) for value in VALUES]
+    put(tmp_path / "good", [job("precision=bf16", job_number=0)])
+    (tmp_path / "bad").mkdir()
+    for path, value in random.Random(seed).sample(cases, 250):
+        (tmp_path / "bad" / record_file.FILE_NAME).write_text(json.dumps(replaced(values, path, value)))
+        records, warnings = read_all([tmp_path])
+        assert len(records) + len(warnings) == 2
+        made = report.compare(records)
+        csv_text(made), jsonl(made)
+        for text in (*screen_text(made, 120).splitlines(), *markdown(made).splitlines(), *warnings):
+            assert text.isprintable(), (path, text)
+
+
+@pytest.mark.parametrize("content", [b"[" * 10**5, b"\xff\xfe", b'{"a": NaN}', b"\0" * 100], ids=range(4))
+def test_what_is_no_json_is_left_out(tmp_path, content):
+    (tmp_path / record_file.FILE_NAME).write_bytes(content)
+    records, warnings = read_all([tmp_path])
+    assert not records and len(warnings) == 1
+
+
+def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
+    for name in ("pipe", "large"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / record_file.FILE_NAME)
+    with open(tmp_path / "large" / record_file.FILE_NAME, "wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    records, warnings = read_all([tmp_path])
+    assert not records and "larger than" in warnings[0] and "not a regular file" in warnings[1]
+
+
+def test_names_reach_table_and_markdown_without_control_characters(drawn):
+    foreign = job(f"data.path={json.dumps(NAME)}", error=OOM, environment={})
+    foreign.error.message = foreign.error.hint = NAME
+    foreign.environment["device_name"] = foreign.environment["git_revision"] = NAME
+    made = rows.table([foreign, job("data.path=x")])
+    for text in (screen_text(made, 120), markdown(made)):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert r"\x1b[31m" in text
+    for figure, _ in drawn([foreign, job("data.path=x")]).values():
+        assert all(text.isprintable() for text in texts_of(figure))
