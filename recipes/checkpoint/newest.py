@@ -23,7 +23,7 @@ def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]
     """
     if cfg.resume is None:
         return None
-    checkpoint = None
+    checkpoint, reason = None, ""
     if collectives.rank_index() == 0:
         assert folder is not None, "rank 0 makes the folder"
         paths = checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume)
@@ -32,10 +32,11 @@ def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]
                 checkpoint = _of_this_training(cfg, checkpoint_files.verify(path))
                 break
             except BrokenCheckpoint as broken:
+                reason = reason or printable(str(broken))
                 warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
-    checkpoint = collectives.all_gather(checkpoint)[0]
+    checkpoint, reason = collectives.all_gather((checkpoint, reason))[0]
     if checkpoint is None and cfg.resume != resume.LATEST:
-        raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole.")
+        raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole: {reason}.")
     return checkpoint
 
 

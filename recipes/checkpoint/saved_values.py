@@ -80,7 +80,7 @@ def check_states(states: dict[str, dict], names: set[str]) -> None:
     for name, state in states.items():
         plain = (value for value in state.values() if not isinstance(value, bool | int | float | str | None))
         if name not in names or any(True for _ in plain):
-            raise Refusal(f"the optimizer's state of {name!r:.60} is not of this model: it is of another training.")
+            raise Refusal(f"the optimizer's state of {name!r:.60} in the checkpoint is not of this model.")
 
 
 def known(saved: dict[str, Any], ours: dict[str, Any], what: str) -> dict[str, Any]:

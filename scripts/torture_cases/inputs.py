@@ -198,6 +198,9 @@ BERT = {
 PRETRAINED = [word for word in SMALL if not word.startswith("model.")] + ["model.pretrained=model", "train.max_steps=1"]
 
 
+TEXT = [word for word in SMALL if not word.startswith("data.")] + ["data=text", "data.seq_len=32", "model=gpt2_tiny"]
+
+
 def _pickled_weights(folder: Path) -> list[str]:
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps(BERT))
@@ -210,6 +213,7 @@ def _remote_model(folder: Path) -> list[str]:
     _code(folder / "model")
     auto = {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"}
     (folder / "model/config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto}))
+    (folder / "model/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return PRETRAINED
 
 
@@ -219,14 +223,14 @@ def _remote_tokenizer(folder: Path) -> list[str]:
     values = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (folder / "tokens/tokenizer_config.json").write_text(json.dumps(values))
     (folder / "text.txt").write_text("some text\n" * 200)
-    return [*SMALL, "data=text", "data.path=text.txt", "data.tokenizer=tokens", "model=gpt2_tiny"]
+    return [*TEXT, "data.path=text.txt", "data.tokenizer=tokens"]
 
 
 def _script_as_data(folder: Path) -> list[str]:
     (folder / "data").mkdir()
     _code(folder / "data")
     (folder / "data/evil.py").rename(folder / "data/data.py")
-    return [*SMALL, "data=text", "data.path=data", "model=gpt2_tiny"]
+    return [*TEXT, "data.path=data"]
 
 
 def _yaml(text: str) -> Callable[[Path], list[str]]:
@@ -235,7 +239,7 @@ def _yaml(text: str) -> Callable[[Path], list[str]]:
     def prepare(folder: Path) -> list[str]:
         (folder / "menus/optim").mkdir(parents=True)
         (folder / "menus/optim/evil.yaml").write_text(text.format(marker=folder / MARKER))
-        return [*SMALL, "--config-dir", "menus", "optim=evil"]
+        return [*SMALL, "optim=evil", "--config-dir", "menus"]
 
     return prepare
 
