@@ -20,7 +20,7 @@ from recipes.records.messages import PhaseStarted
 from recipes.records.record import Record
 from torture_cases.workbench import SMALL, Case, Unexpected, Workbench, expect
 
-STEPS = 120
+STEPS = 400
 RUN = [f"train.max_steps={STEPS}", "save.every_steps=2", "train.log_seconds=0", "model.dropout=0.1", "resume=latest"]
 TWO = ["parallelism.num_processes=2"]
 JOBS = {
@@ -107,7 +107,7 @@ def _kill_worker(job: str, kind: str, saving: bool, draw: random.Random) -> Call
                 _wait_for_save(folder)
                 time.sleep(draw.uniform(0, 0.004))
             else:
-                time.sleep(draw.uniform(0, 0.4))
+                time.sleep(draw.uniform(0, 0.3))
             workers = _alive(psutil.Process(bench.server.pid).children())
             if workers:
                 victim = draw.choice(workers)
