@@ -8,7 +8,7 @@ import types
 import typing
 from typing import Any
 
-LARGEST = 10**30  # beyond any figure; integers above 10**308 cannot be converted to a float
+LARGEST = 1e300  # larger integers cannot be converted to a float
 
 
 def check_types(instance: Any) -> None:
