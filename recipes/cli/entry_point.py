@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipes.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from recipes.cli import sweep as sweeps
 from recipes.jobs import launch
-from recipes.options import compose, hydra_errors, overrides
+from recipes.options import compose, hydra_errors, overrides, yaml_files
 from recipes.ranks.rank_info import RankInfo, current_rank
 from recipes.third_party import hydra_private
 
@@ -84,6 +84,9 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     line = flags.split(typed)
     if line.problems or line.names & flags.NO_JOBS:
         return line.flags + line.overrides, line.problems
+    too_large = yaml_files.problems(line.config_dir) if line.config_dir is not None else []
+    if too_large:
+        return line.flags + line.overrides, too_large
     other_menus = line.names & flags.CONFIG_PATH or any(each.startswith("hydra.searchpath=") for each in line.overrides)
     folders = [] if other_menus else [conf] if line.config_dir is None else [conf, line.config_dir]
     in_quotes = overrides.quoted(line.overrides)

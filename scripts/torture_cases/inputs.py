@@ -15,8 +15,8 @@ from torture_cases.workbench import SMALL, Case, Ended, Workbench, copy, expect,
 RUN = [*SMALL, "train.max_steps=4", "save.every_steps=2"]
 STEP = "checkpoints/step-00000002"
 MARKER = "executed"
-WORDS = "refused or failed in words within 20 s; nothing is executed"
-SECONDS = 20
+WORDS = "refused or failed in words; nothing is executed, and nothing waits"
+SECONDS = 60  # of a machine that others use, too
 
 
 class Payload:
@@ -195,7 +195,7 @@ BERT = {
     "vocab_size": 512,
     "max_position_embeddings": 64,
 }
-PRETRAINED = [word for word in SMALL if not word.startswith("model.")] + ["model.pretrained=model", "train.max_steps=1"]
+PRETRAINED = [word for word in SMALL if not word.startswith("model.")] + ["train.max_steps=1"]
 
 
 TEXT = [word for word in SMALL if not word.startswith("data.")] + ["data=text", "data.seq_len=32", "model=gpt2_tiny"]
@@ -205,7 +205,7 @@ def _pickled_weights(folder: Path) -> list[str]:
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps(BERT))
     (folder / "model/pytorch_model.bin").write_bytes(_pickled(folder))
-    return PRETRAINED
+    return [*PRETRAINED, f"model.pretrained={folder / 'model'}"]
 
 
 def _remote_model(folder: Path) -> list[str]:
@@ -214,7 +214,7 @@ def _remote_model(folder: Path) -> list[str]:
     auto = {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"}
     (folder / "model/config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto}))
     (folder / "model/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    return PRETRAINED
+    return [*PRETRAINED, f"model.pretrained={folder / 'model'}"]
 
 
 def _remote_tokenizer(folder: Path) -> list[str]:
@@ -223,14 +223,14 @@ def _remote_tokenizer(folder: Path) -> list[str]:
     values = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (folder / "tokens/tokenizer_config.json").write_text(json.dumps(values))
     (folder / "text.txt").write_text("some text\n" * 200)
-    return [*TEXT, "data.path=text.txt", "data.tokenizer=tokens"]
+    return [*TEXT, f"data.path={folder / 'text.txt'}", f"data.tokenizer={folder / 'tokens'}"]
 
 
 def _script_as_data(folder: Path) -> list[str]:
     (folder / "data").mkdir()
     _code(folder / "data")
     (folder / "data/evil.py").rename(folder / "data/data.py")
-    return [*TEXT, "data.path=data"]
+    return [*TEXT, f"data.path={folder / 'data'}"]
 
 
 def _yaml(text: str) -> Callable[[Path], list[str]]:

@@ -13,6 +13,7 @@ from typing import Any
 from recipes.cli import report
 from recipes.records import record_file
 from recipes.records.record import Record
+from recipes.report import plots
 from torture_cases.workbench import SMALL, Case, Workbench, copy, expect, no_traceback
 
 SWEEP = ["-m", *SMALL, "train.max_steps=2", "train.seed=0,1,2", "hydra.sweep.dir=sweep"]
@@ -48,9 +49,14 @@ def _sweep(bench: Workbench) -> tuple[Path, dict[int, Record]]:
     return copy(source, bench.new_folder()), records
 
 
+def _report_main() -> int:
+    plots.draw = lambda _: {}  # see workbench
+    return report.main(["sweep", "--into", "page"], "")
+
+
 def _report(bench: Workbench, folder: Path) -> str:
     """The output of scripts/report.py on the sweep."""
-    ended = bench.process(folder, lambda: report.main(["sweep", "--into", "page"], ""), 60)
+    ended = bench.process(folder, _report_main, 300)
     no_traceback(ended)
     expect(ended.code == 0, ended.text)
     return ended.text

@@ -19,6 +19,7 @@ from recipes.cli import entry_point, sweep
 from recipes.jobs import fork_client, launch, supervise
 from recipes.options.compose import compose
 from recipes.records import record_file
+from recipes.report import plots
 from recipes.records.messages import Message, WarningRaised
 from recipes.records.record import Record
 
@@ -70,7 +71,14 @@ class Workbench:
     def __init__(self, folder: Path):
         self.folder, self._count, self._made = folder, 0, dict[Any, Any]()
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
+        self.server = self._new_server()
+
+    def _new_server(self) -> fork_client.ForkServer:
+        """A fork server that has imported everything, so that the time of a case is its own."""
         self.server = fork_client.ForkServer()
+        for _ in range(2):  # after the first job it imports bitsandbytes
+            self.job(self.new_folder(), "train.max_steps=1")
+        return self.server
 
     def close(self) -> None:
         """End the fork server."""
@@ -107,7 +115,7 @@ class Workbench:
 
         return supervise.run(launch.Job(outcome, folder), listen, self.server), warned
 
-    def command(self, folder: Path, *arguments: str, seconds: float = 60) -> Ended:
+    def command(self, folder: Path, *arguments: str, seconds: float = 300) -> Ended:
         """`python train.py ARGUMENTS` in a folder, with this process's libraries. Raises Unexpected after the time."""
         return self.process(folder, lambda: _train(arguments, self.server), seconds)
 
@@ -124,7 +132,7 @@ class Workbench:
             text = output.read().decode(errors="replace")
         if status is None:
             self.close()  # it may still owe a reply
-            self.server = fork_client.ForkServer()
+            self._new_server()
             raise Unexpected(f"did not end within {seconds:g} s: {text[-300:]}")
         return Ended(os.waitstatus_to_exitcode(status), text, time.monotonic() - began)
 
@@ -161,6 +169,7 @@ def _become_child(folder: Path, output: int, function: Callable[[], int]) -> Non
 def _train(arguments: tuple[str, ...], server: fork_client.ForkServer) -> int:
     sys.argv = ["train.py", *arguments]
     sweep.fork_server = lambda: server
+    plots.draw = lambda _: {}  # pictures take most of the time of a small sweep
     return entry_point.run(paths.CONF, server)
 
 
