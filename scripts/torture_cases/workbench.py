@@ -19,9 +19,9 @@ from recipes.cli import entry_point, sweep
 from recipes.jobs import fork_client, launch, supervise
 from recipes.options.compose import compose
 from recipes.records import record_file
-from recipes.report import plots
 from recipes.records.messages import Message, WarningRaised
 from recipes.records.record import Record
+from recipes.report import plots
 
 # A job of a fraction of a second.
 SMALL = [
