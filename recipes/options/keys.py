@@ -78,7 +78,7 @@ def instead_of(key: str, value: str | None) -> str | None:
 
     key: `learning_rate`, `seed`. value: as typed; None or '' for a flag without one.
     """
-    name = key.replace("-", "_").lower()
+    name = key.lstrip("-").replace("-", "_").lower()
     if f"{name}={value}" in arguments():  # an argument whose value names an option: optim=adamw_torch
         return arguments()[f"{name}={value}"]
     chosen = arguments().get(name, name if name in names() and name != key else None)
@@ -110,7 +110,7 @@ def suggestion(key: str, value: str | None) -> str:
     instead = instead_of(key, value)
     if instead is not None:
         return f" Type {suggestions.shown(instead)}."
-    name = key.replace("-", "_").lower()
+    name = key.lstrip("-").replace("-", "_").lower()
     if (value or "").lower() in FALSE and "=" in arguments().get(name, ""):
         return f" Leave it out; the opposite is {arguments()[name]}."
     candidates = list(names())

@@ -11,12 +11,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from recipes.config import Config
 from recipes.machine import host
-from recipes.options import compose, hooks, hydra_errors
+from recipes.options import compose, hooks, hydra_errors, overrides
 from recipes.paths import CONF
 from recipes.third_party import hydra_private
 
@@ -114,13 +111,15 @@ def not_searched(search: SearchSpace) -> str:
     return f"{NOT_SEARCHED}, parallelism ({gpus})"
 
 
-def compose_estimate(*overrides: str) -> compose.Prepared:
-    """`compose.compose` of an estimate: (cfg, record, problems), with Hydra's errors as problems."""
+def compose_estimate(*typed: str) -> compose.Prepared:
+    """`compose.compose` of an estimate: (cfg, record, problems), with what cannot be composed as problems."""
+    in_quotes = overrides.quoted(typed)
+    problems = overrides.problems(in_quotes, [CONF], sweeping=False)
+    if problems:
+        return None, None, problems
     try:
-        return compose.compose(CONF, *overrides, "recipe=estimate")
-    except (HydraException, OmegaConfBaseException) as error:
-        return None, None, [hydra_errors.explain(error, CONF)]
-    except ValueError as error:
+        return compose.compose(CONF, *in_quotes, "recipe=estimate")
+    except Exception as error:
         if not hydra_private.raised_by_hydra(error):
             raise
-        return None, None, [str(error).strip()]
+        return None, None, [hydra_errors.explain(error, CONF)]

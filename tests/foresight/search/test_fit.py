@@ -52,6 +52,9 @@ def test_its_own_keys_are_not_trains():
         ("gpu=auto", "no GPU here"),
         ("device=cpu", "device=cpu"),
         ("batch.effective=x", "batch.effective"),
+        ("+optim.args.rank=1", "does not take this argument"),
+        ("seed=3", "Type train.seed=3."),
+        ("--bf16", "Type precision=bf16."),
     ],
 )
 def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, said, monkeypatch):
