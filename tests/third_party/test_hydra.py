@@ -6,6 +6,7 @@ import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
+from recipes.options import compose
 from recipes.paths import CONF
 from recipes.third_party import hydra_private
 
@@ -40,6 +41,7 @@ def test_values_of_an_override_are_those_of_a_choice_without_their_quotes():
 
 def test_a_command_is_composed_once_and_its_flags_make_it_a_sweep(monkeypatch, tmp_path):
     composed, jobs = [], []
+    compose.store_schema()
     monkeypatch.chdir(tmp_path)
     load = ConfigLoaderImpl.load_configuration
     monkeypatch.setattr(
