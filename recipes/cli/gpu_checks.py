@@ -141,6 +141,9 @@ def run(target: Path, with_tests: bool) -> int:
         records = run_all(fork_server, target, name)
     finally:
         fork_server.close()
+    if not records:
+        print("Every job was refused; nothing was measured.", file=sys.stderr)
+        return 1
     text = page(gpu, records)
     (target / f"{name}.md").write_text(text)
     print(text)

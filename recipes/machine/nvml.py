@@ -106,10 +106,17 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def used_bytes(uuid: str) -> int:
-    """Memory in use on a GPU, by all processes together. Raises pynvml.NVMLError."""
+def used_bytes(uuid: str) -> int | None:
+    """Memory in use on a GPU, by all processes together; None for a GPU that shares the host's memory.
+
+    Raises pynvml.NVMLError.
+    """
     pynvml = _load()
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError_NotSupported:
+        return None
 
 
 def compute_process_ids(uuid: str) -> list[int]:

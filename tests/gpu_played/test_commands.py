@@ -1,0 +1,161 @@
+"""Commands on a machine with two played GPUs: a sweep, the doctor, the checks, traces, accuracy, fit, calibration."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, SMALL
+from played_gpu import MIB, NAME
+
+from recipes.cli import accuracy, fit, gpu_checks
+from recipes.doctor import checks, faults, page, probe
+from recipes.foresight.search import fit_options, plan
+from recipes.foresight.validation import allocator_traces, efficiency_fit, trace_recording
+
+pytest_plugins = ["gpu_fixtures"]
+TINY = [word for word in SMALL if word != "device=cpu"]
+
+
+@pytest.fixture
+def borrowed(gpus, monkeypatch):
+    """The commands that start a fork server of their own get the one of the tests."""
+
+    def server():
+        ours = gpus()
+        return SimpleNamespace(start_worker=ours.start_worker, alive=ours.alive, pid=ours.pid, close=lambda: None)
+
+    monkeypatch.setattr("recipes.jobs.fork_client.ForkServer", server)
+
+
+def test_a_sweep_shows_what_the_card_counted(gpus, command):
+    ended = command(
+        "-m", "recipe=accelerate,trainer", "precision=bf16", *TINY, "data.eval_samples=4", fork_server=gpus()
+    )
+    assert ended.code == 0, ended.out + ended.err
+    for heading in ("device", "reserved", "MFU"):
+        assert heading in ended.out, ended.out
+
+
+def test_one_run_shows_the_card(gpus, command):
+    ended = command("recipe=accelerate", *TINY, "data.eval_samples=4", fork_server=gpus())
+    assert ended.code == 0, ended.out + ended.err
+    assert NAME in ended.out and "CUDA reserved" in ended.out and "300 MiB" not in ended.out.split("CUDA context")[1]
+
+
+def test_the_doctor_uses_both_cards(gpus, monkeypatch):
+    gpus()
+    run = probe.run
+    monkeypatch.setattr(probe, "run", lambda code: run(code) if "devices(" in code else {})
+    found = checks.examine()
+    text = " ".join(" ".join(line for line, _ in page.page(found).lines).split())
+    assert [found.probes[f"torch on cuda:{n}"] for n in (0, 1)] == [{"name": NAME}] * 2
+    assert found.probes["bitsandbytes on cuda:1"] == {}
+    assert "uses it as cuda:0" in text and "uses it as cuda:1" in text and "built for CUDA 13.0" in text
+    assert not faults.broken(found), faults.broken(found)
+
+
+def test_the_gpu_checks_write_their_table(gpus, borrowed, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_checks, "JOB", [*TINY, "measure.ledger=true"])
+    asked = [gpu_checks.jobs()[index] for index in (0, 3, 10, -5, -3, -1)]
+    monkeypatch.setattr(gpu_checks, "jobs", lambda: asked)
+    tested = []
+    monkeypatch.setattr(
+        gpu_checks.subprocess, "run", lambda words, cwd: tested.append(words) or SimpleNamespace(returncode=0)
+    )
+    assert gpu_checks.run(tmp_path, with_tests=True) == 0
+    assert tested[0][1:5] == ["-m", "pytest", "-q", "-m"]
+    text = (tmp_path / "gpu_l4.md").read_text()
+    assert text.count("| ok |") == len(asked) and NAME in text
+    rows = [json.loads(line) for line in (tmp_path / "gpu_l4.jsonl").read_text().splitlines()]
+    assert len(rows) == len(asked) and all(row["memory"]["context_bytes"] > 0 for row in rows)
+
+
+RECORD = """
+from pathlib import Path
+from recipes.foresight.validation import allocator_traces
+trace = allocator_traces.record(Path({conf!r}), {words!r}, Path({folder!r}))
+allocator_traces.write(trace, {file!r})
+"""
+
+
+def test_a_trace_of_the_allocator_is_recorded_and_compared(gpus, on_gpu, monkeypatch, tmp_path, capsys):
+    """The recording of one configuration, in a worker instead of a process of its own."""
+
+    def record(command, check):
+        *_, name, _, folder = command
+        file = str(trace_recording.trace_file(folder, name))
+        words = ["parallelism=single", *TINY, "precision=bf16"]
+        on_gpu(code=RECORD.format(folder=str(tmp_path), conf=str(ROOT / "conf"), words=words, file=file))
+
+    monkeypatch.setattr(trace_recording.subprocess, "run", record)
+    monkeypatch.setattr(trace_recording, "CONFIGURATIONS", {"tiny": TINY})
+    gpus()
+    assert trace_recording.run(ROOT / "scripts/record_trace.py", tmp_path, None) == 1  # the played figures are made up
+    trace = allocator_traces.read(trace_recording.trace_file(tmp_path, "tiny"))
+    assert trace.device == NAME and trace.events and trace.peak_reserved_bytes > trace.peak_allocated_bytes
+    assert "events  allocated" in capsys.readouterr().out
+
+
+def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys):
+    listed = tmp_path / "list.txt"
+    listed.write_text("precision=bf16\n")
+    comparison = accuracy.Comparison(listed, TINY, tmp_path / "records", float("inf"))
+    assert accuracy.run(comparison, tmp_path) == 0
+    text = (tmp_path / "accuracy_l4.md").read_text()
+    assert "1 of 1 configurations measured" in text and "1 of 1 finished" in text and "| allocated |" in text
+
+
+def test_fit_measures_on_the_card(gpus, capsys):
+    from recipes.foresight.search import runner
+
+    fork_server = gpus()
+    words = [*TINY, "gpu=l4_24gb", "model=gpt2_tiny", "batch.effective=4"]
+    search, problems = plan.plan(words, fit_options.Options(measure=1))
+    assert not problems
+    chosen = {"precision": "bf16", "batch.per_device": 2}
+    outcome, why = runner.predict(search.overrides_of(chosen))
+    assert not why
+    (measured,) = fit.measure(search, [runner.Found(chosen, outcome)], fork_server)
+    assert measured.status == "ok" and measured.environment["device"] == "cuda"
+    assert measured.memory.peak_reserved_bytes > 64 * MIB and "measured" in capsys.readouterr().out
+
+
+def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):
+    import concurrent.futures
+
+    monkeypatch.setattr(efficiency_fit, "ProcessPoolExecutor", lambda _: concurrent.futures.ThreadPoolExecutor(1))
+    folders = [on_gpu(f"batch.per_device={size}", "measure.ledger=false").folder for size in (1, 2, 3, 4)]
+    assert efficiency_fit.run(folders) == 0
+    said = capsys.readouterr().out
+    assert "fitted on, after: 2 runs" in said and "L4:" in said
+
+
+def test_the_train_command_of_a_shell_trains_on_the_card(gpus, tmp_path):
+    """The whole command in its own process, its worker in another: nothing of the tests' own is between."""
+    gpus()
+    ended = subprocess.run(
+        [
+            sys.executable,
+            ROOT / "train.py",
+            "recipe=accelerate",
+            *TINY,
+            "precision=fp16",
+            f"hydra.run.dir={tmp_path}/run",
+        ],
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["environment"]["device"] == "cuda" and record["memory"]["context_bytes"] > 0
+
+
+def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on_gpu):
+    record = on_gpu("measure.ledger=false").record
+    record.memory.device_used_bytes = record.memory.context_bytes = None  # a GPU that shares the host's memory
+    (row,) = gpu_checks.table([record]).splitlines()[2:]
+    assert row.count("|  ") == 4 and f"{record.memory.peak_reserved_bytes / MIB:.0f}" in row
