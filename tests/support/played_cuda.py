@@ -38,8 +38,20 @@ def play(_) -> None:
         setattr(torch, name, _of_cpu(getattr(torch, name)))
     start = _with_gloo(dist.init_process_group)
     dist.init_process_group = dist.distributed_c10d.init_process_group = start
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
     threading.Thread.run = _on_the_card(threading.Thread.run)
+    torch.UntypedStorage.device = property(lambda storage: _seen(STORAGE_DEVICE(storage)))
+    torch.Tensor._make_wrapper_subclass = _on_the_host(torch.Tensor._make_wrapper_subclass)
+    FSDPParamGroup._validate_cpu_offload_params = lambda group: None  # the weights on the host say otherwise
+    torch.autograd._engine_run_backward = _on_the_card(torch.autograd._engine_run_backward)
     OnTheCard().__enter__()  # for good
+
+
+def play_storage_log(storage_log) -> None:
+    """The memory ledger asks for devices inside a dispatch mode, where torch leaves ours."""
+    log = storage_log.StorageLog
+    log.record, log.resized = _on_the_card(log.record), _on_the_card(log.resized)
 
 
 def play_bitsandbytes() -> None:
@@ -212,12 +224,16 @@ def _here() -> torch.device:
     return torch.device("cuda", CARDS.current)
 
 
-def _device(tensor: torch.Tensor) -> torch.device:
-    real = DEVICE(tensor)
+def _seen(real: torch.device) -> torch.device:
     return _here() if CARDS.is_open and real.type == "cpu" else real
 
 
+def _device(tensor: torch.Tensor) -> torch.device:
+    return _seen(DEVICE(tensor))
+
+
 DEVICE, IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__
+STORAGE_DEVICE = torch._C.StorageBase.device.__get__
 ANSWERS = {
     DEVICE: _device,
     IS_CUDA: lambda tensor: _device(tensor).type == "cuda",
@@ -241,6 +257,8 @@ class OnTheCard(TorchFunctionMode):
         if func is torch.Tensor.to and len(args) > 1 and _names_device(args[1]):
             args = (args[0], torch.device(args[1]), *args[2:])
         asked = [each for each in (*args, *kwargs.values()) if _is_card(each)]
+        if func is torch.device and isinstance(args[0], int):
+            return torch.device("cuda", args[0])
         if not asked or func is torch.device:
             return func(*args, **kwargs)
         torch.cuda._lazy_init()
@@ -271,14 +289,26 @@ def _count(tensor: torch.Tensor) -> None:
 
 
 def _on_the_card(run):
-    """threading.Thread.run, also there on the card: torch's modes belong to a thread."""
+    """The function with the mode: a mode belongs to a thread, and torch leaves it while it runs what it asked about."""
 
     @functools.wraps(run)
-    def played(thread):
+    def played(*args, **kwargs):
         with OnTheCard():
-            run(thread)
+            return run(*args, **kwargs)
 
     return played
+
+
+def _on_the_host(make):
+    """Tensor._make_wrapper_subclass for a tensor that is on the CPU: AsyncCollectiveTensor, DTensor."""
+
+    @functools.wraps(make)
+    def played(*args, **kwargs):
+        if _is_card(kwargs.get("device")):
+            kwargs["device"] = torch.device("cpu")
+        return make(*args, **kwargs)
+
+    return staticmethod(played)
 
 
 # --- what torch chooses by the device's type ---------------------------------------------------------------

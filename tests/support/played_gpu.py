@@ -126,6 +126,7 @@ def install() -> None:
     sys.modules["pynvml"] = nvml()
     _AFTER["torch"] = lambda torch: _cuda().play(torch)
     _AFTER["bitsandbytes"] = lambda _: _cuda().play_bitsandbytes()
+    _AFTER["recipes.measure.storage_log"] = lambda module: _cuda().play_storage_log(module)
     _AFTER["recipes.machine.host"] = lambda host: setattr(host, "torch_has_cuda", lambda: True)
     sys.meta_path.insert(0, _AfterImport())
 
