@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from recipes.data import data_loader
+from recipes.machine import worker_environment
 from recipes.options import compose
+from recipes.ranks.rank_info import RankInfo
 from recipes.third_party import torch_private
 from recipes.training import accelerate_loop, setup
 
@@ -57,6 +59,7 @@ def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Tr
     Raises ValueError for overrides that are refused.
     """
     cfg, _ = compose.compose_valid(conf, "recipe=accelerate", *overrides)
+    worker_environment.prepare(cfg, RankInfo())  # one GPU: TrainingArguments would take all that are visible
     torch.cuda.init()
     free_bytes, _ = torch.cuda.mem_get_info()
     torch_private.start_allocator_history(MAX_ENTRIES)
