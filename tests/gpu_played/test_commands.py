@@ -23,8 +23,7 @@ def borrowed(gpus, monkeypatch):
     """The commands that start a fork server of their own get the one of the tests."""
 
     def server():
-        ours = gpus()
-        return SimpleNamespace(start_worker=ours.start_worker, alive=ours.alive, pid=ours.pid, close=lambda: None)
+        return SimpleNamespace(start_worker=gpus().start_worker, close=lambda: None)
 
     monkeypatch.setattr("recipes.jobs.fork_client.ForkServer", server)
 

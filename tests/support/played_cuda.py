@@ -1,4 +1,4 @@
-"""torch's side of the played GPUs (played_gpu.py): its C functions for CUDA, devices of tensors, autocast, NCCL.
+"""torch's side of the played GPUs (played_gpu.py): devices of tensors, autocast, NCCL, bitsandbytes.
 
 The Python code of `torch.cuda` runs as it is, so that a name or an argument that it does not know is an error here.
 """
@@ -6,19 +6,26 @@ The Python code of `torch.cuda` runs as it is, so that a name or an argument tha
 from __future__ import annotations
 
 import functools
-import os
 import threading
-import time
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from played_gpu import CAPABILITY, CARDS, NAME, TOTAL_BYTES
+from played_driver import (
+    C_FUNCTIONS,
+    HISTORY,
+    RECORDING,
+    Event,
+    Stream,
+    exchange_device,
+    in_bad_fork,
+    memory_info,
+    properties,
+)
+from played_gpu import CARDS
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.overrides import TorchFunctionMode
-
-ARCHITECTURES = ["sm_80", "sm_89", "sm_90"]  # that the build has code for
-RECORDING: list[str] = []  # not empty while the history is recorded
-HISTORY: list[dict] = []  # what the played allocator was asked since its history was started
+from torch.utils import checkpoint
 
 
 def play(_) -> None:
@@ -26,25 +33,26 @@ def play(_) -> None:
     torch.version.cuda = "13.0"
     for name, function in C_FUNCTIONS.items():
         setattr(torch._C, name, function)
-    torch.cuda._get_device_properties = _properties
-    torch.cuda._cudart = SimpleNamespace(cudaMemGetInfo=_memory_info)
-    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = _exchange_device
-    torch.cuda._is_in_bad_fork = _in_bad_fork
+    torch.cuda._get_device_properties = properties
+    torch.cuda._cudart = SimpleNamespace(cudaMemGetInfo=memory_info)
+    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = exchange_device
+    torch.cuda._is_in_bad_fork = in_bad_fork
     torch.cuda.Event = torch.cuda.streams.Event = Event
     torch.cuda.Stream = torch.cuda.streams.Stream = Stream
+    # devices: torch leaves a mode in other threads and in the backward pass, and asks no mode about these two
+    threading.Thread.run = _on_the_card(threading.Thread.run)
+    torch.autograd._engine_run_backward = _on_the_card(torch.autograd._engine_run_backward)
+    torch.UntypedStorage.device = property(lambda storage: _seen(STORAGE_DEVICE(storage)))
+    torch.Tensor._make_wrapper_subclass = _on_the_host(torch.Tensor._make_wrapper_subclass)
+    FSDPParamGroup._validate_cpu_offload_params = lambda group: None  # offloaded weights say that they are on the card
+    checkpoint._allowed_determinism_checks_to_fns["default"] = lambda tensor: {"shape": tensor.shape}  # no devices
+    # what torch chooses by the device's type
     autocast = torch.amp.autocast_mode.autocast
     autocast.__init__ = _autocast_init(autocast.__init__)
     for name in ("is_autocast_enabled", "get_autocast_dtype"):
         setattr(torch, name, _of_cpu(getattr(torch, name)))
     start = _with_gloo(dist.init_process_group)
     dist.init_process_group = dist.distributed_c10d.init_process_group = start
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    threading.Thread.run = _on_the_card(threading.Thread.run)
-    torch.UntypedStorage.device = property(lambda storage: _seen(STORAGE_DEVICE(storage)))
-    torch.Tensor._make_wrapper_subclass = _on_the_host(torch.Tensor._make_wrapper_subclass)
-    FSDPParamGroup._validate_cpu_offload_params = lambda group: None  # the weights on the host say otherwise
-    torch.autograd._engine_run_backward = _on_the_card(torch.autograd._engine_run_backward)
     OnTheCard().__enter__()  # for good
 
 
@@ -66,155 +74,6 @@ def play_bitsandbytes() -> None:
     functional.get_paged = get_paged
     functional.fill = lambda tensor, value, *_, **__: tensor.fill_(value)
     functional.prefetch_tensor = lambda *_, **__: None
-
-
-# --- torch's C functions for CUDA ------------------------------------------------------------------------
-
-
-def _in_bad_fork() -> bool:
-    """Whether a parent of this process has created the context, which does not survive a fork."""
-    return CARDS.opened_by not in (None, os.getpid())
-
-
-def _init() -> None:
-    if not CARDS.visible():
-        raise RuntimeError("No CUDA GPUs are available")
-    CARDS.opened_by = os.getpid()
-    torch.cuda.default_generators = tuple(torch.Generator() for _ in CARDS.visible())
-
-
-def _properties(index: int) -> SimpleNamespace:
-    if index >= len(CARDS.visible()):
-        raise AssertionError("Invalid device id")
-    return SimpleNamespace(
-        name=NAME,
-        total_memory=TOTAL_BYTES,
-        major=CAPABILITY[0],
-        minor=CAPABILITY[1],
-        multi_processor_count=58,
-        warp_size=32,
-    )
-
-
-def _set_device(index: int) -> None:
-    if index >= len(CARDS.visible()):
-        raise torch.AcceleratorError("CUDA error: invalid device ordinal")
-    CARDS.current = index
-
-
-def _exchange_device(index: int) -> int:
-    before = CARDS.current
-    if index >= 0:
-        _set_device(index)
-    return before
-
-
-def _memory_info(device) -> tuple[int, int]:
-    return TOTAL_BYTES - CARDS.used_bytes, TOTAL_BYTES
-
-
-def _memory_stats(device) -> dict:
-    def figure(value):
-        return {"all": dict.fromkeys(("current", "peak", "allocated", "freed"), value)}
-
-    return {"allocated_bytes": figure(CARDS.allocated_bytes), "reserved_bytes": figure(CARDS.reserved_bytes)}
-
-
-def _set_fraction(fraction: float, device: int) -> None:
-    CARDS.fraction = fraction
-
-
-def _record_history(enabled, *_, **__) -> None:
-    HISTORY.clear()
-    RECORDING[:] = ["on"] if enabled else []
-
-
-C_FUNCTIONS = {
-    "_cuda_getDeviceCount": lambda: len(CARDS.visible()),
-    "_cuda_init": _init,
-    "_cuda_isInBadFork": _in_bad_fork,
-    "_cuda_getDevice": lambda: CARDS.current,
-    "_cuda_setDevice": _set_device,
-    "_cuda_synchronize": lambda: None,
-    "_cuda_emptyCache": lambda: None,
-    "_cuda_getArchFlags": lambda: " ".join(ARCHITECTURES),
-    "_cuda_memoryStats": _memory_stats,
-    "_cuda_resetPeakMemoryStats": lambda device: None,
-    "_cuda_setMemoryFraction": _set_fraction,
-    "_cuda_record_memory_history": _record_history,
-    "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [list(HISTORY) for _ in CARDS.visible()]},
-    "_cuda_getCurrentStream": lambda index: (0, index, 1),
-    "_cuda_getCurrentRawStream": lambda index: 0,
-    "_cuda_getDefaultStream": lambda index: (0, index, 1),
-    "_cuda_setStream": lambda **_: None,
-    "_accelerator_getAccelerator": lambda: torch.device("cuda") if CARDS.visible() else None,
-    "_accelerator_getDeviceIndex": lambda: CARDS.current,
-    "_accelerator_setDeviceIndex": _set_device,
-    "_accelerator_exchangeDevice": _exchange_device,
-    "_accelerator_maybeExchangeDevice": _exchange_device,
-    "_accelerator_getStream": lambda index: Stream(device_index=index),
-    "_accelerator_setStream": lambda stream: None,
-    "_accelerator_synchronizeDevice": lambda index: None,
-    # for torch.nn.DataParallel
-    "_broadcast_coalesced": lambda tensors, devices, _: [[each.clone() for each in tensors] for _ in devices],
-    "_scatter": lambda tensor, devices, sizes, dim, _: [*tensor.chunk(len(devices), dim)],
-    "_gather": lambda tensors, dim, _: torch.cat(
-        [each.reshape(1) if each.ndim == 0 else each for each in tensors], dim
-    ),
-}
-
-
-class Event:
-    """A CUDA event that takes place when it is recorded. Its time cannot be asked for without enable_timing."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_):
-        self.enable_timing, self.seconds = enable_timing, None
-
-    def record(self, stream=None) -> None:
-        self.seconds = time.perf_counter()
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds. Raises RuntimeError as CUDA's event does."""
-        if not (self.enable_timing and end.enable_timing) or self.seconds is None or end.seconds is None:
-            raise RuntimeError("Both events must be recorded, with argument 'enable_timing=True'")
-        return (end.seconds - self.seconds) * 1000
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def wait(self, stream=None) -> None: ...
-
-
-class Stream:
-    """A stream whose work is done when it is asked for."""
-
-    def __init__(self, device=None, priority: int = 0, stream_id: int = 0, device_index: int = 0, device_type: int = 1):
-        self.stream_id, self.device_index, self.device_type = stream_id, device_index, device_type
-        self.device = torch.device("cuda", device_index)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None: ...
-
-    def wait_stream(self, stream) -> None: ...
-
-    def wait_event(self, event) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event=None):
-        event = event or Event()
-        event.record(self)
-        return event
 
 
 # --- devices of tensors ------------------------------------------------------------------------------------

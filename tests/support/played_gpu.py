@@ -2,7 +2,8 @@
 
 `environment(count)` has the variables with which any Python process starts with that many cards: NVML answers for
 them, torch says that it is built for CUDA, and `torch.cuda` runs as it is over made-up answers of its C functions
-(played_cuda.py). Tensors stay on the CPU and say that they are on the current device. NCCL is gloo.
+(played_driver.py). Tensors stay on the CPU and say that they are on the current device (played_cuda.py).
+NCCL is gloo.
 
 What it cannot show: tensors of two devices in one operation, a copy that is missing or too many (a move to the card
 returns the same tensor), work that nobody has waited for, the kernels, times and memory of a GPU (the figures below
