@@ -29,10 +29,10 @@ def memory_levers(cfg: Config) -> list[Lever]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A batch that is larger than the data, where the number of samples is known before the data is read."""
-    count = cfg.data.samples
+    count, devices = cfg.data.samples, cfg.parallelism.replicas or 1  # None: `resolve` has found a problem
     if cfg.recipe.name == "estimate" or cfg.data.name not in ("dummy", "source") or count is None:
         return []
-    return [larger_than_data(cfg, count)] if count < cfg.batch.per_device * cfg.parallelism.replicas else []
+    return [larger_than_data(cfg, count)] if count < cfg.batch.per_device * devices else []
 
 
 def larger_than_data(cfg: Config, count: int) -> str:

@@ -39,13 +39,13 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
     choices, overrides = dict(hydra_config.runtime.choices), list(hydra_config.overrides.task)
-    shape = hydra_errors.shape_problems(values, choices, folders)
+    given = {override.lstrip("+~").split("=")[0] for override in overrides}
+    # A key that its menu sets comes first: with it the option is not the chosen one, and other checks mislead.
+    shape = menus.set_by_menu(given) or hydra_errors.shape_problems(values, choices, folders)
     if shape:
         return None, None, shape
     cfg = config.from_dict(values)
-    given = {override.lstrip("+~").split("=")[0] for override in overrides}
-    problems = menus.set_by_menu(given)  # with these the option is not the chosen one, and other checks mislead
-    problems = problems or menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     problems = problems or accumulation.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)
     key = record.config_key(resolved, environment["versions"])

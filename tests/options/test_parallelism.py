@@ -135,9 +135,10 @@ def test_a_weight_with_two_names_is_saved_once(train):
 
 ONLY_RANK_0 = """
 import recipes.models.builder
-def build(cfg, config, data, weights=True, build=recipes.models.builder.build_model):
+whole = recipes.models.builder.build_model
+def build(cfg, config, data, weights=True, *others):
     assert job.rank_info.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
-    return build(cfg, config, data, weights)
+    return whole(cfg, config, data, weights, *others)
 recipes.models.builder.build_model = build
 """
 
@@ -292,7 +293,7 @@ def test_a_gpu_takes_one_rank(pretend_gpu):
     ],
 )
 def test_the_effective_batch_is_kept_by_deriving_the_accumulation(words, per_device, steps):
-    made = compose(*small(*words, "batch.effective=16", f"batch.per_device={per_device}"))
+    made = compose(*small(*words, "batch.effective=16", f"batch.per_device={per_device}", "data.samples=16"))
     assert made.problems == [] and made.cfg.accumulation.steps == steps
     assert steps * per_device * made.cfg.parallelism.replicas == 16
 
