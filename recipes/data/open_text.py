@@ -20,7 +20,7 @@ MARKS |= {codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8"}  # byte order
 
 
 def _zstandard(path: Path) -> Any:
-    import zstandard  # `options.data` has refused a .zst file without the package
+    import zstandard  # pyright: ignore[reportMissingImports]  # `options.data` has refused a .zst file without the package
 
     return zstandard.open(path, "rb")
 

@@ -136,9 +136,11 @@ def _value(value: Any, name: str, column: str, place: str, source: str, advice: 
 
     Raises Refusal for a text that is no text, and a label that is no class.
     """
-    where = f"{source}: {place}: the column {column} holds"
+    if isinstance(value, str) and value.isascii():  # nearly every value
+        return value or None
     if value is None or value == "" or value != value:
         return None
+    where = f"{source}: {place}: the column {column} holds"
     if name != "label":
         if not isinstance(value, str):
             raise Refusal(f"{where} {_shown(value)}, not text. {advice(column)}")
