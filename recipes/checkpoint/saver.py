@@ -15,6 +15,7 @@ from recipes.checkpoint.stop_request import StopRequest
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.measure.step_log import StepLog
+from recipes.options import adapter
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records import checkpoint_files, run_folder
@@ -102,7 +103,8 @@ class Saver:
 
 
 def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
-    """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model. Every rank calls this.
+    """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model; of a model with an
+    adapter, the adapter alone. Every rank calls this.
 
     Sharded weights are gathered on the CPU of rank 0, which writes. loop: a `Loop` of either recipe. tokenizer: None
     for data=dummy, whose ids are random.
@@ -117,7 +119,10 @@ def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
                 for name in transformers_models_private.tied_weight_names(model):
                     weights.pop(name, None)  # gathering has made separate tensors of tied weights
             model.config.use_cache = True  # off in training; generation with the saved model needs it
-            model.save_pretrained(target, state_dict=weights)
+            if adapter.base_model(model) is not model:
+                adapter.save(model, target)
+            else:
+                model.save_pretrained(target, state_dict=weights)
             model.config.use_cache = False
             if tokenizer is not None:
                 tokenizer.save_pretrained(target)

@@ -25,11 +25,15 @@ from recipes.third_party import torch_distributed_private
 
 
 def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name. A tensor that two modules share has its first name only."""
+    """Trained parameters, and buffers, by name. A tensor that two modules share has its first name only.
+
+    Parameters that are not trained are left out: the same weights are built again before a checkpoint is restored.
+    """
     model = unwrap.inner_model(loop.accelerator, loop.model)
     named, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+        frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+        if isinstance(tensor, torch.Tensor) and not frozen and id(tensor) not in seen:
             seen.add(id(tensor))
             named[name] = tensor
     return named

@@ -65,6 +65,9 @@ def _rows(outcome: Record) -> Iterator[Row]:
     yield from _result_rows(outcome)
     yield from _device_rows(outcome.memory)
     yield from _tensor_rows(outcome.memory)
+    if outcome.model is not None and outcome.config["adapter"]["name"] != "none":
+        trained, count = outcome.model.trained_parameters or 0, outcome.memory.parameter_count or 1
+        yield "Trained parameters", f"{trained:,}", f"{trained / count:.2%} of {count:,}"
     if outcome.estimate is not None:
         yield from _explanation_rows(outcome.estimate)
     if outcome.memory.host_peak_rss_bytes is not None:

@@ -80,6 +80,18 @@ class Checkpointing(Menu):
 
 
 @dataclass
+class Adapter(Menu):
+    rank: int = at_least(1)
+    alpha: float = at_least(0)
+    dropout: float = fraction()
+    targets: Any = UNSET  # "all-linear", or a list of names
+    dora: bool = UNSET
+    rslora: bool = UNSET
+    modules_to_save: list[str] | None = UNSET
+    learning_rate: float = at_least(0)
+
+
+@dataclass
 class Parallelism(Menu):
     num_processes: int | None = at_least(1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived

@@ -14,6 +14,7 @@ from typing import Any
 from recipes.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, Menu, key, one_of, section
 from recipes.config.menus import (
     Accumulation,
+    Adapter,
     Checkpointing,
     Data,
     Gpu,
@@ -38,6 +39,7 @@ class Config:
     optim: Optim = section(Optim)
     accumulation: Accumulation = section(Accumulation, identity=(RUN, LABEL))
     checkpointing: Checkpointing = section(Checkpointing)
+    adapter: Adapter = section(Adapter)
     parallelism: Parallelism = section(Parallelism, identity=(RUN, LABEL))
     tracker: Tracker = section(Tracker, identity=())
     gpu: Gpu = section(Gpu)

@@ -13,6 +13,7 @@ from transformers.models.auto import modeling_auto
 
 from recipes.config import Config
 from recipes.errors import Refusal
+from recipes.options import adapter
 from recipes.options import model as model_options
 from recipes.options.model import AUTO
 from recipes.records import record
@@ -119,6 +120,8 @@ def _reserved_positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -
 
 def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
     """The model as it was built, for the record."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    model = adapter.base_model(model)
     text, asked = model.config.get_text_config(), cfg.model.attention
 
     def size(*names: str) -> int | None:
@@ -133,4 +136,5 @@ def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
         heads=size("num_attention_heads", "n_head", "num_heads"),
         vocab=vocabulary(model.config),
         positions=positions(model.config, type(model)),
+        trained_parameters=trained,
     )

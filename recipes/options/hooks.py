@@ -38,6 +38,7 @@ class Cost(enum.IntEnum):
     LOW_PRECISION_STATES = 3
     LOW_PRECISION_WEIGHTS = 4
     SHORTER_SEQUENCES = 5
+    OTHER_WEIGHTS = 6
 
 
 @dataclass(frozen=True)

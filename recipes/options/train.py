@@ -14,9 +14,11 @@ POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial sche
 
 
 def resolve(cfg: Config) -> list[str]:
-    """Fills in the learning rate: the model's own from scratch, a smaller one for pretrained weights."""
+    """Fills in the learning rate: the adapter's, or the model's own from scratch, or a smaller one for pretrained
+    weights."""
     if cfg.train.learning_rate is None:
-        cfg.train.learning_rate = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
+        pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
+        cfg.train.learning_rate = pretrained if cfg.adapter.name == "none" else cfg.adapter.learning_rate
     return []
 
 

@@ -29,6 +29,7 @@ class Model:
     heads: int | None = None
     vocab: int | None = None
     positions: int | None = None  # tokens of the longest sequence; null: no limit in the configuration
+    trained_parameters: int | None = None  # fewer than memory.parameter_count with an adapter
 
 
 @dataclass
