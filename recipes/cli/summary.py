@@ -65,7 +65,7 @@ def _rows(outcome: Record) -> Iterator[Row]:
     yield from _result_rows(outcome)
     yield from _device_rows(outcome.memory)
     yield from _tensor_rows(outcome.memory)
-    if outcome.model is not None and outcome.config["adapter"]["name"] != "none":
+    if outcome.model is not None and outcome.config.get("adapter", {}).get("name") not in (None, "none"):
         trained, count = outcome.model.trained_parameters or 0, outcome.memory.parameter_count or 1
         yield "Trained parameters", f"{trained:,}", f"{trained / count:.2%} of {count:,}"
     if outcome.estimate is not None:

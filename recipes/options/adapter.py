@@ -17,10 +17,15 @@ WHOLE_MODEL = ("single", "dp", "ddp")  # modes in which every rank has whole wei
 ALL_LINEAR = "all-linear"
 
 
+def is_used(cfg: Config) -> bool:
+    """Whether an adapter is trained. A configuration of an older record has none."""
+    return cfg.adapter.name not in (None, "none")
+
+
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Modes that cannot split a model with an adapter, and targets that are no names."""
     adapter, found = cfg.adapter, []
-    if adapter.name == "none":
+    if not is_used(cfg):
         return []
     if cfg.parallelism.name not in WHOLE_MODEL:
         found.append(
@@ -42,7 +47,7 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
     Layers outside of the base model, as a classification head, are trained whole.
     Raises Refusal if no layer has one of the names of `adapter.targets`, or peft has no such adapter for a layer.
     """
-    if cfg.adapter.name == "none":
+    if not is_used(cfg):
         return model
     import peft
 
@@ -100,7 +105,7 @@ def save(model: Any, folder: Path) -> None:
 
 def warnings(cfg: Config) -> list[str]:
     """A saved adapter is of no use without the weights that it was trained beside."""
-    if cfg.adapter.name == "none" or cfg.model.pretrained or not cfg.save.final:
+    if not is_used(cfg) or cfg.model.pretrained or not cfg.save.final:
         return []
     return [
         f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. Type "
@@ -110,7 +115,7 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No gradients and no optimizer states for the model's own weights."""
-    if cfg.adapter.name != "none" or cfg.parallelism.name not in WHOLE_MODEL:
+    if is_used(cfg) or cfg.parallelism.name not in WHOLE_MODEL:
         return []
     cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
     return [Lever("adapter=lora", cost, changes={"adapter": "lora"})]

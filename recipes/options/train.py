@@ -18,7 +18,7 @@ def resolve(cfg: Config) -> list[str]:
     weights."""
     if cfg.train.learning_rate is None:
         pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
-        cfg.train.learning_rate = pretrained if cfg.adapter.name == "none" else cfg.adapter.learning_rate
+        cfg.train.learning_rate = pretrained if cfg.adapter.name in (None, "none") else cfg.adapter.learning_rate
     return []
 
 

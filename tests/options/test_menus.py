@@ -104,7 +104,12 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
         | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
-        | {frozenset([zero, option]) for option in whole | {("precision", "bf16_pure")} if zero not in alone}
+        | {frozenset([("parallelism", mode), ("adapter", "lora")]) for mode in ("fsdp", "fsdp_tp")}
+        | {
+            frozenset([zero, option])
+            for option in whole | {("precision", "bf16_pure"), ("adapter", "lora")}
+            if zero not in alone
+        }
     )
 
 
