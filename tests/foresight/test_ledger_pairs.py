@@ -9,16 +9,13 @@ import itertools
 
 import pytest
 import torch
-import transformers
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
 
-from recipes.data import dataset
 from recipes.foresight import simulation
 from recipes.measure.memory_ledger import MemoryLedger
-from recipes.models import builder
-from recipes.options import task, training_arguments
-from recipes.training import accelerate_loop
+from recipes.parallelism import unwrap
+from recipes.training import accelerate_loop, setup
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 PARTS = 4  # a test each, for the sake of the time limit
@@ -29,18 +26,14 @@ def real(options: list[str], folder) -> dict:
     """The ledger's parts of a second step of the raw loop, on the CPU."""
     cfg, _, problems = compose(*small("recipe=accelerate", *options))
     assert not problems, problems
-    transformers.set_seed(0)
-    args = training_arguments.training_arguments(cfg, str(folder))
-    architecture = builder.configuration(cfg)
-    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
-    network = builder.build_model(cfg, architecture, rows)
-    loop = accelerate_loop.Loop(cfg, args, network, rows)
+    training = setup.build(cfg, str(folder))
+    loop = training.loop
+    assert isinstance(loop, accelerate_loop.Loop)
     loop.model.train()
-    loop.step(next(accelerate_loop.chunks(loop.loader, args.gradient_accumulation_steps)))
-    ledger = MemoryLedger(network, getattr(loop.optimizer, "optimizer", loop.optimizer), torch.device("cpu"))
+    loop.step(next(accelerate_loop.chunks(loop.loader, training.args.gradient_accumulation_steps)))
+    ledger = MemoryLedger(training.model, unwrap.inner_optimizer(loop.optimizer), torch.device("cpu"))
     loop.one_more_step(ledger)
-    counted = ledger.parts()
-    return counted
+    return ledger.parts()
 
 
 def fake(options: list[str], folder) -> dict:
