@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +31,7 @@ def main(argv: list[str], description: str | None) -> int:
     if arguments.list:
         print("\n".join(f"{part}: {case.name}" for part, cases in chosen.items() for case in cases))
         return 0
-    began, results = time.monotonic(), []
+    began, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         bench = Workbench(Path(folder))
         try:
@@ -40,9 +42,20 @@ def main(argv: list[str], description: str | None) -> int:
     seconds = time.monotonic() - began
     failed = [result for result in results if not result.passed]
     print(f"{len(results)} cases, {len(failed)} not as expected, {seconds / 60:.1f} minutes, seed {arguments.seed}")
+    if arguments.results:
+        results = _merged(arguments.results, results)
     if arguments.page:
-        arguments.page.write_text(page.text(results, arguments.seed, seconds))
+        arguments.page.write_text(page.text(results, arguments.seed))
     return 1 if failed else 0
+
+
+def _merged(path: Path, results: list[Result]) -> list[Result]:
+    """The results in a file, with these in place of its own of the same parts; written to the file again."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    parts = {result.part for result in results}
+    kept = [result for result in (Result(**json.loads(line)) for line in lines) if result.part not in parts]
+    path.write_text("".join(json.dumps(dataclasses.asdict(result)) + "\n" for result in kept + results))
+    return kept + results
 
 
 def _run(bench: Workbench, part: str, case: Case) -> Result:
@@ -62,6 +75,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--results", type=Path, help="collect the results of parts that are run apart in this file")
     parser.add_argument("--page", type=Path, help="write the results to this file, as Markdown")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     return parser

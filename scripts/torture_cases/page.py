@@ -28,14 +28,14 @@ class Result:
     passed: bool
 
 
-def text(results: list[Result], seed: int, seconds: float) -> str:
+def text(results: list[Result], seed: int) -> str:
     """The page as Markdown."""
-    passed = sum(result.passed for result in results)
+    passed, minutes = sum(result.passed for result in results), sum(result.seconds for result in results) / 60
     versions = ", ".join(f"{name} {host.version(name)}" for name in ("torch", "transformers", "accelerate"))
     blocks = [
         "# Reliability\n\nWritten by `python scripts/torture.py --page docs/results/reliability.md`"
         f"{f' --seed {seed}' if seed else ''}: {passed} of {len(results)} cases ended as expected, in "
-        f"{seconds / 60:.1f} minutes on {host.usable_cores()} cores ({host.cpu_name()}), Python "
+        f"{minutes:.1f} minutes on {host.usable_cores()} cores ({host.cpu_name()}), Python "
         f"{platform.python_version()}, {versions}, revision {git_revision()}, seed {seed}. Each run is a model of "
         "one layer on a CPU. 'Losses equal' means equal to the bit, step by step, to those of a run left alone.",
         _overview(results),
