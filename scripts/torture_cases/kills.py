@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ from recipes.records.messages import PhaseStarted
 from recipes.records.record import Record
 from torture_cases.workbench import SMALL, Case, Unexpected, Workbench, expect
 
-STEPS = 400
+STEPS = 240
 RUN = [f"train.max_steps={STEPS}", "save.every_steps=2", "train.log_seconds=0", "model.dropout=0.1", "resume=latest"]
 TWO = ["parallelism.num_processes=2"]
 JOBS = {
@@ -140,8 +141,9 @@ def _wait_for_save(folder: Path) -> None:
     """Until a checkpoint is being written."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        if any(name.endswith(".unfinished") for name in os.listdir(folder / "checkpoints")):
-            return
+        with contextlib.suppress(FileNotFoundError):  # before the first checkpoint
+            if any(name.endswith(".unfinished") for name in os.listdir(folder / "checkpoints")):
+                return
         time.sleep(0.0005)
 
 
