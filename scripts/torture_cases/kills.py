@@ -30,7 +30,7 @@ JOBS = {
     "fsdp": [*RUN, "parallelism=fsdp", *TWO],
 }
 SWEEP = ["-m", *SMALL, *RUN, "train.seed=0,1,2", "hydra.sweep.dir=sweep"]
-COUNTS = {"single": 8, "single, while it saves": 6, "ddp": 6, "fsdp": 6, "the command": 6, "sweep": 8}
+COUNTS = {"single": 10, "single, while it saves": 8, "ddp": 6, "fsdp": 6, "the command": 4, "sweep": 6}
 EXPECTED = "no step that a checkpoint has is lost; no process is left; what is left is a whole checkpoint"
 GONE_SECONDS = 10.0
 
