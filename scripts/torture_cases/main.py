@@ -37,19 +37,20 @@ def main(argv: list[str], description: str | None) -> int:
         try:
             for part, cases in chosen.items():
                 results += [_run(bench, part, case) for case in cases]
+                if arguments.results:
+                    _save(arguments.results, results)
         finally:
             bench.close()
     seconds = time.monotonic() - began
     failed = [result for result in results if not result.passed]
     print(f"{len(results)} cases, {len(failed)} not as expected, {seconds / 60:.1f} minutes, seed {arguments.seed}")
-    if arguments.results:
-        results = _merged(arguments.results, results)
     if arguments.page:
-        arguments.page.write_text(page.text(results, arguments.seed))
+        collected = _save(arguments.results, results) if arguments.results else results
+        arguments.page.write_text(page.text(collected, arguments.seed))
     return 1 if failed else 0
 
 
-def _merged(path: Path, results: list[Result]) -> list[Result]:
+def _save(path: Path, results: list[Result]) -> list[Result]:
     """The results in a file, with these in place of its own of the same parts; written to the file again."""
     lines = path.read_text().splitlines() if path.exists() else []
     parts = {result.part for result in results}
