@@ -40,6 +40,9 @@ def text(results: list[Result], seed: int) -> str:
         "one layer on a CPU. 'Losses equal' means equal to the bit, step by step, to those of a run left alone.",
         _overview(results),
     ]
+    missing = [title for part, title in TITLES.items() if part not in {result.part for result in results}]
+    if missing:
+        blocks.append(f"**Not run for this page: {', '.join(missing)}.**")
     for part, title in TITLES.items():
         own = [result for result in results if result.part == part]
         if own:
