@@ -85,7 +85,10 @@ def run(checkout: Path, line: str, folder: Path, files: dict[str, Path]) -> dict
     for path in sorted(folder.rglob("result.json")):
         record = json.loads(path.read_text())
         steps = path.with_name("steps.jsonl")
-        record["steps"] = [json.loads(row) for row in steps.read_text().splitlines()] if steps.exists() else None
+        rows = [json.loads(row) for row in steps.read_text().splitlines()] if steps.exists() else None
+        record["steps"] = rows and [
+            row for row in rows if "loss" in row
+        ]  # evaluations have lines, too, in later commits
         records.append(record)
     return {"exit_code": int((folder / "exit_code").read_text()), "records": records}
 

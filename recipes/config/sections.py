@@ -34,6 +34,7 @@ class Eval:
     window: int | None = at_least(2)
     stride: int | None = at_least(1)
     max_samples: int | None = at_least(1)
+    every_steps: int | None = at_least(1)
 
 
 @dataclass

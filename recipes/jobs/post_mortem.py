@@ -144,6 +144,7 @@ def _steps_written(folder: Path) -> record.Training:
     with contextlib.suppress(OSError, ValueError):
         for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
             rows.append(json.loads(line))
+    rows = [row for row in rows if "loss" in row]  # the others are of evaluations
     losses = [row["loss"] for row in rows]
     return record.Training(
         len(rows),

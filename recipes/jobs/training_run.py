@@ -29,6 +29,7 @@ from recipes.records import record_file, run_folder
 from recipes.records.messages import Progress, RankFailed
 from recipes.records.record import Memory
 from recipes.training import evaluate, setup
+from recipes.training.after_step import EvaluateThenSave
 from recipes.units import MIB
 
 
@@ -121,6 +122,11 @@ class TrainingRun:
         self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
         self.record.model = architectures.describe(self.cfg, self.training.model)
         self.loop = self.training.loop
+        if self.cfg.eval.every_steps and self.training.data.eval is None:
+            raise Refusal(
+                f"eval.every_steps={self.cfg.eval.every_steps}, and the data has no evaluation split. Leave it out, or "
+                "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text)."
+            )
         for text in self.training.warnings:
             self.progress.warn(text)
 
@@ -134,6 +140,7 @@ class TrainingRun:
             cfg.train.log_seconds,
             self.progress.send,
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
+            steps_per_epoch=loop.steps_per_epoch,
             compiled=cfg.compile,
             before=newest.step_log_state(start) if start else None,
         )
@@ -141,7 +148,8 @@ class TrainingRun:
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
-            loop.train(self.step_log, self.saver)
+            args, data = self.training.args, self.training.data
+            loop.train(self.step_log, EvaluateThenSave(cfg, args, data, self.step_log, self.saver, self.progress))
             self.step_log.end()
         except BaseException:
             self.step_log.end_after_failure()
@@ -178,6 +186,10 @@ class TrainingRun:
                 self.progress.enter("eval", "evaluating")
                 args = self.training.args
                 self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress)
+                try:
+                    self.step_log.evaluation(self.record.evaluation)
+                except OSError as error:
+                    self.progress.warn(f"steps.jsonl lacks the last evaluation: {error.strerror}.")
         except stop_request.StopNow:
             self.stop.at_once = False
             if self.saver.possible and not collectives.is_distributed():  # other ranks may be in another phase

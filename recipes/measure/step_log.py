@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from recipes.records.messages import StepsDone
-from recipes.records.record import Speed, Training
+from recipes.records.record import Evaluation, Speed, Training
 from recipes.records.run_folder import STEPS_FILE
 from recipes.third_party import torch_private
 
@@ -28,6 +28,7 @@ class StepLog:
 
     warmup_steps: steps at the start that are not part of the speed. flush_seconds: between two flushes.
     send(message): called with a `StepsDone` at each flush.
+    steps_per_epoch: optimizer steps in which every row of the data is trained on once.
     compiled: steps in which torch.compile compiled a graph are not part of the speed.
     before: for a training that is resumed, what `state` returned when it was saved; no part of the speed.
     """
@@ -39,20 +40,27 @@ class StepLog:
         flush_seconds: float,
         send: Callable[[StepsDone], object],
         folder: Path | None,
+        steps_per_epoch: int = 1,
         compiled: bool = False,
         before: dict[str, list] | None = None,
     ):
         self.on_gpu = torch.device(device).type == "cuda"
         self.warmup_steps, self.flush_seconds, self.send, self.compiled = warmup_steps, flush_seconds, send, compiled
-        self.file = open(Path(folder, STEPS_FILE), "w") if folder else None  # noqa: SIM115 (open as long as the job runs)
+        self.steps_per_epoch = steps_per_epoch
+        self.path = Path(folder, STEPS_FILE) if folder else None
+        self.file = open(self.path, "w") if self.path else None  # noqa: SIM115 (open as long as the training runs)
         before = before or {"losses": [], "seconds": [], "samples": [], "tokens": []}
         self.losses: list[float] = before["losses"]
         self.seconds: list[float] = before["seconds"]
         self.samples: list[int] = before["samples"]
         self.tokens: list[int] = before["tokens"]
         self.resumed_from = len(self.losses)
+        unknown = [None] * self.resumed_from  # checkpoints of earlier versions have neither
+        self.learning_rates: list[float | None] = before.get("learning_rates", unknown)
+        self.gradient_norms: list[float | None] = before.get("gradient_norms", list(unknown))
+        self.evaluations: list[dict[str, Any]] = before.get("evaluations", [])
         self.compiling: list[bool] = [False] * self.resumed_from
-        self._pending: list[tuple[torch.Tensor, Any]] = []  # (loss on the device, time), not yet read
+        self._pending: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = []  # (loss, norm, time), not yet read
         self._write(0)
 
     def begin(self) -> None:
@@ -61,15 +69,24 @@ class StepLog:
         self._graphs = torch_private.compiled_graphs() if self.compiled else 0
         self._last_time = self._time()
 
-    def step(self, loss: torch.Tensor, samples: int, tokens: Any) -> None:
+    def step(
+        self,
+        loss: torch.Tensor,
+        samples: int,
+        tokens: Any,
+        learning_rate: float | None = None,
+        gradient_norm: torch.Tensor | None = None,
+    ) -> None:
         """Adds an optimizer step, which may still run on the device.
 
         loss: (), the mean over the effective batch, on the device. samples, tokens: of all ranks; tokens may be a
-        tensor () on the device.
+        tensor () on the device. learning_rate: of this step. gradient_norm: (), of all gradients before clipping, on
+        the device; None where nothing is clipped.
         """
-        self._pending.append((loss, self._time()))
+        self._pending.append((loss, gradient_norm, self._time()))
         self.samples.append(samples)
         self.tokens.append(tokens)
+        self.learning_rates.append(learning_rate)
         if self.compiled:
             before, self._graphs = self._graphs, torch_private.compiled_graphs()
             self.compiling.append(self._graphs != before)
@@ -79,10 +96,12 @@ class StepLog:
     def flush(self) -> None:
         """Reads the pending losses (this waits for the device), writes the steps and sends a message."""
         if self._pending:
-            losses = torch.stack([loss.detach().float().reshape(()) for loss, _ in self._pending]).tolist()
+            losses = _read([loss for loss, _, _ in self._pending])
+            norms = iter(_read([norm for _, norm, _ in self._pending if norm is not None]))
             first = len(self.losses)
-            for loss, (_, time_of_step) in zip(losses, self._pending):
+            for loss, (_, norm, time_of_step) in zip(losses, self._pending):
                 self.losses.append(loss)
+                self.gradient_norms.append(None if norm is None else next(norms))
                 self.seconds.append(self._seconds_between(self._last_time, time_of_step))
                 self._last_time = time_of_step
             self._pending.clear()
@@ -93,32 +112,56 @@ class StepLog:
             self.send(StepsDone(len(self.losses), self.losses[-1], samples_per_second))
         self._flushed = time.perf_counter()
 
+    def evaluation(self, result: Evaluation) -> None:
+        """Adds an evaluation after the latest step, also after `end`. Call `flush` first. Raises OSError."""
+        row = {"step": len(self.losses), "epoch": self._epoch(len(self.losses)), "evaluation_samples": result.samples}
+        for key in ("loss", "accuracy", "perplexity", "seconds"):
+            row[f"evaluation_{key}"] = _finite(getattr(result, key))
+        self.evaluations.append(row)
+        if self.file and not self.file.closed:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
+        elif self.path:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _epoch(self, step: int) -> float:
+        return round(step / self.steps_per_epoch, 6)
+
     def _write(self, first: int) -> None:
-        """Writes the steps from index `first` on to steps.jsonl."""
+        """Writes the steps from index `first` on to steps.jsonl, each with the evaluations after it."""
         if self.file:
             for index in range(first, len(self.losses)):
-                loss = self.losses[index]
-                self.file.write(
-                    json.dumps(
-                        {
-                            "step": index + 1,
-                            "loss": loss if math.isfinite(loss) else None,
-                            "seconds": round(self.seconds[index], 9),
-                            "samples": self.samples[index],
-                            "tokens": self.tokens[index],
-                        }
-                    )
-                    + "\n"
-                )
+                row = {
+                    "step": index + 1,
+                    "epoch": self._epoch(index + 1),
+                    "loss": _finite(self.losses[index]),
+                    "learning_rate": self.learning_rates[index],
+                    "gradient_norm": _finite(self.gradient_norms[index]),
+                    "seconds": round(self.seconds[index], 9),
+                    "samples": self.samples[index],
+                    "tokens": self.tokens[index],
+                }
+                for line in (row, *(each for each in self.evaluations if each["step"] == index + 1)):
+                    self.file.write(json.dumps(line) + "\n")
             self.file.flush()
 
     def restart_step_timer(self) -> None:
-        """Starts the time of the next step here. Call this after a checkpoint, which belongs to no step."""
+        """Starts the time of the next step here. Call this after an evaluation or a checkpoint, which belong to no
+        step."""
         self._last_time = self._time()
 
     def state(self) -> dict[str, list]:
         """Every step since the first, for a checkpoint. Call `flush` first."""
-        return {"losses": self.losses, "seconds": self.seconds, "samples": self.samples, "tokens": self.tokens}
+        return {
+            "losses": self.losses,
+            "seconds": self.seconds,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "learning_rates": self.learning_rates,
+            "gradient_norms": self.gradient_norms,
+            "evaluations": self.evaluations,
+        }
 
     def end(self) -> None:
         """Flushes the log and closes the file after the training."""
@@ -168,7 +211,12 @@ class StepLog:
             samples_per_second=sum(row[1] for row in measured) / sum(seconds),
             tokens_per_second=sum(row[2] for row in measured) / sum(seconds),
             train_seconds=getattr(self, "train_seconds", None),
+            evaluation_seconds=sum(row["evaluation_seconds"] or 0.0 for row in self._new_evaluations()) or None,
         )
+
+    def _new_evaluations(self) -> list[dict[str, Any]]:
+        """Those between the steps that are not of an earlier attempt."""
+        return [row for row in self.evaluations if row["step"] > self.resumed_from]
 
     def _time(self) -> Any:
         """The time on the device's queue: a CUDA event, or seconds on a CPU."""
@@ -180,3 +228,13 @@ class StepLog:
 
     def _seconds_between(self, earlier: Any, later: Any) -> float:
         return earlier.elapsed_time(later) / 1000 if self.on_gpu else later - earlier
+
+
+def _read(figures: list[torch.Tensor]) -> list[float]:
+    """Figures () on the device as numbers, in one transfer."""
+    return torch.stack([figure.detach().float().reshape(()) for figure in figures]).tolist() if figures else []
+
+
+def _finite(value: float | None) -> float | None:
+    """The value as JSON has it: null for infinity, and for what is not a number."""
+    return value if value is not None and math.isfinite(value) else None

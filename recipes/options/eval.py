@@ -10,7 +10,16 @@ from recipes.options import hooks, task
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """A sliding window where there is no text for it, or one that leaves tokens out."""
+    """A sliding window where there is no text for it, or one that leaves tokens out; an evaluation between steps that
+    would change the training."""
+    every = cfg.eval.every_steps
+    if every is not None and not cfg.eval.enabled:
+        return [f"eval.every_steps={every} is not supported with eval.enabled=false. Leave one of them out."]
+    if every is not None and cfg.eval.precision:
+        return [
+            f"eval.every_steps={every} is not supported with eval.precision={cfg.eval.precision}, which rounds the "
+            "weights that are trained on. Leave one of them out."
+        ]
     asked = {f"eval.{key}": getattr(cfg.eval, key) for key in ("window", "stride")}
     typed = " and ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
     if not typed:

@@ -73,6 +73,7 @@ class Speed:
     mfu: float | None = None  # model FLOPs utilization: a share of the device's dense peak
     train_seconds: float | None = None
     waiting_seconds_per_rank: list[float] = field(default_factory=list)  # per step, for other ranks, as DDP logs it
+    evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
     save_seconds: float | None = None  # part of train_seconds: checkpoints between steps
     ledger_seconds: float | None = None  # the extra step that counts memory; in no other figure
 

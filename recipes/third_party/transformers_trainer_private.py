@@ -17,17 +17,23 @@ class HookedTrainer(Trainer):
 
     extra_accelerator_arguments(): entries for `Accelerator(...)`. TrainingArguments has no name for the plugins of
         FSDP2 over several device types, nor for all settings of DDP.
+    clipped_norm: what clipping in the latest step has returned; the Trainer shows it to its own log alone.
     steps_before: optimizer steps that a resumed training has done. `resume_from_checkpoint` needs the Trainer's own
         checkpoint files, which are pickled.
     """
 
     steps_before: int = 0
+    clipped_norm: Any = None
 
     def extra_accelerator_arguments(self) -> dict[str, Any]:
         return {}
 
     def _build_accelerator_args(self, **arguments: Any) -> dict[str, Any]:
         return super()._build_accelerator_args(**arguments) | self.extra_accelerator_arguments()
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self.clipped_norm = super()._clip_grad_norm(model)
+        return self.clipped_norm
 
     # The Trainer calls it with keywords alone.
     def _run_epoch(  # pyright: ignore[reportIncompatibleMethodOverride]

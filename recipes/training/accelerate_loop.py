@@ -11,7 +11,6 @@ import accelerate
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments, get_scheduler
 
-from recipes.checkpoint.saver import Saver
 from recipes.config import Config
 from recipes.data import data_loader
 from recipes.data.data_loader import Batch
@@ -21,7 +20,8 @@ from recipes.options import checkpointing, hooks
 from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
 from recipes.training import optimizer
-from recipes.training.step import forward_backward, step_shares
+from recipes.training.after_step import AfterStep
+from recipes.training.step import forward_backward, step_shares, whole_norm
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Loop:
             args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
         )
 
-    def train(self, step_log: StepLog, saver: Saver) -> None:
+    def train(self, step_log: StepLog, saver: AfterStep) -> None:
         """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
         self.model.train()
         unwrap.start_training(self.optimizer)
@@ -63,15 +63,16 @@ class Loop:
             self.loader.skip(done % self.steps_per_epoch * self.args.gradient_accumulation_steps)
             for batches in chunks(self.loader, self.args.gradient_accumulation_steps):
                 # ----------------------------------------------------------------------------
-                loss, samples, tokens = self.step(batches)
+                figures = self.step(batches)
                 # ----------------------------------------------------------------------------
-                step_log.step(loss, samples, tokens)
+                step_log.step(*figures)
                 done += 1
                 if saver.after_step(done) or done == self.total_steps:
                     return
 
-    def step(self, batches: list[Batch]) -> tuple[Tensor, Any, Any]:
-        """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens) of all ranks."""
+    def step(self, batches: list[Batch]) -> tuple[Tensor, Any, Any, float, Tensor | None]:
+        """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens, learning rate, norm of the
+        gradients) of all ranks."""
         losses = []
         shares, samples, tokens = step_shares(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
@@ -79,13 +80,15 @@ class Loop:
             sync = nullcontext() if last else self.accelerator.no_sync(self.model)
             with sync, hooks.step_context(self.cfg):
                 losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
+        norm = None
         if self.args.max_grad_norm > 0:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+            norm = whole_norm(self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm))
         self.optimizer.step()
+        learning_rate = self.scheduler.get_last_lr()[0]
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
-        return collectives.all_reduce_mean(sum(losses[1:], losses[0])), samples, tokens
+        return collectives.all_reduce_mean(sum(losses[1:], losses[0])), samples, tokens, learning_rate, norm
 
     def one_more_step(self, ledger: AbstractContextManager) -> int:
         """The same step once more under the ledger, on the largest batches of the data. Returns its tokens."""
@@ -93,8 +96,8 @@ class Loop:
         batches = next(chunks(loader, self.args.gradient_accumulation_steps))
         self.model.train()
         with ledger:
-            _, _, tokens = self.step(batches)
-        return int(tokens)
+            figures = self.step(batches)
+        return int(figures[2])
 
 
 def chunks(loader: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
 
 from recipes.data.collate import IGNORE_INDEX
 from recipes.data.data_loader import Batch
@@ -76,6 +77,14 @@ def forward_backward(
         # DeepSpeed would divide by the accumulation steps, which the shares already do.
         accelerator.backward(loss, **({"scale_wrt_gas": False} if accelerator.deepspeed_plugin else {}))
     return loss.detach()
+
+
+def whole_norm(norm: Any) -> torch.Tensor | None:
+    """The norm that clipping has returned, () on the device. norm: under FSDP a DTensor, whose parts are added up here;
+    under DeepSpeed a number, or None where it has not clipped."""
+    if isinstance(norm, DTensor):
+        return norm.full_tensor()
+    return None if norm is None else torch.as_tensor(norm)
 
 
 def mean_over_replicas(losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

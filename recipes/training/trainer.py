@@ -10,7 +10,6 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
-from recipes.checkpoint.saver import Saver
 from recipes.config import Config
 from recipes.data import data_loader
 from recipes.data.data_loader import Batch
@@ -22,7 +21,8 @@ from recipes.ranks import collectives
 from recipes.third_party import accelerate_private
 from recipes.third_party.transformers_trainer_private import HookedTrainer
 from recipes.training import optimizer
-from recipes.training.step import forward_backward, step_shares
+from recipes.training.after_step import AfterStep
+from recipes.training.step import forward_backward, step_shares, whole_norm
 
 
 class HeadroomTrainer(HookedTrainer):
@@ -65,9 +65,9 @@ class HeadroomTrainer(HookedTrainer):
 
 
 class StepCallback(TrainerCallback):
-    """Passes every optimizer step to the step log and to the saver."""
+    """Passes every optimizer step to the step log, and to what evaluates and saves."""
 
-    def __init__(self, step_log: StepLog, saver: Saver, loop: Loop):
+    def __init__(self, step_log: StepLog, saver: AfterStep, loop: Loop):
         self.step_log, self.saver, self.loop = step_log, saver, loop
 
     def on_train_begin(self, args, state, control, **_):
@@ -79,11 +79,15 @@ class StepCallback(TrainerCallback):
         control.should_training_stop = state.global_step >= state.max_steps
         self.step_log.begin()
 
+    def on_optimizer_step(self, args, state, control, **_):
+        self.learning_rate = self.loop.scheduler.get_last_lr()[0]  # before the scheduler goes on
+
     def on_step_end(self, args, state, control, **_):
         trainer = self.loop.trainer
         samples, tokens = trainer.step_size
         assert trainer.step_loss is not None, "a step has a micro-batch"
-        self.step_log.step(collectives.all_reduce_mean(trainer.step_loss), samples, tokens)
+        loss = collectives.all_reduce_mean(trainer.step_loss)
+        self.step_log.step(loss, samples, tokens, self.learning_rate, whole_norm(trainer.clipped_norm))
         if self.saver.after_step(state.global_step):
             control.should_training_stop = True
 
@@ -110,10 +114,9 @@ class Loop:
         self.trainer.remove_callback(PrinterCallback)
         self.accelerator = self.trainer.accelerator
         batches = math.ceil(len(data.train) / (args.train_batch_size * data.ranks))
+        self.steps_per_epoch = math.ceil(batches / args.gradient_accumulation_steps)
         self.total_steps = (
-            args.max_steps
-            if args.max_steps > 0
-            else math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
+            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
         )
 
     @property
@@ -129,7 +132,7 @@ class Loop:
     def scheduler(self) -> Any:
         return self.trainer.lr_scheduler
 
-    def train(self, step_log: StepLog, saver: Saver) -> None:
+    def train(self, step_log: StepLog, saver: AfterStep) -> None:
         """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
         callback = StepCallback(step_log, saver, self)
         self.trainer.add_callback(callback)

@@ -90,8 +90,8 @@ def test_any_checkpoint_will_do(whole, again, tmp_path, recipe, step):
     assert resumed.training.losses == left_alone.record.training.losses
     assert resumed.speed.measured_steps == {2: 5, 4: 3, 6: 1, 8: None}[step], "of the new steps, the warm-up left out"
     lines = [json.loads(line) for line in (tmp_path / run_folder.STEPS_FILE).read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 9))
-    assert [line["loss"] for line in lines] == resumed.training.losses
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
+    assert [line["loss"] for line in lines if "loss" in line] == resumed.training.losses
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -12,6 +12,7 @@ import torch
 
 from recipes.measure import step_log
 from recipes.measure.step_log import StepLog
+from recipes.records.record import Evaluation
 from recipes.third_party import torch_private
 
 
@@ -91,6 +92,18 @@ def test_each_step_is_a_line(clock, tmp_path):
     assert all((line["samples"], line["tokens"]) == (4, 128) for line in lines)
 
 
+def test_a_line_has_the_learning_rate_the_norm_of_the_gradients_and_the_epoch(clock, tmp_path):
+    log = StepLog(torch.device("cpu"), 0, 1e9, lambda _: None, tmp_path, steps_per_epoch=4)
+    log.begin()
+    for rate, norm in [(0.1, torch.tensor(2.0)), (0.05, None), (0.0, torch.tensor(math.inf))]:
+        log.step(torch.tensor(1.0), 4, 128, rate, norm)
+    log.end()
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines] == [0.1, 0.05, 0.0]
+    assert [line["gradient_norm"] for line in lines] == [2.0, None, None]  # nothing was clipped; fp16 overflowed
+    assert [line["epoch"] for line in lines] == [0.25, 0.5, 0.75]
+
+
 def test_a_loss_that_is_no_number_is_null_in_its_line(clock, tmp_path):
     log, _ = logged_steps(clock, [1, 1, 1], losses=[1.0, math.nan, math.inf], folder=tmp_path)
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
@@ -117,7 +130,8 @@ def test_steps_that_compiled_are_left_out(clock, monkeypatch):
 def test_a_job_writes_its_steps_unless_the_tracker_is_none(train):
     run = train("tracker=local", "train.max_steps=3", "train.log_seconds=0")
     lines = [json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()]
-    assert [line["loss"] for line in lines] == run.record.training.losses
+    assert [line["loss"] for line in lines[:3]] == run.record.training.losses
+    assert [line["evaluation_loss"] for line in lines[3:]] == [run.record.evaluation.loss]
     assert not (train("tracker=none").folder / "steps.jsonl").exists()
 
 
@@ -147,3 +161,40 @@ def test_a_resumed_log_has_every_step_and_the_speed_of_the_new_ones(tmp_path):
     assert (speed.warmup_steps, speed.measured_steps) == (1, 3) and speed.step_seconds_p90 < 0.1
     rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rows[1]["loss"] is None
+    assert [row["learning_rate"] for row in rows] == [None] * 6, "a checkpoint of an earlier version"
+
+
+def test_evaluations_are_lines_after_their_step_and_stay_when_a_log_is_resumed(clock, tmp_path):
+    log = StepLog("cpu", 0, 1e9, lambda _: None, tmp_path, steps_per_epoch=2)
+    log.begin()
+    for step in range(3):
+        clock.now += 1
+        log.step(torch.tensor(1.0), 2, 4)
+        log.flush()
+        if step == 1:
+            clock.now += 5
+            log.evaluation(Evaluation(8, 0.5, accuracy=0.75, seconds=5.0))
+            log.restart_step_timer()
+    state = json.loads(json.dumps(log.state()))
+    log.end()
+    assert log.speed().evaluation_seconds == 5 and log.speed().step_seconds_p90 == pytest.approx(1)
+    log.evaluation(Evaluation(8, math.nan))  # after the training
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [(row["step"], "loss" in row) for row in rows] == [(1, True), (2, True), (2, False), (3, True), (3, False)]
+    assert rows[2]["evaluation_loss"] == 0.5 and rows[2]["evaluation_accuracy"] == 0.75 and rows[2]["epoch"] == 1
+    assert rows[4]["evaluation_loss"] is None
+    resumed = StepLog("cpu", 0, 1e9, lambda _: None, tmp_path, steps_per_epoch=2, before=state)
+    resumed.end_after_failure()
+    assert [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == rows[:4]
+    assert resumed.speed().evaluation_seconds is None, "of the earlier attempt"
+
+
+def test_a_resumed_log_keeps_learning_rates_and_norms(tmp_path):
+    log = StepLog("cpu", 0, 1e9, lambda _: None, None)
+    log.begin()
+    log.step(torch.tensor(1.0), 2, 4, 0.5, torch.tensor(3.0))
+    log.flush()
+    resumed = StepLog("cpu", 0, 1e9, lambda _: None, tmp_path, before=log.state())
+    resumed.end_after_failure()
+    row = json.loads((tmp_path / "steps.jsonl").read_text())
+    assert (row["learning_rate"], row["gradient_norm"]) == (0.5, 3.0)

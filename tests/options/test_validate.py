@@ -45,6 +45,7 @@ WRONG_VALUES = [
     ("launch.timeout_seconds=nan", "launch.timeout_seconds"),
     ("launch.memory_limit_gib=0", "launch.memory_limit_gib"),
     ("launch.memory_limit_gib=-1", "launch.memory_limit_gib=-1"),
+    ("eval.every_steps=0", "eval.every_steps=0", "1"),
     ("device=gpu", "device=gpu", "auto, cpu, cuda"),
 ]
 
@@ -119,6 +120,11 @@ def test_a_size_means_nothing_to_trained_weights(key, tmp_path):
     (tmp_path / "model.safetensors").touch()
     found = compose("device=cpu", f"model.pretrained={tmp_path}", f"model.{key}").problems
     assert has_line(found, [f"model.{key.split('=')[0]}", "model.pretrained"])
+
+
+@pytest.mark.parametrize("other", ["eval.enabled=false", "eval.precision=bf16"])
+def test_an_evaluation_between_steps_changes_no_training(other):
+    assert has_line(compose("device=cpu", "eval.every_steps=2", other).problems, ["eval.every_steps=2", other])
 
 
 # --- pairs of keys ---------------------------------------------------------------------------------

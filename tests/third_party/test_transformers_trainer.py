@@ -86,6 +86,17 @@ def test_hooked_trainer_skips_the_steps_of_a_resumed_epoch(args, steps_before):
     assert seen == [float(n) for n in range(2 * steps_before, 8)]
 
 
+def test_hooked_trainer_knows_the_norm_that_clipping_has_computed(args):
+    class Hooked(transformers_trainer_private.HookedTrainer):
+        def get_train_dataloader(self):
+            return Batches([{"x": torch.ones(1)} for _ in range(4)])
+
+    args.gradient_accumulation_steps, args.max_grad_norm = 1, 0.5
+    trainer = Hooked(model=OneWeight(), args=args)
+    trainer.train()
+    assert float(trainer.clipped_norm) == pytest.approx(2**0.5)
+
+
 def test_optimizer_builder(args):
     """`Trainer.create_optimizer` needs no more of a Trainer than OptimizerBuilder has."""
     classes = []

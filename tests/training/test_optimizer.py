@@ -21,7 +21,7 @@ class StepLog:
     def begin(self):
         pass
 
-    def step(self, loss, samples, tokens):
+    def step(self, loss, samples, tokens, learning_rate, gradient_norm):
         self.losses.append(float(loss))
 
 

@@ -61,6 +61,49 @@ def test_both_recipes_lose_the_same_at_every_step_and_take_the_same_memory(run, 
     assert ours.evaluation.loss == pytest.approx(theirs.evaluation.loss, rel=1e-4)
 
 
+def test_both_recipes_log_the_same_learning_rates_norms_and_epochs(run):
+    told = ["model=bert_tiny", "accumulation=x2", "data.samples=11", "train.max_steps=5", "train.learning_rate=0.01"]
+    told += ["train.schedule=linear", "train.warmup_steps=2", "train.max_grad_norm=0.1"]
+    ours, theirs = (steps_of(run(f"recipe={recipe}", *told)) for recipe in RECIPES)
+    assert ours["epoch"] == theirs["epoch"] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3, 5 / 3], abs=1e-6)
+    assert ours["learning_rate"] == theirs["learning_rate"] == pytest.approx([0, 0.005, 0.01, 0.02 / 3, 0.01 / 3])
+    assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
+    assert all(norm > 0.1 for norm in ours["gradient_norm"]), "before clipping"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_without_clipping_no_norm_is_computed(run, recipe):
+    assert steps_of(run(f"recipe={recipe}", "train.max_grad_norm=0"))["gradient_norm"] == [None, None]
+
+
+def rows_of(run) -> list[dict]:
+    return [json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()]
+
+
+def steps_of(run) -> dict[str, list]:
+    """Column -> its values in steps.jsonl."""
+    rows = [row for row in rows_of(run) if "loss" in row]
+    return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_evaluation_between_steps_is_that_of_a_shorter_training_and_changes_no_loss(run, recipe):
+    told = [f"recipe={recipe}", "model=gpt2_tiny", "model.dropout=0.1", "train.schedule=constant"]
+    whole, short = run(*told, "train.max_steps=5"), run(*told, "train.max_steps=2")
+    curve = run(*told, "train.max_steps=5", "eval.every_steps=2")
+    assert curve.record.training.losses == whole.record.training.losses
+    points = [(row["step"], row["evaluation_loss"]) for row in rows_of(curve) if "evaluation_loss" in row]
+    assert [step for step, _ in points] == [2, 4, 5]
+    assert points[0][1] == pytest.approx(short.record.evaluation.loss, rel=1e-6)
+    assert points[2][1] == pytest.approx(whole.record.evaluation.loss, rel=1e-6)
+    assert 0 < curve.record.speed.evaluation_seconds < curve.record.speed.train_seconds
+
+
+def test_an_evaluation_between_steps_needs_rows_to_evaluate_on(train):
+    record = train("eval.every_steps=1", "data.eval_samples=null", status="refused").record
+    assert "eval.every_steps=1" in record.error.message and "data.eval_samples=32" in record.error.message
+
+
 @pytest.mark.parametrize(
     "options",
     [["precision=bf16"], ["precision=bf16_pure"], ["optim=adafactor"], ["optim=adamw_fused"], ["optim=adam8bit"]],
