@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.conf import HydraConf
@@ -134,10 +135,11 @@ def run_in(
     display: console.Console,
     source: launch.WorkerSource | None = None,
     group: str | None = None,
+    differs: Sequence[str] = (),
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
-    group: the sweep's name, for the tracker.
+    group, differs: for the tracker, the sweep's name and the overrides in which the job differs from its others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if problems:
@@ -148,7 +150,7 @@ def run_in(
     record_file.prepare(folder)  # raises OSError now, before hours of training, if no record could be written
     Path(folder, record_file.FILE_NAME).unlink(missing_ok=True)  # the record of the training that is resumed
     outcome.warnings += validate.warnings(cfg)
-    tracker = trackers.open_tracker(cfg, outcome, folder, group)
+    tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
     def on_message(message: Message) -> None:
         display.on_message(message)

@@ -57,7 +57,7 @@ def run_in_sweep(
             if before is None:
                 quiet = in_task or outcome.environment["jobs_at_once"] > 1
                 display = console.Console(" ".join(label), number + 1, jobs, quiet=quiet)
-                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task)
+                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label)
             else:
                 outcome = before
             line = summary.job_line(outcome, number + 1, label, before is not None)
@@ -85,8 +85,12 @@ def _run_new(
     sweep: sweeps.Sweep,
     folder: Path,
     in_task: bool,
+    differs: list[str],
 ) -> Record:
-    """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record."""
+    """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record.
+
+    differs: the overrides in which it differs from the sweep's other jobs.
+    """
     job_folder, number = folder / outcome.config_key, outcome.environment["job_number"]
     with run_lock.hold(job_folder):
         unusable = sweeps.unusable_record(job_folder)
@@ -99,7 +103,7 @@ def _run_new(
         fork_server = None if problems or in_task else sweeps.fork_server()
         if fork_server is not None and number == 0:
             report.prepare()  # while the fork server imports
-        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name)
+        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs)
 
 
 def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
@@ -116,8 +120,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
             paths = report.make([folder], folder)
             console.say(report.for_screen([folder]))
             console.say(f"Table and pictures: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
-            for text in send_table(jobs, folder):
-                console.say(f"warning: {text}")
+            for line in send_report(jobs, folder, [path for path in paths if path.suffix == ".png"]):
+                console.say(line)
         except Exception as error:  # the records are complete, and the report can be made from them later
             problem = (
                 f"the report could not be made ({type(error).__name__}: {error}). When this is fixed, run "
@@ -138,10 +142,11 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     return 0 if ended <= sweeps.SUCCESS else 1
 
 
-def send_table(jobs: list[dict], folder: Path) -> list[str]:
-    """Send the sweep's table to the tracker of its jobs. Returns warnings."""
-    last = record_file.read(folder / jobs[-1]["key"])
+def send_report(jobs: list[dict], folder: Path, pictures: list[Path]) -> list[str]:
+    """Send the sweep's table and pictures to the tracker of its jobs. Returns lines for the screen."""
+    cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
     try:
-        return trackers.log_table(config.from_dict(last.config), folder.name, folder, folder / "results.csv")
+        warnings, line = trackers.finish_sweep(cfg, folder.name, folder, folder / "results.csv", pictures)
     finally:
         trackers.close()
+    return [f"warning: {text}" for text in warnings] + [line] * bool(line)

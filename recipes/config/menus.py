@@ -120,6 +120,7 @@ class Parallelism(Menu):
 @dataclass
 class Tracker(Menu):
     project: str = UNSET
+    tags: list[str] | None = UNSET
     entity: str | None = UNSET
     mode: str | None = UNSET
     finish_seconds: float = at_least(1)

@@ -1,0 +1,121 @@
+"""The trackers that keep runs on this machine: what each has logged, read back with its own reader."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from tracked_job import LOSSES, Job, cfg, mark, write_steps  # noqa: F401 (mark: a fixture)
+
+from recipes.tracking import trackers
+
+COMPLETE = [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(LOSSES, 1)]
+
+
+def lasts(curves: dict[str, list[tuple[int, float]]]) -> dict[str, float]:
+    return {name: points[-1][1] for name, points in curves.items()}
+
+
+def check(job: Job, curves: dict[str, list[tuple[int, float]]]) -> None:
+    """What every tracker has of a run. curves: name -> (step, value)."""
+    assert curves["training/loss"] == COMPLETE
+    assert curves["training/gradient_norm"][0] == (2, 2.0), "the first step had none"
+    last = lasts(curves)
+    assert last["training/learning_rate"] == pytest.approx(0.1) and last["training/epoch"] == 4
+    assert last["training/samples_per_second"] == 8 and last["training/tokens_per_second"] == 64
+    assert last["evaluation/loss"] == 0.5 and last["memory/peak_tensor_bytes"] == 1000
+    assert sorted(path.name for path in job.folder.iterdir() if path.name != "tensorboard") == ["steps.jsonl"]
+
+
+# --- TensorBoard -----------------------------------------------------------------------------------
+
+
+def test_tensorboard_reads_a_run_whole(tmp_path, capfd):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    job = Job(tmp_path / "a folder", option="tensorboard")
+    assert job.finish() == [] and capfd.readouterr() == ("", "")
+    assert job.tracker.line == f"TensorBoard: tensorboard --logdir '{job.folder}/tensorboard'"
+    events = EventAccumulator(str(job.folder / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    names = events.Tags()["tensors"]
+    check(job, {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in names})
+
+
+def test_tensorboard_shows_a_sweep_with_one_line(tmp_path):
+    pytest.importorskip("tensorboard")
+    job = Job(tmp_path / "job", option="tensorboard", group="a sweep")
+    assert job.finish() == [] and job.tracker.line == ""
+    line = f"TensorBoard: tensorboard --logdir {tmp_path}"
+    assert trackers.finish_sweep(cfg("tensorboard"), "a sweep", tmp_path, tmp_path / "results.csv") == ([], line)
+
+
+# --- Trackio ---------------------------------------------------------------------------------------
+
+
+def trackio_says(*words: str) -> dict:
+    """Trackio's own command line."""
+    command = [sys.executable, "-m", "trackio.cli", *words, "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended
+    return json.loads(ended.stdout)
+
+
+def test_trackio_reads_a_run_whole(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    job = Job(tmp_path / "job", option="trackio", project="mine")
+    assert job.finish() == [] and capfd.readouterr() == ("", "")
+    assert job.tracker.line == "Trackio: trackio show --project mine"
+    (name,) = trackio_says("list", "runs", "--project", "mine")["runs"]
+    assert name == "precision=bf16"
+    curves = {}
+    for metric in trackio_says("list", "metrics", "--project", "mine", "--run", name)["metrics"]:
+        rows = trackio_says("get", "metric", "--project", "mine", "--run", name, "--metric", metric)["values"]
+        curves[metric] = [(row["step"], row["value"]) for row in rows]
+    check(job, curves)
+
+
+# --- MLflow ----------------------------------------------------------------------------------------
+
+
+def test_mlflow_reads_a_run_whole(tmp_path, monkeypatch, capfd):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    job = Job(tmp_path / "job", option="mlflow", project="mine", tags=["first"])
+    write_steps(job.folder, [*LOSSES[:-1], None])  # a loss that is no number
+    assert job.finish() == [] and capfd.readouterr() == ("", "")
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.run_name == "precision=bf16" and run.info.status == "FINISHED"
+    assert run.data.tags["tags"] == "trainer, first" and run.data.tags["status"] == "ok"
+    assert run.data.params["train/seed"] == "7" and run.data.params["config_key"] == "0123abcd"
+    curves = {
+        name: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+    }
+    assert math.isnan(curves["training/loss"].pop()[1])
+    curves["training/loss"].append((len(LOSSES), LOSSES[-1]))
+    check(job, curves)
+
+
+# --- without the package ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option, label", [("tensorboard", "TensorBoard"), ("trackio", "Trackio"), ("mlflow", "MLflow")]
+)
+def test_without_the_package_there_is_a_warning(option, label, tmp_path, monkeypatch):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / f"{option}.py").write_text("raise ModuleNotFoundError('none here')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (warning,) = Job(tmp_path / "job", option=option).finish()
+    assert warning.startswith(f"{label}: the package {option} cannot be imported (none here): pip install {option}.")
