@@ -140,3 +140,18 @@ def _check_step_log(values: dict[str, Any], step: int) -> None:
         for entry in entries:
             if not _number(entry) and not (name == "losses" and isinstance(entry, float) and not math.isfinite(entry)):
                 raise ValueError(f"{name} of the step log are not numbers")
+    for name in ("learning_rates", "gradient_norms"):  # which earlier versions do not have
+        entries = lists.get(name, [None] * step)
+        if not isinstance(entries, list) or len(entries) != step or not all(map(_number_or_none, entries)):
+            raise ValueError(f"{name} of the step log are not those of {step} steps")
+    evaluations = lists.get("evaluations", [])
+    if not _dictionaries(evaluations) or len(evaluations) > step:
+        raise ValueError("evaluations of the step log are not those of its steps")
+    for row in evaluations:
+        if type(row.get("step")) is not int or not all(map(_number_or_none, row.values())):
+            raise ValueError("evaluations of the step log are not numbers")
+
+
+def _number_or_none(value: Any) -> bool:
+    """Also infinity and what is not a number: the norm of the gradients after an overflow."""
+    return value is None or _number(value) or (isinstance(value, float) and not math.isfinite(value))

@@ -28,10 +28,20 @@ def states() -> dict:
     }
 
 
+STEP_LOG = {
+    "losses": [0.5, NAN, 0.1],
+    "seconds": [1.0] * 3,
+    "samples": [2] * 3,
+    "tokens": [64] * 3,
+    "learning_rates": [0.1] * 3,
+    "gradient_norms": [None, NAN, 2.0],
+    "evaluations": [{"step": 2, "evaluation_loss": 0.5, "evaluation_accuracy": None}],
+}
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A checkpoint after three steps, whole and with every kind of value."""
-    lists = {"losses": [0.5, NAN, 0.1], "seconds": [1.0] * 3, "samples": [2] * 3, "tokens": [64] * 3}
     values = {
         "config": {"train": {"seed": 0}},
         "boxes": {"a": {"shape": [6], "offset": [0]}},
@@ -39,7 +49,7 @@ def folder(tmp_path):
         "optimizer": {"groups": [{"lr": 0.1, "parameters": ["a"]}], "states": {"a": {"step": 3}}},
         "scheduler": {"last_epoch": 3},
         "scaler": None,
-        "step_log": lists,
+        "step_log": STEP_LOG,
     }
     return checkpoint_files.write(tmp_path, 3, values, {"weights": {"a": torch.arange(6.0)}}, 2)
 
@@ -117,6 +127,10 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
         {"scheduler": []},
         {"scaler": 1},
         {"step_log": {"losses": []}},
+        {"step_log": STEP_LOG | {"gradient_norms": ["large"] * 3}},
+        {"step_log": STEP_LOG | {"learning_rates": [0.1]}},
+        {"step_log": STEP_LOG | {"evaluations": [{"step": "1"}]}},
+        {"step_log": STEP_LOG | {"evaluations": [{"step": 1, "evaluation_loss": "low"}]}},
         {"step_log": {"losses": [0.1] * 3, "seconds": [NAN] * 3, "samples": [2] * 3, "tokens": [64] * 3}},
         {"step_log": {"losses": [0.1] * 3, "seconds": [0.1] * 3, "samples": ["2"] * 3, "tokens": [64] * 3}},
         {"random": {}},
