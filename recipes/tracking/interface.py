@@ -1,4 +1,4 @@
-"""What a tracker's module offers, and what it is told.
+"""What a tracker's module offers, and what it is given.
 
 `recipes/tracking/<option>_run.py` of an option of the menu `tracker` has
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Job:
-    """A run as the tracker is told of it when it begins.
+    """A run, as a tracker sees it when it begins.
 
     settings: the keys of the option. folder: the run's, absolute. kind: run or sweep. group: the sweep's name.
     config: what the record says of the configuration and of the machine.
