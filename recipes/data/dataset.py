@@ -60,14 +60,18 @@ class Data:
 # --- building ----------------------------------------------------------------------------------
 
 
-def build_data(cfg: Config, task: str, vocab: int, head: Head = None) -> Data:
+def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: int | None = None) -> Data:
     """The rows of the chosen data set.
 
-    task: "classification" or "language_modelling". vocab: of the model. head: see `labels.classes_of`.
+    task: "classification" or "language_modelling". vocab: of the model. head: see `labels.classes_of`. last_id:
+    the token that the model's head looks for at the end of each row, which random rows need.
     Raises Refusal for data that cannot be used.
     """
-    builders = {"dummy": _dummy, "source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
-    built = builders[cfg.data.name](cfg, task, vocab, head)
+    builders = {"source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
+    if cfg.data.name == "dummy":
+        built = _dummy(cfg, task, vocab, last_id)
+    else:
+        built = builders[cfg.data.name](cfg, task, vocab, head)
     built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal(
@@ -88,7 +92,7 @@ def _samples(cfg: Config) -> int:
     return cfg.data.samples
 
 
-def _dummy(cfg: Config, task: str, vocab: int, head: Head) -> Data:
+def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
     """Random ids with random labels, as in the Hugging Face guide; with the ids as labels for a language model."""
     random = numpy.random.default_rng(cfg.train.seed)
     low, high = (DUMMY_LOW, min(DUMMY_HIGH, vocab)) if vocab > 2 * DUMMY_LOW else (0, vocab)
@@ -96,6 +100,8 @@ def _dummy(cfg: Config, task: str, vocab: int, head: Head) -> Data:
 
     def part(count: int) -> datasets.Dataset:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
+        if last_id is not None:
+            ids[:, -1] = last_id
         return rows.dataset(ids, random.integers(0, classes, count) if classes else ids)
 
     count, held_out = _samples(cfg), cfg.data.eval_samples

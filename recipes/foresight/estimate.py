@@ -9,6 +9,7 @@ from typing import Any
 import transformers
 
 from recipes.config import Config
+from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import explain, prediction, simulation
 from recipes.foresight.simulation import SimulatedStep
 from recipes.machine import host
@@ -25,7 +26,14 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
     transformers.logging.disable_progress_bar()
     progress.enter("load", "estimating")
     start = time.perf_counter()
-    simulated = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+    try:
+        simulated = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+    except UnknownOperation as error:
+        operation = str(error).split(":")[0]
+        raise Refusal(
+            f"recipe=estimate cannot follow the step of {cfg.model.name}: {operation}. Train a few steps instead "
+            "(train.max_steps=5); the record has the same figures, measured."
+        ) from error
     prediction.fill(cfg, outcome, simulated)
     if cfg.estimate.explain:
         progress.enter("load", "trying levers")

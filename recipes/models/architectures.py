@@ -6,9 +6,11 @@ All checks read the configuration and the class in transformers; no weight exist
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
 from recipes.config import Config
@@ -24,6 +26,8 @@ CLASSES = {
     "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
 }
 TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
+# Models whose text goes with something else, which no data of this project has: their step fails without it.
+BESIDE_TEXT = {"git": "images", "layoutlmv2": "images of pages"}
 INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
 
 
@@ -46,23 +50,34 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             f"checkpointing={cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
             "Type checkpointing=none."
         )
-    _check_lengths(cfg, name, positions(config, kind))
+    _check_lengths(cfg, name, positions(config))
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
     """The class that AutoModelForCausalLM or AutoModelForSequenceClassification builds; None without one."""
-    found = CLASSES[task].get(type(config), None)
+    return _first(CLASSES[task].get(type(config), None))
+
+
+def headless_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class that AutoModel builds; None without one."""
+    return _first(modeling_auto.MODEL_MAPPING.get(type(config), None))
+
+
+def _first(found: Any) -> type[PreTrainedModel] | None:
     return found[0] if isinstance(found, tuple) else found
 
 
 def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for models that this project has no data for."""
     saved = ", ".join(config.architectures or [config.model_type])
-    headless = modeling_auto.MODEL_MAPPING.get(type(config), None)
-    headless = headless[0] if isinstance(headless, tuple) else headless
-    inputs = INPUTS.get(getattr(headless, "main_input_name", "input_ids"))
+    inputs = INPUTS.get(getattr(headless_class(config), "main_input_name", "input_ids"))
     if inputs is not None:
         raise Refusal(f"{name} is a model of {inputs} ({saved}), and only models of text are trained here.")
+    if config.model_type in BESIDE_TEXT:
+        raise Refusal(
+            f"{name} needs {BESIDE_TEXT[config.model_type]} beside its text ({saved}), and only models of text alone "
+            "are trained here."
+        )
     if config.is_encoder_decoder and (task == "language_modelling" or model_class(config, task) is None):
         raise Refusal(
             f"{name} is a sequence-to-sequence model ({saved}), which is not trained here yet. Choose a decoder; or, "
@@ -93,7 +108,12 @@ def vocabulary(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "vocab_size", None)
 
 
-def positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -> int | None:
+def last_id(config: PretrainedConfig, task: str) -> int | None:
+    """The token at which a classifier of sequence-to-sequence weights reads a row; None for other models."""
+    return config.eos_token_id if config.is_encoder_decoder and task == "classification" else None
+
+
+def positions(config: PretrainedConfig) -> int | None:
     """The most tokens in a sequence; None without a limit.
 
     RoBERTa and its kin number positions from the id of the padding on, and so have fewer than their table has rows.
@@ -103,12 +123,15 @@ def positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -> int | No
     most = next((value for key in names if isinstance(value := getattr(text, key, None), int)), -1)
     if most <= 0:  # XLNet says -1
         return None
-    return most - (_reserved_positions(config, kind) if transformers_models_private.is_encoder(config) else 0)
+    return most if transformers_models_private.is_decoder_only(config) else most - _reserved_positions(config)
 
 
-def _reserved_positions(config: PretrainedConfig, kind: type[PreTrainedModel]) -> int:
+def _reserved_positions(config: PretrainedConfig) -> int:
     """Rows of the table of positions that stand for no position of a token: read from a model without memory."""
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+    kind = headless_class(config)
+    if kind is None:
+        return 0
+    with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
         model = kind(copy.deepcopy(config))
     for name, module in model.named_modules():
         if not name.endswith("position_embeddings") or not isinstance(module, torch.nn.Embedding):
@@ -135,6 +158,6 @@ def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
         width=size("hidden_size", "d_model", "n_embd"),
         heads=size("num_attention_heads", "n_head", "num_heads"),
         vocab=vocabulary(model.config),
-        positions=positions(model.config, type(model)),
+        positions=positions(model.config),
         trained_parameters=trained,
     )

@@ -113,6 +113,7 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     if not has_head:  # a saved model names its classes, and not those of another task
         names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-    if config.pad_token_id is None:  # a decoder's head reads the last token before the padding
-        config.pad_token_id = data.pad_token_id
+    for part in (config, config.get_text_config()):  # a decoder's head reads the last token before the padding
+        if getattr(part, "pad_token_id", None) is None:
+            part.pad_token_id = data.pad_token_id
     return bool(cfg.model.pretrained) and not has_head

@@ -17,9 +17,20 @@ from recipes.third_party.patching import patched
 def is_encoder(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration predicts masked tokens, and so sees the tokens after them.
 
-    AutoModelForCausalLM builds some encoders without an error; no public name tells encoders and decoders apart.
+    AutoModelForCausalLM builds some encoders without an error; no public name tells encoders and decoders apart. With
+    is_decoder=True in the configuration the same class masks the tokens after each one.
     """
-    return config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    masked = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return masked and not getattr(config, "is_decoder", False)
+
+
+def is_decoder_only(config: PretrainedConfig) -> bool:
+    """Whether all models of this type are causal ones."""
+    kind = config.model_type
+    return (
+        kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
 
 
 def has_attention(kind: type[PreTrainedModel], name: str) -> bool:

@@ -64,7 +64,8 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     asked = task.task_of(cfg, architecture)
     architectures.check(cfg, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
-    data = dataset.build_data(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked))
+    last_id = architectures.last_id(architecture, asked)
+    data = dataset.build_data(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
     warnings = data.warnings + dataset.check_batch(cfg, data)
 
     def warn(text: str) -> None:

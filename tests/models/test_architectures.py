@@ -10,6 +10,7 @@ from conftest import compose, small
 from made_up_records import job
 
 from recipes.cli import summary
+from recipes.models import tiny
 from recipes.options import resume
 from recipes.records.record import Model
 from recipes.report import rows
@@ -160,3 +161,19 @@ def test_models_of_other_data_are_refused_in_words_before_loading(train, tmp_pat
     (tmp_path / "model.safetensors").write_bytes(b"never read")
     record = train(f"model.pretrained={tmp_path}", f"recipe={recipe}", status="refused").record
     assert said in record.error.message and architecture in record.error.message and "\n" not in record.error.message
+
+
+def test_a_classifier_of_sequence_to_sequence_weights_is_trained_and_estimated(train, folder):
+    path = folder(transformers.BartForSequenceClassification, TINY_BART)
+    trained = train(f"model.pretrained={path}").record
+    estimated = train(f"model.pretrained={path}", "recipe=estimate").record
+    assert estimated.memory.peak_tensor_bytes == pytest.approx(trained.memory.peak_tensor_bytes, rel=0.02)
+
+
+def test_an_estimate_of_a_step_that_depends_on_values_is_refused_in_words(train, folder):
+    """DBRX's experts read from the device which tokens are theirs."""
+    config = tiny.tiny_configuration("dbrx", "language_modelling")
+    overrides = [f"model.pretrained={folder(transformers.DbrxForCausalLM, config)}", "recipe=estimate"]
+    record = train(*overrides, "gpu=rtx4090_24gb", "device=auto", status="refused").record
+    assert "cannot follow" in record.error.message and "train.max_steps" in record.error.message
+    assert "\n" not in record.error.message

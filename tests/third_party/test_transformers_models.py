@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import (
     BertConfig,
+    BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -30,6 +31,22 @@ def test_the_cache_keeps_keys_and_values_as_they_come():
 def test_is_encoder():
     assert transformers_models_private.is_encoder(BertConfig())
     assert not transformers_models_private.is_encoder(GPT2Config())
+    assert not transformers_models_private.is_encoder(BertConfig(is_decoder=True))
+
+
+def test_is_decoder_only():
+    assert transformers_models_private.is_decoder_only(GPT2Config())
+    assert not transformers_models_private.is_decoder_only(BertConfig(is_decoder=True))
+
+
+def test_attention():
+    sizes = dict(n_embd=8, n_layer=1, n_head=2, vocab_size=16, n_positions=8)
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    assert transformers_models_private.attention_of(model) == "sdpa"
+    assert transformers_models_private.has_attention(GPT2LMHeadModel, "sdpa")
+    assert transformers_models_private.has_attention(GPT2LMHeadModel, "eager")
+    assert not transformers_models_private.has_attention(BloomForCausalLM, "sdpa")
+    assert not transformers_models_private.has_attention(BloomForCausalLM, "flash_attention_2")
 
 
 def test_tied_weight_names():

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers.initialization import no_init_weights
 
-from recipes.foresight.fake_gpu import backend, error_guard, known_values
+from recipes.foresight.fake_gpu import backend, error_guard, fake_storages, known_values
 from recipes.foresight.fake_gpu.cuda_behaviour import as_cuda
 from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
 from recipes.foresight.fake_gpu.op_cache import (
@@ -116,6 +116,14 @@ class FakeDevice(DispatchMode):
     def _pretend(
         self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor], device: Any
     ) -> Any:
+        if func in known_values.SHAPE_FROM_VALUES:
+            if func is torch.ops.aten.index.Tensor:
+                args = known_values.without_masks(args)
+                signature, tensors = call_signature(func, args, kwargs)
+            else:
+                found = known_values.computed(func, args, kwargs, tensors)
+                if found is not None:
+                    return self._with_known_value(found)
         description = self._descriptions.get(signature)
         if description is None:
             device_is_meta = self._building and self.capability is None
@@ -131,10 +139,20 @@ class FakeDevice(DispatchMode):
             result_device = CPU if on_host else self.device
         else:
             result_device = self.device if torch.device(device).type == DEVICE_TYPE else torch.device(device)
+        if func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_floating_point():
+            return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
         result = build_result(description, tensors, result_device)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
             known_values.follow(func, args, kwargs, tensors, result)
         return result
+
+    def _with_known_value(self, value: Any) -> Any:
+        """A tensor on the fake device whose value is known; of a tuple or list, one for each tensor in it."""
+        if not isinstance(value, torch.Tensor):
+            return type(value)(map(self._with_known_value, value))
+        made = fake_storages.empty(value.shape, value.stride(), value.dtype, value.nbytes, self.device)
+        made.known_value = value  # type: ignore[attr-defined]
+        return made
 
     # --- around the operations ---
 

@@ -30,8 +30,13 @@ def empty(size: Any, stride: Any, dtype: torch.dtype, size_bytes: int, device: t
     return _set_storage(CPU_KEYS, made, storage, 0, size, stride)
 
 
-def view(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int) -> torch.Tensor:
-    """A view of a fake tensor, by the CPU's kernel on either device."""
+def view(
+    tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A view of a fake tensor, by the CPU's kernel on either device. dtype: another one, as of view_as_complex."""
+    if dtype not in (None, tensor.dtype):
+        made = torch.empty(0, dtype=dtype) if tensor.is_cpu else create_empty_backend_tensor([0], dtype)
+        return _set_storage(CPU_KEYS, made, tensor.untyped_storage(), storage_offset, size, stride)
     return _as_strided(CPU_KEYS, tensor, size, stride, storage_offset)
 
 

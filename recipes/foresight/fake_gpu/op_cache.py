@@ -125,7 +125,7 @@ def _describe(result: Any, argument_of: dict[int, int], storage_of: dict[int, in
         return ARGUMENT, argument_of[id(result)]
     argument = storage_of.get(storage_key(result.untyped_storage()))
     if argument is not None:
-        return VIEW, argument, result.shape, result.stride(), result.storage_offset()
+        return VIEW, argument, result.shape, result.stride(), result.storage_offset(), result.dtype
     return NEW_TENSOR, result.shape, result.stride(), result.dtype, result.untyped_storage().nbytes()
 
 

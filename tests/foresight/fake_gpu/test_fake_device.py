@@ -136,6 +136,33 @@ def test_an_operation_without_a_meta_kernel_is_named(gpu):
         torch.nonzero(ones(gpu, 3))
 
 
+def test_shapes_that_depend_on_known_values_are_computed(gpu):
+    """As in BART's head, which reads the hidden state of the last token of each row."""
+    ids, hidden = torch.tensor([[5, 2, 1], [7, 9, 2]]).to(gpu.device), ones(gpu, 2, 3, 4, requires_grad=True)
+    mask = ids.eq(2)
+    assert torch.unique_consecutive(mask.sum(1)).numel() == 1
+    assert mask.nonzero().shape == (2, 2)
+    selected = hidden[mask, :]
+    assert selected.shape == (2, 4) and selected.device == gpu.device
+    selected.sum().backward()
+    assert hidden.grad.shape == hidden.shape
+
+
+def test_integers_that_are_copied_to_the_host_are_known_or_refused(gpu):
+    """`tolist` reads the memory of the copy, which a fake tensor does not have."""
+    assert (torch.arange(3, device=gpu.device) * 2).tolist() == [0, 2, 4]
+    with pytest.raises(UnknownOperation, match="reads"):
+        torch.randint(0, 9, (3,), device=gpu.device).tolist()
+
+
+def test_a_view_in_another_dtype_has_it(gpu):
+    pairs = ones(gpu, 3, 2, requires_grad=True)
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.ones(3, dtype=torch.complex64, device=gpu.device))
+    assert torch.view_as_complex(pairs).dtype == torch.complex64 and turned.shape == (3, 2)
+    turned.sum().backward()
+    assert pairs.grad.dtype == torch.float32
+
+
 # --- numbers ------------------------------------------------------------------------------------------
 
 
