@@ -378,11 +378,12 @@ def test_a_message_never_waits(tmp_path, fake_wandb):
 
 
 def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
+    needed = offline_seconds(tmp_path)
     job = Job(tmp_path / "job", mode="offline")
     channel = job.tracker.process.channel
     channel.settimeout(60)
     channel.recv(1, socket.MSG_PEEK)  # it says where the run is, and then logs the steps
-    time.sleep(2.5 + offline_seconds(tmp_path))
+    time.sleep(2.5 + needed)
     job.tracker.process.process.kill()
     (warning,) = job.tracker.finish(record())
     assert "its process has failed" in warning and SYNC.search(warning)
