@@ -116,4 +116,6 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     for part in (config, config.get_text_config()):  # a decoder's head reads the last token before the padding
         if getattr(part, "pad_token_id", None) is None:
             part.pad_token_id = data.pad_token_id
+        for name in ("bos_token_id", "eos_token_id"):  # transformers reads them where a row begins or ends with padding
+            setattr(part, name, getattr(part, name, None))
     return bool(cfg.model.pretrained) and not has_head
