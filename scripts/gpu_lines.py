@@ -76,7 +76,9 @@ class GpuLines(ast.NodeVisitor):
     def block(self, statements: list[ast.stmt], inside: bool) -> None:
         for statement in statements:
             self.statement(statement, inside)
-            ends = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return | ast.Raise)
+            if not isinstance(statement, ast.If):
+                continue
+            ends = isinstance(statement.body[-1], ast.Return | ast.Raise)
             if ends and not statement.orelse and self.names_gpu(statement.test):
                 inside = True  # what follows is for the other case
 
@@ -134,7 +136,7 @@ def report(executed: dict[str, set[int]]) -> tuple[str, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tests", nargs="*", default=TESTS)
     parser.add_argument("--into", type=Path, default=ROOT / "docs/results", help="folder for the page")
     parser.add_argument("--keep", type=Path, help="a file with the lines that were run: read where it exists")

@@ -16,4 +16,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from recipes.cli import random_lines
 
 if __name__ == "__main__":
-    sys.exit(random_lines.main(sys.argv[1:], __doc__))
+    sys.exit(random_lines.main(sys.argv[1:], __doc__ or ""))

@@ -6,7 +6,7 @@ refused before it is used.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -109,7 +109,7 @@ def check_like(saved: Any, ours: Any, what: str) -> None:
         raise Refusal(f"{what} in the checkpoint does not have the form of this training's: it is of another training.")
     if isinstance(ours, dict):
         for key, value in ours.items():
-            check_like(saved[key], value, what)
+            check_like(cast(dict, saved)[key], value, what)
     elif isinstance(ours, list | tuple):
-        for one, other in zip(saved, ours, strict=True):
+        for one, other in zip(cast(list, saved), ours, strict=True):
             check_like(one, other, what)

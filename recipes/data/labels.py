@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ def _plain(name: str) -> str:
     return name.strip().casefold()
 
 
-def refuse_one_class(labels: Collection[int], names: list[str], what: str) -> None:
+def refuse_one_class(labels: Sequence[int], names: list[str], what: str) -> None:
     """Raises Refusal if all labels of several rows are the same. what: the rows, for the message."""
     if len(labels) > 1 and len(set(labels)) == 1:
         raise Refusal(one_class(len(labels), what, names[labels[0]]))

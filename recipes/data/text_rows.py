@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import datasets
 import numpy
@@ -67,7 +68,7 @@ def _classified(
 
     def made() -> Iterator[dict]:
         nonlocal were_cut
-        for text in texts:
+        for text in cast(Iterable[dict[str, Any]], texts):
             if "pair" in text:
                 row, cut = encoder.pair(text["text"], text["pair"], longest)
             else:

@@ -44,7 +44,9 @@ class PreloadedWorker:
         with worker_end, tempfile.TemporaryFile() as output:
             self._process = interpreter.start_python(WORKER_CODE, worker_end, stdout=output, stderr=output)
 
-    def start_worker(self, pipe: socket.socket, log: IO[bytes], _: float | None = None) -> subprocess.Popen:
+    def start_worker(
+        self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None
+    ) -> subprocess.Popen:
         """A worker that receives its job from the pipe and prints to the log."""
         from recipes.jobs import launch
 

@@ -62,7 +62,7 @@ def build_model(
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
     if new_head:
-        warn(pretrained.new_head_warning(cfg.model.pretrained, config))
+        warn(pretrained.new_head_warning(str(cfg.model.pretrained), config))
     if cfg.model.pretrained and weights:
         model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
     else:

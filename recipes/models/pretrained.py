@@ -119,7 +119,7 @@ def head_labels(config: PretrainedConfig) -> Mapping[str, int]:
             "Choose other pretrained weights."
         )
     forwards = {str(name): int(index) for name, index in (config.label2id or {}).items()}
-    backwards = {str(name): int(index) for index, name in config.id2label.items()}
+    backwards = {str(name): int(index) for index, name in (config.id2label or {}).items()}
     if forwards == backwards:
         return forwards
     named = [labels for labels in (backwards, forwards) if not all(name.startswith("LABEL_") for name in labels)]

@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from recipes.config import Config
 from recipes.options import hooks, suggestions
@@ -18,7 +19,7 @@ def names() -> list[str]:
     return list(_numbers(Record, ""))
 
 
-def _numbers(cls: type, prefix: str) -> Iterator[str]:
+def _numbers(cls: Any, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint = hints[field.name]

@@ -234,8 +234,8 @@ def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
             raise ValueError
         node(value=value)
     except (OmegaConfBaseException, ValueError, OverflowError):
-        whole = isinstance(value, float) and kind is int and value.is_integer()
-        instead = f" Type {key}={int(value)}." if whole else ""
+        whole = int(value) if isinstance(value, float) and kind is int and value.is_integer() else None
+        instead = "" if whole is None else f" Type {key}={whole}."
         return f"{typed}: it must be {what}{' or null' if optional else ''}.{instead}"
     return None
 

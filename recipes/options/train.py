@@ -30,7 +30,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
             "Choose train.schedule=constant_with_warmup."
         )
-    if cfg.train.schedule == "polynomial" and cfg.train.learning_rate <= POLYNOMIAL_END:
+    rate = cfg.train.learning_rate
+    if cfg.train.schedule == "polynomial" and rate is not None and rate <= POLYNOMIAL_END:
         found.append(
             f"train.learning_rate={cfg.train.learning_rate} is not above {POLYNOMIAL_END}, to which "
             "train.schedule=polynomial falls. Choose train.schedule=linear."

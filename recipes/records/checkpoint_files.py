@@ -109,7 +109,7 @@ def _manifest(folder: Path) -> dict:
     if manifest.get("format") != FORMAT:
         raise BrokenCheckpoint(f"{path} is of another format ({manifest.get('format')!r:.20}, not {FORMAT})")
     step, ranks, files = (manifest.get(name) for name in ("step", "ranks", "files"))
-    if not (_is_size(step) and _is_size(ranks) and isinstance(files, dict)):
+    if not (_is_size(step) and isinstance(ranks, int) and _is_size(ranks) and isinstance(files, dict)):
         raise BrokenCheckpoint(f"{path} is not a manifest")
     entries = (isinstance(entry, list) and len(entry) == 2 and all(map(_is_size, entry)) for entry in files.values())
     if not all(map(FILE_NAME.fullmatch, files)) or not all(entries):

@@ -44,7 +44,9 @@ def _check_boxes(boxes: Any) -> None:
         raise ValueError("boxes is not a dictionary")
     for box in boxes.values():
         shape, offset = (box.get("shape"), box.get("offset")) if isinstance(box, dict) else (None, None)
-        if not (_sizes(shape) and _sizes(offset) and len(shape) == len(offset) <= MOST_DIMENSIONS):
+        if not (isinstance(shape, list) and isinstance(offset, list) and _sizes(shape) and _sizes(offset)):
+            raise ValueError("a shape or an offset in boxes is not a list of sizes")
+        if not len(shape) == len(offset) <= MOST_DIMENSIONS:
             raise ValueError("a shape or an offset in boxes is not a list of sizes")
 
 

@@ -84,7 +84,7 @@ class Loop:
         if self.args.max_grad_norm > 0:
             norm = whole_norm(self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm))
         self.optimizer.step()
-        learning_rate = self.scheduler.get_last_lr()[0]
+        learning_rate = float(self.scheduler.get_last_lr()[0])
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()

@@ -62,7 +62,7 @@ def _report(bench: Workbench, folder: Path) -> str:
     return ended.text
 
 
-def _damaged(harm: Callable[[Path, Path], None]) -> Callable[[Workbench], str]:
+def _damaged(harm: Callable[[Path, Path], object]) -> Callable[[Workbench], str]:
     """harm(file, other): damages the record in a file; other is the record of another job."""
 
     def run(bench: Workbench) -> str:
@@ -85,7 +85,7 @@ def _damaged(harm: Callable[[Path, Path], None]) -> Callable[[Workbench], str]:
     return run
 
 
-def _values(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Path], None]:
+def _values(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Path], object]:
     """Change the decoded values of a record."""
 
     def harm(file: Path, _: Path) -> None:
@@ -96,11 +96,11 @@ def _values(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Path], N
     return harm
 
 
-def _content(content: bytes) -> Callable[[Path, Path], None]:
-    return lambda file, _: file.write_bytes(content) and None
+def _content(content: bytes) -> Callable[[Path, Path], object]:
+    return lambda file, _: file.write_bytes(content)
 
 
-def _replaced(make: Callable[[Path], object]) -> Callable[[Path, Path], None]:
+def _replaced(make: Callable[[Path], object]) -> Callable[[Path, Path], object]:
     def harm(file: Path, _: Path) -> None:
         file.unlink()
         make(file)
@@ -113,17 +113,17 @@ def _sparse(file: Path) -> None:
         opened.truncate(2**40)
 
 
-def _harms(draw: random.Random) -> dict[str, Callable[[Path, Path], None]]:
+def _harms(draw: random.Random) -> dict[str, Callable[[Path, Path], object]]:
     cut = draw.random()
     return {
         "truncated": lambda file, _: os.truncate(file, int(file.stat().st_size * (0.01 + 0.98 * cut))),
         "emptied": _content(b""),
         "deleted": lambda file, _: file.unlink(),
-        "a bit of its status flipped": lambda file, _: (
-            file.write_bytes(file.read_bytes().replace(b'"status": "ok"', b'"status": "nk"', 1)) and None
+        "a bit of its status flipped": lambda file, _: file.write_bytes(
+            file.read_bytes().replace(b'"status": "ok"', b'"status": "nk"', 1)
         ),
         "zeros in its place": _content(bytes(4096)),
-        "the record of another job": lambda file, other: shutil.copy(other, file) and None,
+        "the record of another job": lambda file, other: shutil.copy(other, file),
         "of another schema version": _values(lambda values: values.update(schema_version=99)),
         "a section that is a number": _values(lambda values: values["config"].update(train=3)),
         "a batch that is a text": _values(lambda values: values["config"]["batch"].update(per_device="x" * 99)),
@@ -132,7 +132,7 @@ def _harms(draw: random.Random) -> dict[str, Callable[[Path, Path], None]]:
         "versions that are a text": _values(lambda values: values["environment"].update(versions="new")),
         "losses that are texts": _values(lambda values: values["training"].update(losses=["low"])),
         "a figure of 400 digits": _values(lambda values: values["memory"].update(peak_tensor_bytes=10**400)),
-        "NaN": lambda file, _: file.write_text(file.read_text().replace("0.", "NaN, 0.", 1)) and None,
+        "NaN": lambda file, _: file.write_text(file.read_text().replace("0.", "NaN, 0.", 1)),
         "200,000 brackets": _content(b"[" * 200_000),
         "a pipe in its place": _replaced(os.mkfifo),
         "a folder in its place": _replaced(os.mkdir),
