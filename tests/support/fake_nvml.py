@@ -10,6 +10,7 @@ from fake_nvml_module import FakeNvml, gpu, nvlinked, place  # noqa: F401
 
 from recipes.doctor import checks, faults, page, probe
 from recipes.machine import host
+from recipes.units import GIB  # noqa: F401
 
 
 def healthy(count: int, **changes) -> dict:
