@@ -139,7 +139,6 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
         {"random": states() | {"torch": "zz"}},
         {"random": states() | {"cuda": "00"}},
     ],
-    ids=lambda change: str(change)[:60],
 )
 def test_values_of_no_training(folder, change):
     sealed(folder, "rank-0.json", change)
