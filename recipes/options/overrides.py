@@ -157,10 +157,11 @@ def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
         return []
     files = [path for folder in folders for path in sorted(folder.glob("experiment/*/*.yaml"))]
     is_name = isinstance(override.value(), (str, list)) or override.is_sweep_override()
-    if key in {f"experiment/{path.parent.name}" for path in files} and override.type == OverrideType.ADD and is_name:
+    menus_of_experiments = list(dict.fromkeys(f"experiment/{path.parent.name}" for path in files))
+    if key in menus_of_experiments and override.type == OverrideType.ADD and is_name:
         return []
     named = [f"+experiment/{path.parent.name}={path.stem}" for path in files if path.stem == typed]
-    instead = named or [f"+experiment/{name}=<name>" for name in dict.fromkeys(path.parent.name for path in files)]
+    instead = named or [f"+{name}=<name>" for name in ([key] if key in menus_of_experiments else menus_of_experiments)]
     return [
         f"{suggestions.shown(override.input_line or key)}: an experiment is added with a plus, from its folder. "
         f"Type {' or '.join(instead)}."

@@ -21,7 +21,7 @@ from recipes.records.messages import StepsDone
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
 # Nothing was resumed or saved, and a classification has no perplexity.
-UNUSED = {"error", "estimate", "perplexity", "resumed_from_step", "save_seconds"}
+UNUSED = {"error", "estimate", "perplexity", "resumed_from_step", "save_seconds", "evaluation_seconds"}
 GPU_FIELDS = {
     "mfu",
     "peak_allocated_bytes",
@@ -202,7 +202,8 @@ def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path, flags):
 def test_paths_with_any_letters_are_read_and_written(command, tmp_path):
     (tmp_path / "Müller, 日本 = (1).txt").write_text("word " * 400)
     ended = command(
-        *small("data=text", "model=gpt2_tiny", "data.path='Müller, 日本 = (1).txt'"), "hydra.run.dir=Über/a=(1)"
+        *small("data=text", "model=gpt2_tiny", f"data.path='{tmp_path}/Müller, 日本 = (1).txt'"),
+        "hydra.run.dir=Über/a=(1)",
     )
     assert ended.code == 0, ended
     assert record_file.read(tmp_path / "Über" / "a=(1)").status == "ok"
