@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -203,7 +204,9 @@ class TrainingRun:
         if self.cfg.measure.ledger:
             memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
             if self.rank_info.is_main and self.folder is not None:
-                record_file.write(self.record, self.folder)  # the ledger's step may fail without harm to the result
+                # The ledger's step may then fail without harm to the result. At the end it is written in any case.
+                with contextlib.suppress(OSError):
+                    record_file.write(self.record, self.folder)
             self.progress.enter("count", "counting memory")
             memory_breakdown.count(self.cfg, self.record, self.loop, self.step_log, self.progress)
         memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)

@@ -254,7 +254,7 @@ def stub(folder, **modules: str):
 
 
 # Enough of each package for the doctor, so that the whole command takes a second and not ten.
-LIGHT = dict.fromkeys(("datasets", "accelerate", "wandb", "hydra"), "") | {
+LIGHT = dict.fromkeys(("datasets", "accelerate", "peft", "tensorboard", "wandb", "hydra"), "") | {
     "torch": "class version: cuda = None",
     "transformers": "import sys; __path__ = []; sys.modules['transformers.trainer'] = sys",
 }
