@@ -75,6 +75,9 @@ def run(cfg: Config, job: launch.Job, progress: Progress, listener: int | None =
         stop.listen()
     worker_environment.prepare(cfg, rank_info)
     progress.enter("load", "loading libraries")
+    from recipes.training import preload
+
+    preload.import_libraries()
     if cfg.recipe.name == "estimate":
         from recipes.foresight import estimate
 

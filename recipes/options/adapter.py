@@ -49,9 +49,11 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
     """
     if not is_used(cfg):
         return model
-    import peft
-
     from recipes.errors import Refusal
+    from recipes.third_party import transformers_peft_private
+
+    transformers_peft_private.use_peft()
+    import peft
 
     _check_targets(cfg, model)
     adapter, classifies = cfg.adapter, type(model).__name__.endswith("ForSequenceClassification")

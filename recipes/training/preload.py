@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def import_libraries(eight_bit: bool = False) -> None:
-    """Imports what every job needs, which takes seconds in a new interpreter. eight_bit: bitsandbytes too."""
+    """Import what every job needs, which takes seconds in a new interpreter. eight_bit: bitsandbytes too."""
+    import recipes.third_party.transformers_peft_private  # before transformers' Trainer
     import recipes.training.setup  # noqa: F401
 
     if eight_bit:

@@ -1,0 +1,34 @@
+"""transformers and peft: what `recipes.third_party.transformers_peft_private` relies on."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("peft")
+
+# In a process of its own: whether peft has been imported is a property of a process.
+PROGRAM = """
+import sys
+from recipes.training import preload
+preload.import_libraries()
+assert "transformers.trainer" in sys.modules
+assert "peft" not in sys.modules and "bitsandbytes" not in sys.modules
+
+from torch import nn
+from transformers import trainer, trainer_utils
+layer = nn.Sequential(nn.Linear(2, 2))
+assert not trainer_utils._is_peft_model(layer)
+
+from recipes.third_party import transformers_peft_private
+transformers_peft_private.use_peft()
+import peft
+adapted = peft.get_peft_model(layer, peft.LoraConfig(target_modules=["0"]))
+assert trainer_utils._is_peft_model(adapted) and not trainer_utils._is_peft_model(layer)
+assert trainer.PeftModel is trainer_utils.PeftModel is peft.PeftModel
+"""
+
+
+def test_peft_is_imported_when_a_job_uses_it_and_the_trainer_knows_its_models():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
