@@ -92,6 +92,11 @@ class Adapter(Menu):
 
 
 @dataclass
+class Loss(Menu):
+    rows: int | None = at_least(1)
+
+
+@dataclass
 class Parallelism(Menu):
     num_processes: int | None = at_least(1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived

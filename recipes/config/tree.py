@@ -18,6 +18,7 @@ from recipes.config.menus import (
     Checkpointing,
     Data,
     Gpu,
+    Loss,
     Model,
     Optim,
     Parallelism,
@@ -40,6 +41,7 @@ class Config:
     accumulation: Accumulation = section(Accumulation, identity=(RUN, LABEL))
     checkpointing: Checkpointing = section(Checkpointing)
     adapter: Adapter = section(Adapter)
+    loss: Loss = section(Loss)
     parallelism: Parallelism = section(Parallelism, identity=(RUN, LABEL))
     tracker: Tracker = section(Tracker, identity=())
     gpu: Gpu = section(Gpu)
