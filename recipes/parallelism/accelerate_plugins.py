@@ -50,6 +50,7 @@ def _ddp(cfg: Config) -> dict[str, Any]:
 def _fsdp() -> dict[str, Any]:
     """For a model that `fsdp.shard` has already sharded."""
     accelerate_private.allow_fsdp_on_cpu()
+    accelerate_private.keep_sharded_parameters()
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
     )

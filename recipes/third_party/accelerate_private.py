@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import accelerate
 import accelerate.optimizer
@@ -22,6 +23,28 @@ def allow_fsdp_on_cpu() -> None:
     device = PartialState().device
     if device is not None and device.type == "cpu":
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def keep_sharded_parameters() -> None:
+    """Afterwards an optimizer has its own parameters after `Accelerator.prepare` of a model that is already sharded.
+
+    Accelerate finds the model's parameter for each of the optimizer's by its address, and shards without an element
+    all have the address 0: on a rank with several of them, the optimizer would have one of them several times.
+    """
+    Accelerator._prepare_fsdp2 = _prepare_fsdp2_with_own_parameters  # type: ignore[method-assign]
+
+
+_prepare_fsdp2 = Accelerator._prepare_fsdp2
+
+
+def _prepare_fsdp2_with_own_parameters(accelerator: Accelerator, *prepared: Any) -> Any:
+    optimizers = [each for each in prepared if isinstance(each, torch.optim.Optimizer)]
+    kept = [[list(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    result = _prepare_fsdp2(accelerator, *prepared)
+    for optimizer, groups in zip(optimizers, kept, strict=True):
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+    return result
 
 
 def cache_lomo_check() -> None:

@@ -8,18 +8,28 @@ import inspect
 import accelerate
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate.state import PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin
 from support.accelerate_state import own_state
+from torch.distributed.fsdp import fully_shard
 from transformers import Trainer
 
-from recipes.third_party import accelerate_private
+from recipes.third_party import accelerate_private, torch_distributed_private
 
 
 @pytest.fixture
 def accelerate_state():
     with own_state() as state:
         yield state
+
+
+@pytest.fixture
+def process_group():
+    """One rank on the fake process group."""
+    dist.init_process_group("fake", store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_a_step_looks_for_no_package(accelerate_state, monkeypatch):
@@ -72,6 +82,23 @@ def test_allow_fsdp_on_cpu(accelerate_state):
         fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
     )
     assert accelerate.Accelerator(fsdp_plugin=plugin).is_fsdp2
+
+
+def test_keep_sharded_parameters(process_group, accelerate_state, monkeypatch):
+    """Parameters without an element have one address, by which Accelerate would take them for one."""
+    monkeypatch.setattr(accelerate.Accelerator, "_prepare_fsdp2", accelerate.Accelerator._prepare_fsdp2)
+    accelerate.state.PartialState(cpu=True)
+    accelerate_private.allow_fsdp_on_cpu()
+    accelerate_private.keep_sharded_parameters()
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0)) for _ in range(3)])
+    model.forward = lambda: model[0].sum()
+    fully_shard(model)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
+    )
+    accelerator = accelerate.Accelerator(fsdp_plugin=plugin)
+    _, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    assert [id(weight) for weight in optimizer.param_groups[0]["params"]] == [id(weight) for weight in model]
 
 
 def test_keep_deepspeed_engine(accelerate_state):

@@ -139,7 +139,8 @@ class FakeDevice(DispatchMode):
             result_device = CPU if on_host else self.device
         else:
             result_device = self.device if torch.device(device).type == DEVICE_TYPE else torch.device(device)
-        if func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_floating_point():
+        leaves_device = func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_cpu
+        if leaves_device and not tensors[0].is_floating_point():
             return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
         result = build_result(description, tensors, result_device)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
