@@ -18,8 +18,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 train: setup  ## run the main job; other options: make train ARGS="precision=bf16 optim=adam8bit"
 	$(RUN) train.py $(ARGS)
 
-test: setup  ## run the tests, in two processes
+test: setup  ## run the tests without the long ones, in two processes
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+test-all: setup  ## run the long tests too: every pair of options, many kills, every launcher
+	$(RUN) -m pytest -q -n 2 --dist loadfile -m "" $(ARGS)
 
 check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .
@@ -40,4 +43,4 @@ clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test check check-latest bench clean
+.PHONY: help setup train test test-all check check-latest bench clean

@@ -183,7 +183,8 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_checkpoint(train, fault
     assert run.record.training.steps == 4
 
 
-def test_a_run_killed_at_twenty_random_moments_ends_as_one_left_alone(train, again, monkeypatch, tmp_path):
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_ends_as_one_left_alone(kills, train, again, monkeypatch, tmp_path):
     """Each time a random number of messages, and of microseconds, after the worker has begun to speak."""
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)  # pytest shows it where the test fails
@@ -201,14 +202,14 @@ def test_a_run_killed_at_twenty_random_moments_ends_as_one_left_alone(train, aga
             os.kill(workers[-1][0].process.pid, signal.SIGKILL)
 
     statuses, reached = [], []
-    for number in range(21):
-        patience = moments.randint(1, 48) if number < 20 else -1
+    for number in range(kills + 1):
+        patience = moments.randint(1, 48) if number < kills else -1
         outcome, warned = again(tmp_path, *told, "save.every_steps=2", "resume=latest", status=None, on_message=kill)
         statuses.append(outcome.status)
         reached.append(max(steps(tmp_path), default=0))
         assert not warned, (seed, warned)
-    assert statuses == ["killed"] * 20 + ["ok"], (seed, statuses, reached)
-    assert reached == sorted(reached) and len(set(reached)) > 8, (seed, reached)
+    assert statuses == ["killed"] * kills + ["ok"], (seed, statuses, reached)
+    assert reached == sorted(reached) and len(set(reached)) > 0.4 * kills, (seed, reached)
     assert outcome.training.resumed_from_step == reached[-2]
     assert outcome.training.losses == left_alone.record.training.losses, seed
 
@@ -282,6 +283,7 @@ def wait_for_steps(folder, alive=lambda: True) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, train, tmp_path):
     """As a cluster does it; once more when all is done."""
     process = start_headroom(*small(*AGAIN), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

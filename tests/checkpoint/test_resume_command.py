@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import compose, small
 
 from recipes.cli import sweep
@@ -190,6 +191,7 @@ def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(c
     }
 
 
+@pytest.mark.slow
 def test_an_unfinished_job_keeps_its_checkpoints_when_it_is_to_be_resumed(command, fault, tmp_path):
     words = ["-m", *SAVED, "train.seed=0,1", f"hydra.sweep.dir={tmp_path}/s"]
     assert command(*words, fork_server=fault(BREAKS)).code == 1

@@ -151,6 +151,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(train, fault, again, wh
     assert resumed.training.losses == whole(*options).record.training.losses
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(tmp_path):
     words = small(
         "recipe=accelerate",

@@ -94,6 +94,7 @@ def test_a_sweep_through_submitit_ends_as_hydras_own(command, headroom, tmp_path
     assert table(tmp_path / "ours") == table(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_the_tasks_of_a_job_are_its_ranks(headroom, tmp_path):
     ended = headroom(
         "-m",
@@ -111,6 +112,7 @@ def test_the_tasks_of_a_job_are_its_ranks(headroom, tmp_path):
     assert len(re.findall("^  2  ok", ended.out, re.MULTILINE)) == 1  # said once, not by each task
 
 
+@pytest.mark.slow
 def test_a_task_that_dies_has_a_record_and_ctrl_c_ends_the_others(tmp_path):
     process = start_headroom(
         "-m",
@@ -251,6 +253,7 @@ def slurm(tmp_path):
                 process.kill()
 
 
+@pytest.mark.slow
 def test_a_job_on_two_nodes_is_saved_requeued_and_resumed(slurm, tmp_path):
     process = start_headroom(
         "-m",
@@ -321,6 +324,7 @@ def test_the_batch_script_requeues_what_was_saved(slurm, tmp_path):
 # --- several machines -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_machines_make_one_run_in_one_folder(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -147,6 +147,7 @@ def test_what_is_added_to_a_command_line_stands_beside_its_overrides(typed, expe
     assert argv.expand_argv(typed) == expected
 
 
+@pytest.mark.slow
 def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
     arguments = [
         "-m",
@@ -175,6 +176,7 @@ def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
     assert out.count("(done before)") == before
 
 
+@pytest.mark.slow
 def test_jobs_side_by_side_say_so(tmp_path):
     process = start_headroom(
         "-m",

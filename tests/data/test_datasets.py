@@ -470,6 +470,7 @@ def test_a_stride_of_the_window_is_the_evaluation_without_overlap(train, article
     assert wider.record.evaluation.loss == pytest.approx(by_hand(wider.folder / "model", tokens, 64, 64), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_evaluation_of_text_and_source_slides_too(train, tmp_path):
     (tmp_path / "eval.txt").write_text("".join(LINES))
     text = ["model=gpt2_tiny", "data=text", f"data.path={tmp_path}/eval.txt", f"data.eval_path={tmp_path}/eval.txt"]

@@ -68,6 +68,7 @@ def jobs(refused):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.slow
 def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
     wrong = {}
     for job in jobs[part::PARTS]:
@@ -88,6 +89,10 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
         ["model.attention=eager", "precision=bf16"],
         ["data.samples=3"],
         ["model=llama_tiny", "model.attention=eager", "checkpointing=full"],
+        ["model=llama_tiny", "adapter=lora", "precision=bf16", "optim=adamw_fused", "checkpointing=full"],
+        ["model=llama_tiny", "loss=chunked", "loss.rows=8", "model.vocab=4096", "accumulation.steps=2"],
+        ["model=gpt2_tiny", "model.width=64", "optim=adam8bit", "precision=bf16_pure", "loss=chunked"],
+        ["model=mixtral_tiny", "precision=bf16", "optim=adafactor"],
     ],
     ids=" ".join,
 )

@@ -42,6 +42,7 @@ def test_one_run_shows_the_card(gpus, command):
     assert NAME in ended.out and "CUDA reserved" in ended.out and "300 MiB" not in ended.out.split("CUDA context")[1]
 
 
+@pytest.mark.slow
 def test_the_doctor_uses_both_cards(gpus, monkeypatch):
     gpus()
     run = probe.run
@@ -104,6 +105,7 @@ def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys
     assert "1 of 1 configurations measured" in text and "1 of 1 finished" in text and "| allocated |" in text
 
 
+@pytest.mark.slow
 def test_fit_measures_on_the_card(gpus, capsys):
     from recipes.foresight.search import runner
 
@@ -129,6 +131,7 @@ def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):
     assert "fitted on, after: 2 runs" in said and "L4:" in said
 
 
+@pytest.mark.slow
 def test_the_train_command_of_a_shell_trains_on_the_card(gpus, tmp_path):
     """The whole command in its own process, its worker in another: nothing of the tests' own is between."""
     gpus()

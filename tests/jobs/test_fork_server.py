@@ -61,6 +61,7 @@ def test_a_bitsandbytes_that_cannot_be_imported_costs_only_the_jobs_that_need_it
     assert outcome.status == "failed" and "no such library" in outcome.error.message
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_process(server_with, run):
     """bitsandbytes is imported while the first job trains."""
     server = server_with("bitsandbytes/__init__.py", "import os\nos.abort()")
@@ -74,7 +75,10 @@ def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_pro
 
 @pytest.mark.parametrize(
     "what, cause",
-    [("raise SystemExit('no room for libraries')", "no room for libraries"), ("os.kill(os.getpid(), 9)", "SIGKILL")],
+    [
+        ("raise SystemExit('no room for libraries')", "no room for libraries"),
+        pytest.param("os.kill(os.getpid(), 9)", "SIGKILL", marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_that_dies_while_it_imports_is_replaced_and_the_cause_named(server_with, run, what, cause):
     server = server_with("sitecustomize.py", IN_SERVER.format(what=what))

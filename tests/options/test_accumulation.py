@@ -47,6 +47,7 @@ def test_a_run_on_a_cpu_is_refused(monkeypatch):
     assert "accumulation=auto chooses the largest batch that fits a GPU" in problem
 
 
+@pytest.mark.slow
 def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path):
     from recipes.foresight import prediction
     from recipes.foresight.search import runner

@@ -10,6 +10,7 @@ from conftest import compose, small
 from recipes.machine import host
 
 
+@pytest.mark.slow
 def test_compiled_training_loses_the_same_in_both_recipes(train):
     """Or is refused in words, where there is no compiler."""
     words = ["model=gpt2_tiny", "train.max_steps=4", "measure.warmup_steps=1"]

@@ -143,6 +143,7 @@ recipes.models.builder.build_model = build
 """
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_built_once(train, fault):
     """And its weights, and buffers that no state dict has, are those of one process: so are the losses."""
     words = ["model=llama_tiny", "data.samples=8"]

@@ -103,7 +103,10 @@ def test_a_failure_in_the_ledgers_step_keeps_the_result(ends):
     assert "rank 1" in outcome.warnings[-1] and "injected" in outcome.warnings[-1]
 
 
-@pytest.mark.parametrize("number, code, status", [(signal.SIGINT, 130, "interrupted"), (signal.SIGKILL, -9, None)])
+@pytest.mark.parametrize(
+    "number, code, status",
+    [pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow), (signal.SIGKILL, -9, None)],
+)
 def test_no_rank_outlives_the_command(tmp_path, number, code, status):
     words = small("recipe=accelerate", "parallelism=ddp", *TWO, *LONG, "train.log_seconds=0", "hydra.run.dir=run")
     process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -139,6 +142,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_tests_that_are_killed_leave_no_process(tmp_path):
     """A command with two ranks, started as the tests do; the process that started it is killed."""
     words = small("recipe=accelerate", "parallelism=ddp", *TWO, *LONG, "train.log_seconds=0", "hydra.run.dir=run")
@@ -188,7 +192,11 @@ def launched(launcher: list[str], *words: str, cwd: Path, env: dict | None = Non
     "launcher, words",
     [
         ([*ACCELERATE, "--num_processes", "2"], ["parallelism=ddp", "recipe=trainer"]),
-        ([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], ["parallelism=fsdp", "recipe=accelerate"]),
+        pytest.param(
+            [*TORCHRUN, "--standalone", "--nproc-per-node", "2"],
+            ["parallelism=fsdp", "recipe=accelerate"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launcher, words):
@@ -216,7 +224,10 @@ def test_a_refusal_is_said_also_where_rank_0_is_the_last_to_refuse(tmp_path):
     assert code == 1 and err.count("refused: parallelism=single is one process") == 1, err
 
 
-@pytest.mark.parametrize("what, status, message", [(RAISE, "failed", "injected"), (KILL, "killed", "SIGKILL")])
+@pytest.mark.parametrize(
+    "what, status, message",
+    [(RAISE, "failed", "injected"), pytest.param(KILL, "killed", "SIGKILL", marks=pytest.mark.slow)],
+)
 def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, message):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     (tmp_path / "fault.py").write_text(THIRD_STEP.format(what=what))
@@ -229,6 +240,7 @@ def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, 
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(tmp_path):
     """As on GPUs, where a rank waits for NCCL and not for a connection that closes."""
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -243,7 +255,9 @@ def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(t
     assert left_over(tmp_path) == []
 
 
-@pytest.mark.parametrize("on_signal, status", [("true", "preempted"), ("false", "interrupted")])
+@pytest.mark.parametrize(
+    "on_signal, status", [("true", "preempted"), pytest.param("false", "interrupted", marks=pytest.mark.slow)]
+)
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path, on_signal, status):
     words = small(
         "parallelism=ddp",

@@ -279,6 +279,7 @@ def test_an_online_run_arrives_and_says_where(tmp_path, server, capfd):
 
 
 @pytest.mark.parametrize("answers, said", [("stall", "Timed out finishing run"), ("refuse", "Fatal error while")])
+@pytest.mark.slow
 def test_an_upload_that_fails_is_given_up_and_can_be_sent_later(answers, said, tmp_path, server):
     limit = max(6, 3 * offline_seconds(tmp_path))
     wandb = server(answers)
@@ -310,6 +311,7 @@ def wrong_key(server, monkeypatch):
 
 
 @pytest.mark.parametrize("prepare", [no_key, wrong_key, no_server])
+@pytest.mark.slow
 def test_what_cannot_go_online_is_logged_offline_with_a_warning(prepare, tmp_path, server, monkeypatch, capfd):
     limit = 6 + 4 * offline_seconds(tmp_path)  # half of it for the start, and then W&B starts again
     said = prepare(server, monkeypatch)

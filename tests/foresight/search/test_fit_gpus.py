@@ -129,6 +129,7 @@ def tried():
     return search, found
 
 
+@pytest.mark.slow
 def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
     from recipes.foresight.search import candidates
 
@@ -167,6 +168,7 @@ def test_an_extrapolation_counts_the_buckets_of_all_layers(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_it_finds_what_trying_all_finds(tried):
     search, found = tried
     fitting = sorted(
@@ -181,6 +183,7 @@ def test_it_finds_what_trying_all_finds(tried):
 # --- what comes out -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_its_commands_give_what_its_table_says(command, tmp_path):
     search = planned(
         "batch.effective=8", "precision=bf16", "optim=sgd", "model.attention=sdpa", "checkpointing=none", gpus=4

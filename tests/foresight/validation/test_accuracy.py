@@ -83,6 +83,7 @@ def test_a_list_has_a_configuration_a_line(tmp_path):
     assert accuracy_page.read(tmp_path / "list") == [["model=gpt2", "a.b=[1, 2]"], ["model=bert_tiny"]]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_path, capfd):
     (tmp_path / "list").write_text(
         "model=bert_tiny optim=adamw\nmodel=gpt2_tiny precision=bf16 optim=sgd accumulation=x2\n"

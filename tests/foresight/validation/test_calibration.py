@@ -72,6 +72,7 @@ def test_no_part_of_a_peak_is_above_one():
     assert found.matmul["bf16"] == found.bandwidth[ELEMENTWISE] == 1.0
 
 
+@pytest.mark.slow
 def test_a_folder_without_runs_on_a_gpu_is_refused(tmp_path):
     ended = subprocess.run(
         [sys.executable, str(ROOT / "scripts/fit_efficiencies.py"), str(tmp_path)],

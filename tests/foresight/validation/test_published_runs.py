@@ -33,6 +33,7 @@ def test_gradients_that_live_longer_take_more():
     assert allocated(1) > allocated(0)  # alive through the forward pass, where much else is
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_peaks_in_the_optimizer_where_the_batch_is_small():
     run = published_runs.fine_tuning("ibm/PowerLM-3b", 1, 128, (8, 0), 80 * GIB)
     row = next(row for row in published_table.rows("published_a100_bf16") if row["model"] == "ibm/PowerLM-3b")
