@@ -104,7 +104,7 @@ class ForkedWorker:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, negative for a signal. Raises TimeoutError.
 
-        A worker whose server has ended trains on, but nobody is given its exit code: 0 then, and its record decides.
+        A worker whose server has ended trains on, but nobody is given its exit code: launch.NO_EXIT_CODE then.
         """
         if self.returncode is None:
             self._exit_channel.settimeout(timeout)
@@ -123,7 +123,7 @@ class ForkedWorker:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
                 time.sleep(POLL_SECONDS)
-        return 0
+        return launch.NO_EXIT_CODE
 
     def poll(self) -> int | None:
         """The exit code, or None while the worker runs."""

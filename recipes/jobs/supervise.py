@@ -15,7 +15,7 @@ from recipes.checkpoint import stop_request
 from recipes.jobs import launch, post_mortem
 from recipes.jobs.post_mortem import WorkerExit
 from recipes.ranks import failure_store
-from recipes.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised
+from recipes.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised, WorkerExits
 from recipes.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
@@ -50,6 +50,7 @@ class Supervisor:
         self.phase = "load"  # the last phase that rank 0 entered
         self.failures: list[RankFailed] = []  # in the order of arrival
         self.unwritten: Record | None = None  # the record that rank 0 could not write
+        self._announced_codes: dict[int, int] = {}  # by rank, of workers that came to their end
         self._on_message = on_message
         self._stop = stop_request.StopRequest()
 
@@ -86,15 +87,19 @@ class Supervisor:
         if reason == "interrupted" and self.workers:
             self._signal_workers(signal.SIGINT)
             self._watch(time.monotonic() + GRACE_SECONDS)
-        polled = {worker.rank_info.rank: worker.process.poll() for worker in self.workers}
+        for worker in self.workers:
+            worker.process.poll()
+        self._receive_all()  # after the poll, as in `_watch`
+        polled = {worker.rank_info.rank: self._exit_code(worker) for worker in self.workers}
         exit_codes = {rank: code for rank, code in polled.items() if code is not None}
-        final_codes = [_end(worker) for worker in self.workers]
+        for worker in self.workers:
+            _end(worker)
         if self._stop.to_stop and reason == "exited" and -signal.SIGTERM in exit_codes.values():
             reason, self.failures = "preempted", []  # SIGTERM arrived before the worker installed its handler
         if _launcher_is_gone() and not self._stop.listens:
             self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
         cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
-        code = final_codes[0] if final_codes else 0
+        code = (self._exit_code(self.workers[0]) or 0) if self.workers else 0
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
         out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
@@ -136,11 +141,16 @@ class Supervisor:
             self._receive_all()
             if not running:
                 return "exited"
-            if grace_end is None and (self.failures or any(worker.process.returncode for worker in self.workers)):
+            if grace_end is None and (self.failures or any(map(self._exit_code, self.workers))):
                 grace_end = now + failure_store.GRACE_SECONDS
             if grace_end is not None and now > grace_end and self._another_rank_failed():
                 return "exited"
             self._wait_for_message(running)
+
+    def _exit_code(self, worker: launch.Running) -> int | None:
+        """The exit code of a worker as of its last poll, or what it announced if nobody was given its code."""
+        code = worker.process.returncode
+        return self._announced_codes.get(worker.rank_info.rank, code) if code == launch.NO_EXIT_CODE else code
 
     def _another_rank_failed(self) -> bool:
         """Whether a worker may be waiting for a rank that failed. Under a launcher the supervisor has one worker."""
@@ -170,6 +180,9 @@ class Supervisor:
             return
         if isinstance(message, RecordUnwritten):
             self.unwritten = message.record
+            return
+        if isinstance(message, WorkerExits):
+            self._announced_codes[message.rank] = message.code
             return
         if isinstance(message, PhaseStarted):
             self.phase = message.phase
@@ -225,10 +238,9 @@ def _signals_ignored():
             signal.signal(number, handler)
 
 
-def _end(worker: launch.Running) -> int:
-    """Kill every process of the worker's session, its data loaders included. Returns the worker's exit code."""
+def _end(worker: launch.Running) -> None:
+    """Kill every process of the worker's session, its data loaders included."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.process.pid, signal.SIGKILL)
-    code = worker.process.wait()
+    worker.process.wait()
     worker.pipe.close()
-    return code

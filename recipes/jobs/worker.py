@@ -26,7 +26,7 @@ from recipes.options import parallelism
 from recipes.ranks import failure_store
 from recipes.ranks.rank_info import RankInfo
 from recipes.records import record_file
-from recipes.records.messages import Message, Progress, RankFailed, RecordUnwritten
+from recipes.records.messages import Message, Progress, RankFailed, RecordUnwritten, WorkerExits
 
 Send = Callable[[Message], None]
 
@@ -56,6 +56,8 @@ def main(job: launch.Job, pipe: Connection) -> None:
             send(RecordUnwritten(job.record))  # the parent tries again, and shows it in any case
         except OSError:
             code = 1
+    with contextlib.suppress(OSError):
+        send(WorkerExits(job.rank_info.rank, code))
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -72,7 +72,15 @@ class RecordUnwritten:
     record: Record
 
 
-Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | RankFailed | RecordUnwritten
+@dataclass(frozen=True)
+class WorkerExits:
+    """A worker's last message: the exit code with which it ends, for when nobody is left who would be given it."""
+
+    rank: int
+    code: int
+
+
+Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | RankFailed | RecordUnwritten | WorkerExits
 
 
 @dataclass

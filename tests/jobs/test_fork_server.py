@@ -6,12 +6,13 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 from conftest import small
 
 from recipes.jobs import fork_client, supervise
 from recipes.records import record_file
-from recipes.records.messages import WarningRaised
+from recipes.records.messages import PhaseStarted, WarningRaised
 
 # Runs in every interpreter that is started; this one is the fork server.
 IN_SERVER = """
@@ -71,6 +72,22 @@ def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_pro
     outcome, shown = run(server)
     assert outcome.status == "ok" and shown == [text for text in outcome.warnings if text in shown]
     assert "SIGABRT" in shown[0] and "new process" in shown[0]
+
+
+def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(make_job):
+    server = fork_client.ForkServer()
+    job = make_job(*small("recipe=accelerate", "train.max_steps=100000", "launch.timeout_seconds=60"))
+
+    def on_message(message):
+        if isinstance(message, PhaseStarted) and message.phase == "train":
+            [worker] = psutil.Process(server.pid).children()
+            server._process.kill()
+            server._process.wait(10)
+            worker.kill()
+
+    outcome = supervise.run(job, on_message, server)
+    assert outcome.status == "killed" and "no exit code" in outcome.error.message
+    server.close()
 
 
 @pytest.mark.parametrize(

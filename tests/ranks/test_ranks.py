@@ -300,20 +300,49 @@ def test_what_a_rank_is_told_by_its_launcher_does_not_reach_the_jobs_of_a_later_
     assert json.loads((train().folder / "result.json").read_text())["status"] == "ok"
 
 
-def test_the_death_of_the_fork_server_ends_a_job_of_several_ranks(make_job):
+@pytest.fixture
+def train_without_server(make_job):
+    """train_without_server(then, *words) -> (record, workers): two ranks whose fork server dies when they train.
+
+    then: called with the two workers, rank 0 first, when the server is dead.
+    """
     server = fork_client.ForkServer()
-    job = make_job(*small("parallelism=ddp", *TWO, "recipe=accelerate", "train.max_steps=100000"))
-    workers: list[psutil.Process] = []
-    ends = time.monotonic() + 120
 
-    def kill_server(message):
-        if isinstance(message, PhaseStarted) and message.phase == "train" and not workers:
-            workers.extend(psutil.Process(server.pid).children(recursive=True))
-            os.kill(server.pid, signal.SIGKILL)
+    def train_without_server(then, *words: str):
+        job, workers = make_job(*small("parallelism=ddp", *TWO, "recipe=accelerate", *words)), []
 
-    outcome = supervise.run(job, kill_server, server)
-    assert outcome.status == "killed" and time.monotonic() < ends
-    assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=10)[1]
+        def on_message(message):
+            if isinstance(message, PhaseStarted) and message.phase == "train":
+                workers.extend(sorted(psutil.Process(server.pid).children(), key=lambda worker: worker.create_time()))
+                os.kill(server.pid, signal.SIGKILL)
+                server._process.wait(10)
+                then(*workers)
+
+        outcome = supervise.run(job, on_message, server)
+        assert record_file.read(job.folder) == outcome
+        assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=10)[1]
+        return outcome
+
+    yield train_without_server
+    server.close()
+
+
+def test_ranks_outlive_the_fork_server(train_without_server):
+    outcome = train_without_server(lambda *_: None, "train.max_steps=20")
+    assert outcome.status == "ok" and outcome.training.steps == 20 and not outcome.warnings
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, 0])
+def test_a_rank_that_is_killed_when_the_fork_server_is_dead_ends_the_job(train_without_server, number):
+    """Also where rank 0 notices nothing, as on GPUs, where it waits for NCCL and not for a connection that closes."""
+
+    def then(rank_0: psutil.Process, rank_1: psutil.Process):
+        os.kill(rank_0.pid, number)
+        rank_1.kill()
+
+    outcome = train_without_server(then, "train.max_steps=100000", "launch.timeout_seconds=60")
+    assert (outcome.status, outcome.error.rank) == ("killed", 1)
+    assert "no exit code" in outcome.error.message
 
 
 def test_the_first_of_two_failures_is_the_one_that_is_reported():
