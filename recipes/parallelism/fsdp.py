@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
@@ -85,6 +85,14 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     fully_shard(model, **settings)
     if dtype is not None:  # Accelerate does this for every model except FSDP2's: norms and losses stay in fp32
         model.forward = torch.autocast(device, dtype)(model.forward)
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees the weights that a forward pass without a backward pass has left gathered, as `reshard_after_forward=False`
+    does. Until then they take memory, are what `parameters()` gives, and miss what an optimizer changes."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _mesh(cfg: Config, model: PreTrainedModel, device: str) -> DeviceMesh:

@@ -13,7 +13,7 @@ from recipes.config import Config
 from recipes.data import data_loader
 from recipes.data.data_loader import BatchLoader
 from recipes.data.dataset import Data
-from recipes.parallelism import unwrap
+from recipes.parallelism import fsdp, unwrap
 from recipes.ranks import collectives
 from recipes.records.messages import Progress
 from recipes.records.record import Evaluation
@@ -43,6 +43,7 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data, progre
             loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
             progress.enter("eval", "evaluating", total=len(loader))
             loss_sum, count, correct, samples = _totals(forward, loader, data.task, loop.accelerator.device, progress)
+        fsdp.reshard(model)
     finally:
         model.train()
         if cfg.eval.precision:

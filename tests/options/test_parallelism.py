@@ -73,6 +73,25 @@ def test_two_ranks_train_as_one(train, alone, recipe, mode, per_device):
 
 
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_an_evaluation_leaves_no_weights_gathered(train, fault, recipe):
+    """With shard_grad_op only a backward pass frees them; the ledger's step then failed in the Trainer."""
+    words = ["parallelism=fsdp", "parallelism.strategy=shard_grad_op", TWO, "eval.every_steps=1", "measure.ledger=true"]
+    record = train(f"recipe={recipe}", *words, fork_server=fault(SHARDED_AFTER_EVALUATION)).record
+    assert record.evaluation is not None and record.memory.all_ranks_bytes["parameters_bytes"] > 0
+    assert not record.warnings
+
+
+SHARDED_AFTER_EVALUATION = """
+from recipes.training import evaluate
+def checked(cfg, args, loop, *others, evaluate_once=evaluate.evaluate):
+    result = evaluate_once(cfg, args, loop, *others)
+    assert {type(weight).__name__ for weight in loop.bare_model.parameters()} == {"DTensor"}
+    return result
+evaluate.evaluate = checked
+"""
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
 def test_groups_of_ranks_train_as_one(train, recipe):
     """FSDP in two groups, and layers split over two ranks with FSDP over two of such groups."""
     words = [f"recipe={recipe}", "model=llama_tiny", *EIGHT]
