@@ -175,7 +175,7 @@ class Followed:
         sweep, folder = self.follower.sweep, self.follower.folder
         label = sweeps.distinguishing_overrides(self.overrides, sweeps.count_jobs(sweep)[1])
         if note is None:  # the job's folder is unknown: its name depends on the machine on which the job ran
-            line = f"{self.number + 1:>3}  {status:<12}{' '.join(label)}  {message}"
+            line = f"{self.number + 1:>3}  {status:<13}{' '.join(label)}  {message}"
             sweep.note(folder, self.number, "", status, [line])
             return
         outcome = record_file.from_values(note["record"])

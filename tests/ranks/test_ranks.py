@@ -332,7 +332,7 @@ def test_ranks_outlive_the_fork_server(train_without_server):
     assert outcome.status == "ok" and outcome.training.steps == 20 and not outcome.warnings
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, 0])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_when_the_fork_server_is_dead_ends_the_job(train_without_server, number):
     """Also where rank 0 notices nothing, as on GPUs, where it waits for NCCL and not for a connection that closes."""
 
