@@ -36,6 +36,7 @@ SWEEPS = [
     (["optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit"], []),
     (["batch.per_device=4,2"], BATCH),
     (["checkpointing=full"], []),
+    (["loss=chunked"], []),
     (["model.attention=eager"], []),
     (["compile=true"], []),
     (["parallelism=ddp,fsdp"], RANKS),

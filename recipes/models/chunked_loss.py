@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from recipes.data.collate import IGNORE_INDEX
 from recipes.errors import Refusal
 
-MIN_ROWS = 32  # fewer leave a device idle, and read the output layer's weights too often
+MIN_ROWS = 256  # fewer leave a GPU idle
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,13 @@ class _DeferringLinear(nn.Linear):
         return DeferredLogits(input, self)
 
 
-def chunk_rows(tokens: int, width: int, vocab: int) -> int:
-    """Rows of a chunk whose logits (rows, vocab) are about as large as the hidden states (tokens, width)."""
-    return max(MIN_ROWS, -(-tokens * width // vocab))
+def chunk_rows(width: int) -> int:
+    """Rows of a chunk: its logits (rows, V) are a quarter as large as the output layer's weights (V, width).
+
+    Each chunk reads these weights and adds to their gradient once, which takes longer than its arithmetic if it has
+    few rows.
+    """
+    return max(MIN_ROWS, width // 4)
 
 
 def _loss(
@@ -176,7 +180,7 @@ def _loss(
     targets = shift_labels.reshape(-1).to(logits.device)
     hidden, layer = logits.hidden.reshape(-1, logits.hidden.shape[-1]), logits.layer
     if rows is None:
-        rows = chunk_rows(len(hidden), layer.in_features, layer.out_features)
+        rows = chunk_rows(layer.in_features)
     total = _ChunkedCrossEntropy.apply(
         hidden, layer.weight, layer.bias, targets, logits.operations, rows, ignore_index, torch.is_grad_enabled()
     )
@@ -215,7 +219,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if hidden_gradient is not None:
                     hidden_gradient[start : start + rows] = gradient @ matrix
                 if weight_gradient is not None:
-                    weight_gradient += gradient.T @ chunk
+                    _add_product(weight_gradient, gradient.T, chunk)
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
                 del gradient
@@ -227,6 +231,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, (None, None, None)
         scaled = tuple(each if each is None else each.mul_(outputs[0]) for each in gradients)
         return (*scaled, None, None, None, None, None)
+
+
+def _add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
+    """Add a matrix product to `total`, in place; in one operation where the types are equal."""
+    if total.dtype == one.dtype:
+        torch.addmm(total, one, other, out=total)  # as addmm_, which torch's FLOP counter does not know
+    else:
+        total += one @ other
 
 
 def _cross_entropy(
