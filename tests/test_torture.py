@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
 from conftest import ROOT
 
 TORTURE = [sys.executable, str(ROOT / "scripts" / "torture.py")]
@@ -20,6 +21,7 @@ def test_the_cases_are_many_and_each_has_a_name_of_its_own():
     assert counts["checkpoints"] >= 24 and counts["inputs"] >= 22 and counts["records"] >= 15 and len(kills) >= 40
 
 
+@pytest.mark.slow
 def test_some_cases_run(tmp_path):
     page = tmp_path / "page.md"
     done = subprocess.run(

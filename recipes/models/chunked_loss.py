@@ -206,7 +206,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             total = torch.zeros((), dtype=torch.float32, device=hidden.device)
             hidden_gradient = torch.empty_like(hidden) if needs_hidden else None
             weight_gradient = torch.zeros_like(weight) if needs_weight else None
-            bias_gradient = torch.zeros_like(bias) if needs_bias else None
+            bias_gradient = None if bias is None or not needs_bias else torch.zeros_like(bias)
             for start in range(0, len(hidden), rows):
                 chunk, wanted = hidden[start : start + rows].to(dtype), targets[start : start + rows]
                 loss, gradient = _cross_entropy(

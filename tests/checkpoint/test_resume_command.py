@@ -171,6 +171,7 @@ if job.record.config["train"]["seed"] == 1:
 """
 
 
+@pytest.mark.slow
 def test_a_preempted_job_of_a_sweep_ends_it_and_is_resumed_by_the_same_command(command, fault, tmp_path):
     words = ["-m", *SAVED[:-1], "train.seed=0,1,2", f"hydra.sweep.dir={tmp_path}/s"]
     stopped = command(*words, fork_server=fault(PREEMPT_SEED_1))

@@ -101,9 +101,9 @@ MODES = {
         ("fsdp 2", "fsdp 4"),
         ("single", "fsdp 2"),
         ("fsdp 2", "ddp 2"),
-        ("hybrid 4", "fsdp 2"),
-        ("split 4", "split 2"),
-        ("split 2", "single"),
+        pytest.param("hybrid 4", "fsdp 2", marks=pytest.mark.slow),
+        pytest.param("split 4", "split 2", marks=pytest.mark.slow),
+        pytest.param("split 2", "single", marks=pytest.mark.slow),
     ],
 )
 def test_another_number_of_ranks_and_another_mode_open_it(whole, again, tmp_path, before, after):

@@ -290,7 +290,7 @@ def test_cfg_job_prints_the_configuration_and_runs_nothing(command, tmp_path):
 # --- whole runs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+@pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 def test_a_whole_run_from_the_shell(headroom, tmp_path, recipe):
     """Done when, 2: `precision=bf16 optim=adam8bit` ends ok, with every field that this device can fill."""
     ended = headroom(

@@ -19,13 +19,13 @@ def walk(tmp_path_factory, fork_server):
         ("llama", "language_modelling", "sdpa"),
         ("gemma2", "language_modelling", "eager"),
         ("mamba", "language_modelling", "eager"),
-        ("deepseek_v3", "language_modelling", "sdpa"),
+        pytest.param("deepseek_v3", "language_modelling", "sdpa", marks=pytest.mark.slow),
         ("mixtral", "language_modelling", "sdpa"),
-        ("gemma3", "language_modelling", "sdpa"),
-        ("roberta", "classification", "sdpa"),
+        pytest.param("gemma3", "language_modelling", "sdpa", marks=pytest.mark.slow),
+        pytest.param("roberta", "classification", "sdpa", marks=pytest.mark.slow),
         ("deberta-v2", "classification", "eager"),
         ("bart", "classification", "sdpa"),
-        ("xlnet", "classification", "eager"),
+        pytest.param("xlnet", "classification", "eager", marks=pytest.mark.slow),
     ],
 )
 def test_an_architecture_is_trained_estimated_saved_and_loaded(walk, kind, task, attention):

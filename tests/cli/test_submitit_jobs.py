@@ -67,6 +67,7 @@ def tasks_of(process: subprocess.Popen) -> list[psutil.Process]:
 # --- submitit, on this machine ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_through_submitit_ends_as_hydras_own(command, headroom, tmp_path):
     overrides = ["-m", *JOB, "precision=fp32,bf16,fp16"]  # the CPU refuses fp16
     own = command(*overrides, f"hydra.sweep.dir={tmp_path}/own")

@@ -61,6 +61,7 @@ def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, faul
     assert ended.out.count("(done before)") == 3
 
 
+@pytest.mark.slow
 def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
     for seeds in ("0,1", "1,2"):
         assert command("-m", *SWEEP, f"train.seed={seeds}", f"hydra.sweep.dir={tmp_path}/s").code == 0
@@ -107,6 +108,7 @@ def test_cards_that_cannot_compute_what_is_asked_are_rows_of_estimates_over_all(
     assert "Tesla T4 has 7.5" in ended.out and "fits" in (tmp_path / "s" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_repeats_run_in_turn_and_become_one_row(command, tmp_path):
     ended = command("-m", *SWEEP, "optim=adamw,sgd", "measure.repeats=2", f"hydra.sweep.dir={tmp_path}/s")
     assert ended.code == 0

@@ -530,6 +530,7 @@ def test_mixtral_learns_real_text(train, recipe):
     assert run.evaluation.loss < 0.75 * run.training.losses[0]
 
 
+@pytest.mark.slow
 def test_mixtral_trains_the_same_in_both_recipes_and_with_checkpointing(train):
     told = ["model=mixtral_tiny", "data=source", "model.width=64", "model.dropout=0.1", "train.max_steps=4"]
     runs = [
@@ -544,6 +545,7 @@ def test_mixtral_trains_the_same_in_both_recipes_and_with_checkpointing(train):
     assert runs[1].memory.largest_bytes["activations"] < runs[0].memory.largest_bytes["activations"]
 
 
+@pytest.mark.slow
 def test_more_experts_take_memory_and_only_the_used_ones_arithmetic(train):
     """The guide's sparsity: more parameters for the same compute."""
     told = ["model=mixtral_tiny", "data=source"]
@@ -607,6 +609,7 @@ def test_experts_that_make_no_model_are_refused(overrides, words):
 # --- lion8bit --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lion_in_8_bits_learns_with_one_byte_a_parameter(train):
     told = [
         "model=gpt2_tiny",

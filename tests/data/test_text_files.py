@@ -287,6 +287,7 @@ def test_the_rows_of_a_bounded_evaluation_come_from_the_whole_file(tmp_path):
     assert {int(row["labels"]) for row in data.eval} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_line_of_ten_megabytes_is_read_in_seconds(tmp_path):
     (tmp_path / "t.txt").write_text("x" * 10_000_000 + "\n")
     (tmp_path / "t.csv").write_text("text,label\n" + "x" * 10_000_000 + ",0\nother,1\n")

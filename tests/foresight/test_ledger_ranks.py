@@ -61,30 +61,31 @@ def foreseen(folder, *words: str) -> simulation.SimulatedStep:
     return simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        f"parallelism=ddp {TWO} {WIDE} parallelism.bucket_cap_mb=1 accumulation.steps=3",
-        f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 precision=bf16 "
-        "parallelism.gradient_as_bucket_view=false",
-        f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows "
-        "accumulation.steps=3",
-        f"parallelism=fsdp {TWO} {WIDE}",
-        f"parallelism=fsdp parallelism.num_processes=1 {WIDE} precision=bf16 accumulation.steps=2",
-        f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
-        f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
-        f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
-        f"parallelism=fsdp {FOUR} {WIDE} precision=bf16_pure "
-        "parallelism.strategy=hybrid_shard parallelism.shard_size=2",
-        f"parallelism=fsdp {FOUR} model=gpt2_tiny data=rows "
-        "parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2",
-        f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
-        f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
-        f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
-        f"parallelism=fsdp_tp {FOUR} {WIDE}",
-        f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
-    ],
-)
+RANKS = [
+    f"parallelism=ddp {TWO} {WIDE} parallelism.bucket_cap_mb=1 accumulation.steps=3",
+    f"parallelism=ddp {TWO} model=gpt2_tiny checkpointing=full precision=bf16_pure optim=adafactor data=rows "
+    "accumulation.steps=3",
+    f"parallelism=fsdp {TWO} {WIDE}",
+    f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
+]
+MORE_RANKS = [
+    f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 precision=bf16 "
+    "parallelism.gradient_as_bucket_view=false",
+    f"parallelism=fsdp parallelism.num_processes=1 {WIDE} precision=bf16 accumulation.steps=2",
+    f"parallelism=fsdp {FOUR} {WIDE} precision=bf16 checkpointing=full accumulation.steps=3 optim=adamw_fused",
+    f"parallelism=fsdp {TWO} model=bert_tiny precision=bf16_pure data=rows accumulation.steps=3 optim=sgd",
+    f"parallelism=fsdp {TWO} {WIDE} parallelism.strategy=shard_grad_op precision=bf16",
+    f"parallelism=fsdp {FOUR} {WIDE} precision=bf16_pure parallelism.strategy=hybrid_shard parallelism.shard_size=2",
+    f"parallelism=fsdp {FOUR} model=gpt2_tiny data=rows "
+    "parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2",
+    f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=size parallelism.wrap_min_parameters=5000 optim=sgd",
+    f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
+    f"parallelism=fsdp_tp {FOUR} {WIDE}",
+    f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
+]
+
+
+@pytest.mark.parametrize("words", [*RANKS, *(pytest.param(words, marks=pytest.mark.slow) for words in MORE_RANKS)])
 def test_a_rank_that_is_not_there_counts_the_same(real, rows, tmp_path, words):
     chosen = SHORT + [word for given in words.split() for word in (rows if given == "data=rows" else [given])]
     assert not differing(real(*chosen), foreseen(tmp_path, *small(*chosen)).parts)

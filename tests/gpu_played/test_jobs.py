@@ -152,6 +152,7 @@ def test_an_estimate_is_for_the_card_at_hand_and_does_not_open_it(on_gpu):
     assert record.config["gpu"]["device_name"] == NAME and record.estimate.fits
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_predicted_for_the_card(gpus):
     gpus()
     composed = compose("device=cuda", "accumulation=auto", "batch.effective=8", "model.layers=1", "data.seq_len=16")

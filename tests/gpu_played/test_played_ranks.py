@@ -26,7 +26,7 @@ breakdown.per_rank = checked
 """
 
 
-@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+@pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_have_a_card_each(on_gpu, train, recipe, mode):
     words = [f"recipe={recipe}", *MODES[mode], *TWO]

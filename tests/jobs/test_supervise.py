@@ -286,7 +286,7 @@ def long_run(tmp_path):
             process.kill()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
     process, workers = long_run(
         f"recipe={recipe}", "data.workers=1", "train.log_seconds=0.1", "hydra.run.dir=here", processes=2
@@ -324,7 +324,7 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
     "words,processes",
     [
         (["hydra.run.dir=here"], 2),  # a worker and its loader
-        (["-m", "hydra.sweep.dir=here", "train.seed=0,1"], 3),
+        pytest.param(["-m", "hydra.sweep.dir=here", "train.seed=0,1"], 3, marks=pytest.mark.slow),
     ],  # and a fork server
     ids=["run", "sweep"],
 )

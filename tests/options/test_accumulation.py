@@ -32,7 +32,9 @@ def limit(gib: float) -> str:
         ([*AUTO, "batch.per_device=3"], "accumulation=auto chooses batch.per_device"),
         ([*AUTO, "accumulation.steps=3"], "accumulation=auto chooses accumulation.steps"),
         ([*AUTO, "parallelism=ddp"], "parallelism=ddp has several"),
-        ([*AUTO, limit(0.001)], "not even batch.per_device=1 fits NVIDIA GeForce RTX 4090"),
+        pytest.param(
+            [*AUTO, limit(0.001)], "not even batch.per_device=1 fits NVIDIA GeForce RTX 4090", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_is_refused_where_it_cannot_choose(words, said):

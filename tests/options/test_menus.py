@@ -162,7 +162,14 @@ def test_every_option_on_disk_is_composed(refused):
 EXPERIMENTS = sorted(CONF.glob("experiment/**/*.yaml"))
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        path if path.stem in ("vanilla", "bf16", "ddp") else pytest.param(path, marks=pytest.mark.slow)
+        for path in EXPERIMENTS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_every_experiment_trains_or_is_refused_for_want_of_a_gpu(train, told, path):
     """At a small size: the menus it picks are what is tried here."""
     word = f"+{path.parent.relative_to(CONF)}={path.stem}"

@@ -47,10 +47,14 @@ SIZE = "fsdp parallelism.strategy=shard_grad_op parallelism.wrap=size parallelis
 @pytest.mark.parametrize(
     "recipe, mode, per_device",
     [
-        *itertools.product(["trainer", "accelerate"], ["ddp", "fsdp"], [4, 2]),
-        ("accelerate", "fsdp parallelism.wrap=none", 4),
+        *itertools.product(["trainer", "accelerate"], ["ddp", "fsdp"], [2]),
+        *(
+            pytest.param(*each, 4, marks=pytest.mark.slow)
+            for each in itertools.product(["trainer", "accelerate"], ["ddp", "fsdp"])
+        ),
+        pytest.param("accelerate", "fsdp parallelism.wrap=none", 4, marks=pytest.mark.slow),
         ("trainer", SIZE, 2),
-        ("accelerate", "fsdp parallelism.strategy=no_shard", 4),
+        pytest.param("accelerate", "fsdp parallelism.strategy=no_shard", 4, marks=pytest.mark.slow),
         ("accelerate", "ddp parallelism.static_graph=true parallelism.gradient_as_bucket_view=false", 4),
     ],
 )
@@ -91,7 +95,7 @@ evaluate.evaluate = checked
 """
 
 
-@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+@pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 def test_groups_of_ranks_train_as_one(train, recipe):
     """FSDP in two groups, and layers split over two ranks with FSDP over two of such groups."""
     words = [f"recipe={recipe}", "model=llama_tiny", *EIGHT]

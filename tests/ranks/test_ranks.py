@@ -213,6 +213,7 @@ def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launc
     assert outcome.config_key == alone.config_key, "who starts the ranks is no part of what is trained"
 
 
+@pytest.mark.slow
 def test_a_refusal_is_said_also_where_rank_0_is_the_last_to_refuse(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os, time\nif os.environ.get('RANK') == '0':\n    time.sleep(3)")
     code, out, err = launched(
@@ -226,8 +227,9 @@ def test_a_refusal_is_said_also_where_rank_0_is_the_last_to_refuse(tmp_path):
 
 @pytest.mark.parametrize(
     "what, status, message",
-    [(RAISE, "failed", "injected"), pytest.param(KILL, "killed", "SIGKILL", marks=pytest.mark.slow)],
+    [(RAISE, "failed", "injected"), (KILL, "killed", "SIGKILL")],
 )
+@pytest.mark.slow
 def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, message):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     (tmp_path / "fault.py").write_text(THIRD_STEP.format(what=what))

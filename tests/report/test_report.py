@@ -482,6 +482,7 @@ def test_the_table_keeps_the_jobs_that_did_not_end_ok():
     assert "3 jobs: 1 ok, 1 oom, 1 killed." in text
 
 
+@pytest.mark.slow
 def test_made_again_the_files_are_the_same(tmp_path):
     records = [
         job(f"precision={p}", f"optim={o}", speed=n + 1.0)
@@ -551,8 +552,8 @@ def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp
     [
         lambda: [job()],
         lambda: sixty()[:3],
-        lambda: sixty()[:12],
-        sixty,
+        pytest.param(lambda: sixty()[:12], marks=pytest.mark.slow),
+        pytest.param(sixty, marks=pytest.mark.slow),
         lambda: [job(status="oom", error=OOM)],
         lambda: far_apart(),
     ],
@@ -565,6 +566,7 @@ def test_pictures_are_not_blank_and_nothing_is_cut_off(drawn, records):
         assert all((side[..., :3] == 1).all() for side in edge), f"{name} runs over its edge"
 
 
+@pytest.mark.slow
 def test_bars_grow_with_the_jobs_and_letters_do_not_overlap(drawn):
     few, many = drawn(sixty()[:3]), drawn(sixty())
     assert many["bars.png"][1].shape[0] > 5 * few["bars.png"][1].shape[0]

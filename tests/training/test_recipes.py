@@ -184,7 +184,13 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(train, recipe
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "model,data", [("bert_tiny", "dummy"), ("bert_tiny", "text"), ("gpt2_tiny", "text"), ("llama_tiny", "text")]
+    "model,data",
+    [
+        ("bert_tiny", "dummy"),
+        pytest.param("bert_tiny", "text", marks=pytest.mark.slow),
+        pytest.param("gpt2_tiny", "text", marks=pytest.mark.slow),
+        ("llama_tiny", "text"),
+    ],
 )
 def test_four_times_one_is_one_times_four(run, texts, recipe, model, data):
     """Plain SGD without clipping: a loss that is summed, or averaged over unequal parts, takes other steps."""

@@ -229,6 +229,7 @@ def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):
     assert fit.main(tiny()) == 130
 
 
+@pytest.mark.slow
 def test_the_script_from_the_shell():
     """In processes of its own: the table, and nothing that a library says."""
     import subprocess

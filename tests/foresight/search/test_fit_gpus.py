@@ -42,6 +42,7 @@ def test_several_gpus_are_searched_for_how_they_train_together():
     assert "parallelism=fsdp parallelism.num_processes=4" in search.command({"parallelism": "fsdp"})
 
 
+@pytest.mark.slow
 def test_what_no_mode_can_do_is_said_once_and_not_tried():
     search = planned("batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", gpus=2)
     lines = [line for line in search.left_out if "parallelism=" in line.split(":")[0]]
@@ -56,6 +57,7 @@ def test_what_no_mode_can_do_is_said_once_and_not_tried():
     )
 
 
+@pytest.mark.slow
 def test_what_is_typed_of_parallelism_is_kept():
     search = planned("parallelism=fsdp", "parallelism.num_processes=8", "batch.effective=16", keep=ALL_ELSE[:3])
     assert "parallelism" not in search.values and set(search.values["optim"]).isdisjoint(FSDP_REFUSES)
@@ -87,6 +89,7 @@ def test_words_that_contradict_each_other_are_refused(words, options, said, monk
     assert said in refused(*words.split(), **options)
 
 
+@pytest.mark.slow
 def test_the_gpus_at_hand_are_counted(monkeypatch):
     gpus = tuple(host.Gpu(f"GPU-{index}", "NVIDIA GeForce RTX 4090", 24 * 2**30, (8, 9)) for index in range(2))
     monkeypatch.setattr(host, "gpus", lambda: gpus)
