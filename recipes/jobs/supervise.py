@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,10 @@ from recipes.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
 POLL_SECONDS = 0.2
+# How long a worker that has closed its pipe may take to end: freeing its memory takes a while. That it has ended may
+# never be known, since a fork server that hangs reports no exit.
+EXIT_SECONDS = 30.0
+KILL_SECONDS = 10.0  # how long a worker may take to end once it is killed: one that waits inside a driver may never end
 # The parent's process id under torchrun (also inside `accelerate launch`), which starts each rank itself; else None.
 LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -51,6 +57,7 @@ class Supervisor:
         self.failures: list[RankFailed] = []  # in the order of arrival
         self.unwritten: Record | None = None  # the record that rank 0 could not write
         self._announced_codes: dict[int, int] = {}  # by rank, of workers that came to their end
+        self._closed_at: dict[int, float] = {}  # time.monotonic() by rank, of workers that closed their pipe
         self._on_message = on_message
         self._stop = stop_request.StopRequest()
 
@@ -99,7 +106,10 @@ class Supervisor:
         if _launcher_is_gone() and not self._stop.listens:
             self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
         cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
-        code = (self._exit_code(self.workers[0]) or 0) if self.workers else 0
+        code = 0
+        if self.workers:
+            final_code = self._exit_code(self.workers[0])
+            code = -signal.SIGKILL if final_code is None else final_code
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
         out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
@@ -137,7 +147,7 @@ class Supervisor:
             if deadline is not None and now > deadline:
                 return "timeout"
             # Poll the processes before the pipes, so that the last messages of a process that has exited are read.
-            running = [worker for worker in self.workers if worker.process.poll() is None]
+            running = [worker for worker in self.workers if not self._has_ended(worker)]
             self._receive_all()
             if not running:
                 return "exited"
@@ -147,10 +157,17 @@ class Supervisor:
                 return "exited"
             self._wait_for_message(running)
 
+    def _has_ended(self, worker: launch.Running) -> bool:
+        """Whether a worker has exited, or closed its pipe EXIT_SECONDS ago."""
+        closed_at = self._closed_at.get(worker.rank_info.rank, math.inf)
+        return worker.process.poll() is not None or time.monotonic() > closed_at + EXIT_SECONDS
+
     def _exit_code(self, worker: launch.Running) -> int | None:
-        """The exit code of a worker as of its last poll, or what it announced if nobody was given its code."""
-        code = worker.process.returncode
-        return self._announced_codes.get(worker.rank_info.rank, code) if code == launch.NO_EXIT_CODE else code
+        """The exit code of a worker as of its last poll, or what it announced if nobody is given its code."""
+        code, rank = worker.process.returncode, worker.rank_info.rank
+        if code is None and time.monotonic() > self._closed_at.get(rank, math.inf) + EXIT_SECONDS:
+            code = launch.NO_EXIT_CODE
+        return self._announced_codes.get(rank, code) if code == launch.NO_EXIT_CODE else code
 
     def _another_rank_failed(self) -> bool:
         """Whether a worker may be waiting for a rank that failed. Under a launcher the supervisor has one worker."""
@@ -163,14 +180,16 @@ class Supervisor:
         for pipe in wait(list(workers), timeout=POLL_SECONDS):
             try:
                 self._handle(pipe.recv())  # type: ignore[union-attr]  (`wait` returns what it was given)
-            except (EOFError, ConnectionResetError):  # the worker closed its end: it is about to exit
+            except (EOFError, OSError):  # the worker closed its end, maybe inside a message: it is about to exit
+                worker = workers[pipe]  # type: ignore[index]
+                self._closed_at.setdefault(worker.rank_info.rank, time.monotonic())
                 with contextlib.suppress(Exception):
-                    workers[pipe].process.wait(POLL_SECONDS)  # type: ignore[index]
+                    worker.process.wait(POLL_SECONDS)
 
     def _receive_all(self) -> None:
         """Handle every message that has arrived."""
         for worker in self.workers:
-            with contextlib.suppress(EOFError, ConnectionResetError):
+            with contextlib.suppress(EOFError, OSError):
                 while worker.pipe.poll(0):
                     self._handle(worker.pipe.recv())
 
@@ -239,8 +258,9 @@ def _signals_ignored():
 
 
 def _end(worker: launch.Running) -> None:
-    """Kill every process of the worker's session, its data loaders included."""
+    """Kill every process of the worker's session, its data loaders included, and wait KILL_SECONDS for the worker."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
+    with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
+        worker.process.wait(KILL_SECONDS)
     worker.pipe.close()

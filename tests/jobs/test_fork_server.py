@@ -44,11 +44,20 @@ def server_with(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(make_job):
-    """run(server, *overrides) -> (record, warnings on the screen): a small job; its record is also in its folder."""
+    """run(server, *overrides) -> (record, warnings on the screen): a small job; its record is also in its folder.
 
-    def run(server, *overrides: str):
+    then: called when the job trains.
+    """
+
+    def run(server, *overrides: str, then=lambda: None):
         job, shown = make_job(*small("recipe=accelerate", "measure.ledger=false", *overrides)), []
-        outcome = supervise.run(job, lambda message: shown.append(message), server)
+
+        def on_message(message):
+            shown.append(message)
+            if isinstance(message, PhaseStarted) and message.phase == "train":
+                then()
+
+        outcome = supervise.run(job, on_message, server)
         assert record_file.read(job.folder) == outcome
         return outcome, [message.text for message in shown if isinstance(message, WarningRaised)]
 
@@ -74,20 +83,17 @@ def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_pro
     assert "SIGABRT" in shown[0] and "new process" in shown[0]
 
 
-def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(make_job):
-    server = fork_client.ForkServer()
-    job = make_job(*small("recipe=accelerate", "train.max_steps=100000", "launch.timeout_seconds=60"))
+def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server_with, run):
+    server = server_with("empty.py", "")
 
-    def on_message(message):
-        if isinstance(message, PhaseStarted) and message.phase == "train":
-            [worker] = psutil.Process(server.pid).children()
-            server._process.kill()
-            server._process.wait(10)
-            worker.kill()
+    def then():
+        [worker] = psutil.Process(server.pid).children()
+        server._process.kill()
+        server._process.wait(10)
+        worker.kill()
 
-    outcome = supervise.run(job, on_message, server)
+    outcome, _ = run(server, "train.max_steps=100000", "launch.timeout_seconds=60", then=then)
     assert outcome.status == "killed" and "no exit code" in outcome.error.message
-    server.close()
 
 
 @pytest.mark.parametrize(
@@ -101,6 +107,19 @@ def test_a_server_that_dies_while_it_imports_is_replaced_and_the_cause_named(ser
     server = server_with("sitecustomize.py", IN_SERVER.format(what=what))
     outcome, shown = run(server)
     assert outcome.status == "ok" and len(shown) == 1 and cause in shown[0] and shown[0] in outcome.warnings
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run, monkeypatch, killed):
+    monkeypatch.setattr(supervise, "EXIT_SECONDS", 1.0)
+    monkeypatch.setattr(supervise, "KILL_SECONDS", 1.0)
+    server = server_with("bitsandbytes/__init__.py", "import time\ntime.sleep(1000)")
+    if killed:
+        words, then = ["train.max_steps=100000"], lambda: psutil.Process(server.pid).children()[0].kill()
+    else:
+        words, then = [], lambda: None
+    outcome, _ = run(server, *words, then=then)
+    assert outcome.status == ("killed" if killed else "ok")
 
 
 def test_a_server_that_hangs_is_ended_at_the_time_limit(server_with, run):

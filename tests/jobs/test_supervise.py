@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import multiprocessing
 import signal
 import subprocess
 import time
@@ -16,7 +17,8 @@ import psutil
 import pytest
 from conftest import small, start_headroom
 
-from recipes.jobs import post_mortem, supervise
+from recipes.jobs import launch, post_mortem, supervise
+from recipes.ranks.rank_info import RankInfo
 from recipes.records import atomic_file, record_file, run_folder
 
 LONG = ["train.max_steps=1000000"]
@@ -68,6 +70,50 @@ def breaks(phase: str, error: str = ERROR) -> str:
         f"import torch, recipes.data.dataset, recipes.training.evaluate, recipes.checkpoint.saver\n"
         f"def fail(*_, **__):\n    raise {error}\n{function} = fail"
     )
+
+
+class Unkillable:
+    """A process that waits inside a driver: it cannot be killed."""
+
+    returncode = None
+
+    def __init__(self):
+        gone = subprocess.Popen(["true"], start_new_session=True)
+        gone.wait()
+        self.pid = gone.pid
+
+    def poll(self):
+        return None
+
+    def wait(self, timeout=None):
+        assert timeout is not None, "waits for ever"
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+    def send_signal(self, number):
+        pass
+
+
+def test_a_worker_that_cannot_be_killed_leaves_a_record(make_job):
+    supervisor = supervise.Supervisor(make_job(*small()), lambda _: None)
+    parent_end, _worker_end = multiprocessing.Pipe()
+    supervisor.workers = [launch.Running(Unkillable(), parent_end, RankInfo())]
+    assert supervisor.conclude("interrupted", 0).status == "interrupted"
+    assert record_file.read(supervisor.job.folder).status == "interrupted"
+
+
+def test_a_worker_that_is_killed_inside_a_message_leaves_a_record(make_job, fault):
+    code = """
+import os, recipes.training.setup
+def die(*_, **__):
+    import gc, signal
+    from multiprocessing.connection import Connection
+    [pipe] = [each for each in gc.get_objects() if type(each) is Connection]
+    os.write(pipe.fileno(), (1000).to_bytes(4, "big") + b"part")
+    os.kill(os.getpid(), signal.SIGKILL)
+recipes.training.setup.build = die
+"""
+    job = make_job(*small("recipe=accelerate"))
+    assert supervise.run(job, lambda _: None, fault(code)).status == "killed"
 
 
 def wait_for(condition, seconds: float = 60):
