@@ -33,7 +33,7 @@ RANKS = ["parallelism.num_processes=2", "batch.effective=8", "batch.per_device=4
 # One sweep a line: the overrides that the table shows, and those that only keep the effective batch at 8 samples.
 SWEEPS = [
     (["precision=fp32,bf16,bf16_pure"], []),
-    (["optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit"], []),
+    (["optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit,rmsprop,adagrad,muon,lion,ademamix,ademamix8bit"], []),
     (["batch.per_device=4,2"], BATCH),
     (["checkpointing=full"], []),
     (["loss=chunked"], []),

@@ -60,6 +60,7 @@ class Facts:
     needs_whole_weights: bool | None = None  # an optimizer that cannot work on parts of weights
     needs_uniform_sharding: bool | None = None  # an optimizer that needs all weights sharded alike
     pages_to_host: bool | None = None  # an optimizer whose states move to the host's memory when the GPU is full
+    not_searched: bool | None = None  # an optimizer that trains too differently for fit to choose it
 
 
 @dataclass

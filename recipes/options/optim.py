@@ -12,13 +12,13 @@ from recipes.options.hooks import STEP, Cost, Dimension, Lever
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     optim = cfg.optim
-    args = ({} if optim.momentum is None else {"momentum": optim.momentum}) | (optim.args or {})
+    args = {"momentum": optim.momentum} | (optim.args or {})
     entries = {
         "optim": optim.transformers_name,
         "adam_beta1": optim.beta1,
         "adam_beta2": optim.beta2,
         "adam_epsilon": optim.epsilon,
-        "optim_args": ",".join(f"{key}={value}" for key, value in args.items()) or None,
+        "optim_args": ",".join(f"{key}={value}" for key, value in args.items() if value is not None) or None,
     }
     return {key: value for key, value in entries.items() if value is not None}
 
@@ -40,7 +40,11 @@ def memory_levers(cfg: Config) -> list[Lever]:
 
 def not_tried(cfg: Config) -> str | None:
     """Why `fit` leaves an optimizer out."""
-    return "the estimate of time does not know what paging costs" if cfg.optim.facts.pages_to_host else None
+    if cfg.optim.facts.pages_to_host:
+        return "the estimate of time does not know what paging costs"
+    if cfg.optim.facts.not_searched:
+        return "it trains differently at the same learning rate. fit does not choose it; typed, it is kept"
+    return None
 
 
 HOOKS = hooks.register(

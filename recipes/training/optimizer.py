@@ -8,19 +8,19 @@ An optimizer that the table lacks is one entry in FACTORIES.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from transformers import Trainer, TrainingArguments
+from transformers.pytorch_utils import Conv1D
 
 from recipes.config import Config
+from recipes.errors import Refusal
 from recipes.third_party.transformers_trainer_private import OptimizerBuilder
 
-Factory = Callable[[TrainingArguments, torch.nn.Module], Optimizer]
-FACTORIES: dict[str, Factory] = {}
-"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks."""
+Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
 
 
 def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
@@ -31,8 +31,15 @@ def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module
     """
     factory = FACTORIES.get(cfg.optim.name)
     if factory is not None:
-        return factory(args, model)
+        return factory(cfg, args, model)
+    return _of_transformers_table(args, model)
+
+
+def _of_transformers_table(args: TrainingArguments, model: torch.nn.Module, without: Collection[int] = ()) -> Optimizer:
+    """The optimizer that `args.optim` names. without: ids of weights that it leaves to another optimizer."""
     optimizer = Trainer.create_optimizer(OptimizerBuilder(args, model, _before_construction))
+    for group in optimizer.param_groups:
+        group["params"] = [weight for weight in group["params"] if id(weight) not in without]
     # transformers keeps a group without parameters; DeepSpeed cannot partition one.
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
     return optimizer
@@ -75,3 +82,51 @@ class CombinedOptimizer(Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
         return None
+
+
+def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The trained matrices of linear layers inside the model's stacks of layers: no embedding, output layer or head."""
+    found: dict[int, torch.nn.Parameter] = {}
+    for stack in (module for module in model.modules() if isinstance(module, torch.nn.ModuleList)):
+        for module in stack.modules():
+            if isinstance(module, (torch.nn.Linear, Conv1D)) and module.weight.dim() == 2:
+                found[id(module.weight)] = module.weight
+    return [weight for weight in model.parameters() if id(weight) in found and weight.requires_grad]
+
+
+def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> CombinedOptimizer:
+    """Muon for `hidden_matrices`, AdamW for the other weights, at one learning rate.
+
+    Raises Refusal for a model without such matrices.
+    """
+    assert cfg.optim.momentum is not None
+    matrices = hidden_matrices(model)
+    if not matrices:
+        raise Refusal("optim=muon is for matrices of stacked layers, and this model trains none. Choose optim=adamw.")
+    muon = torch.optim.Muon(
+        matrices,
+        lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        momentum=cfg.optim.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return CombinedOptimizer([muon, _of_transformers_table(args, model, without=set(map(id, matrices)))])
+
+
+def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
+    """What a person may not expect of the optimizer that was built for this model; a line each."""
+    if cfg.optim.name != "muon":
+        return []
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    inside = {id(weight): weight for stack in stacks for weight in stack.parameters() if weight.requires_grad}
+    others = sum(weight.numel() for weight in inside.values() if weight.dim() > 2)
+    if not others:
+        return []
+    return [
+        f"optim=muon: AdamW trains {others:,} of the {sum(w.numel() for w in inside.values()):,} parameters of the "
+        "layers, which are in tensors of three or more dimensions (experts, convolutions)."
+    ]
+
+
+FACTORIES: dict[str, Factory] = {"muon": _muon}
+"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks."""

@@ -22,7 +22,7 @@ from recipes.options import hooks, parallelism, precision, task
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
 from recipes.third_party import accelerate_private
-from recipes.training import accelerate_loop, trainer
+from recipes.training import accelerate_loop, optimizer, trainer
 
 Loop = accelerate_loop.Loop | trainer.Loop
 BuildModel = Callable[..., PreTrainedModel]
@@ -99,7 +99,8 @@ def build(
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
     if loop.accelerator.device.type == "cuda":
         precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
-    return Training(ingredients.args, ingredients.data, model, loop, ingredients.warnings)
+    warnings = ingredients.warnings + optimizer.warnings(cfg, model)
+    return Training(ingredients.args, ingredients.data, model, loop, warnings)
 
 
 def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:

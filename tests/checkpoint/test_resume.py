@@ -32,7 +32,13 @@ TOLD = [
     "measure.ledger=false",
     "eval.enabled=false",
 ]
-OPTIMIZERS = ["adamw", "sgd", "adafactor", "adam8bit", "lion8bit"]
+OPTIMIZERS = [
+    *("adamw", "sgd", "adafactor", "adam8bit", "lion8bit", "muon"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("rmsprop", "adagrad", "lion", "ademamix", "ademamix8bit")
+    ),
+]
 
 
 def steps(folder) -> list[int]:

@@ -100,6 +100,13 @@ def test_settings_count_the_same(options, tmp_path):
     assert not differing(real(options, tmp_path), fake(options, tmp_path))
 
 
+@pytest.mark.parametrize("optim", ["rmsprop", "adagrad", "muon", "lion", "ademamix", "ademamix8bit"])
+def test_states_of_an_optimizer_count_the_same(optim, tmp_path):
+    options = ["model=llama_tiny", "model.width=64", f"optim={optim}"]
+    counted, foreseen = real(options, tmp_path), fake(options, tmp_path)
+    assert not differing(counted, foreseen) and counted["optimizer_bytes"] == foreseen["optimizer_bytes"]
+
+
 def test_a_model_of_other_sizes_does_not_count_the_same(tmp_path):
     """So that the comparison above can fail."""
     assert differing(real([], tmp_path), fake(["model.feed_forward=128"], tmp_path))

@@ -37,7 +37,9 @@ def test_a_job_on_a_gpu_has_the_losses_of_the_cpu_and_the_figures_of_the_card(tr
     assert not [text for text in record.warnings if "empty" in text]
 
 
-@pytest.mark.parametrize("option", ["adamw_fused", "adam8bit", "paged_adam8bit", "adafactor"])
+@pytest.mark.parametrize(
+    "option", ["adamw_fused", "adam8bit", "paged_adam8bit", "paged_adamw", "paged_lion8bit", "adafactor"]
+)
 def test_every_optimizer_takes_the_same_steps_in_both_recipes(on_gpu, option):
     wide = ["model.width=64", "model.feed_forward=128", f"optim={option}", "precision=bf16"]
     ours, theirs = (on_gpu(f"recipe={recipe}", *wide, "train.max_steps=3").record for recipe in RECIPES)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import transformers
-from conftest import compose
+from conftest import CONF, ROOT, compose
+from transformers.training_args import OptimizerNames
 
 from recipes.machine import host
-from recipes.options import training_arguments
+from recipes.options import menus, training_arguments
 from recipes.training import optimizer
 
 DECAY = ["train.weight_decay=0.1", "device=cpu"]
@@ -51,6 +54,8 @@ def step(model, optimizer, *inputs):
         (["optim=sgd"], torch.optim.SGD, {"momentum": 0.9}),
         (["optim=sgd", "optim.momentum=0"], torch.optim.SGD, {"momentum": 0}),
         (["optim=adafactor"], transformers.Adafactor, {"relative_step": False, "scale_parameter": False}),
+        (["optim=rmsprop"], torch.optim.RMSprop, {"lr": 1e-3, "momentum": 0}),
+        (["optim=adagrad"], torch.optim.Adagrad, {"lr": 1e-3}),
     ],
 )
 def test_a_name_is_the_optimizer_of_transformers_list(tmp_path, words, kind, settings):
@@ -67,7 +72,15 @@ def test_8_bit_adam_is_the_one_of_bitsandbytes(tmp_path):
     assert optimizer.args.optim_bits == 8 and tuple(optimizer.defaults["betas"]) == (0.9, 0.95)
 
 
-@pytest.mark.parametrize("option", ["adamw", "sgd", "adafactor", "adam8bit"])
+def test_ademamix_rises_to_its_slow_momentum_over_the_steps_that_are_typed(tmp_path):
+    settings = built(
+        torch.nn.Linear(4, 4), tmp_path, "optim=ademamix", "optim.args.t_alpha=9", "optim.beta1=0.8"
+    ).defaults
+    assert settings["betas"] == (0.8, 0.999, 0.9999)
+    assert (settings["alpha"], settings["t_alpha"], settings["t_beta3"]) == (5, 9, None)
+
+
+@pytest.mark.parametrize("option", ["adamw", "sgd", "adafactor", "adam8bit", "muon"])
 @pytest.mark.parametrize("model", ["bert", "llama"])
 def test_biases_and_norms_do_not_decay(tmp_path, option, model):
     sizes = dict(num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=64)
@@ -114,6 +127,24 @@ def test_8_bit_adam_keeps_embeddings_in_32_bits(tmp_path):
     step(model, optimizer, torch.arange(256))
     embedding, linear = (state_bytes(optimizer, module.weight) / 256**2 for module in model)
     assert embedding == 8 and linear == pytest.approx(2 + 8 / 256)
+
+
+@pytest.mark.parametrize(
+    "option,bytes_a_parameter",
+    [
+        ("rmsprop", 4),
+        ("adagrad", 4),
+        ("muon", 4),
+        ("lion", 4),
+        ("ademamix", 12),
+        ("ademamix8bit", 3 + 12 / 256),  # a 32-bit scale for each of three states of each block of 256
+    ],
+)
+def test_bytes_of_state_of_a_matrix(tmp_path, option, bytes_a_parameter):
+    model = torch.nn.ModuleList([torch.nn.Linear(256, 256, bias=False)])
+    optimizer = built(model, tmp_path, f"optim={option}")
+    step(model[0], optimizer, torch.randn(2, 256))
+    assert state_bytes(optimizer, model[0].weight) / 256**2 == pytest.approx(bytes_a_parameter)
 
 
 # Large matrices, so that step counters and norms do not show.
@@ -163,11 +194,33 @@ def test_8_bit_without_bitsandbytes_is_refused(monkeypatch, option):
     assert f"optim={option}" in line and "pip install bitsandbytes" in line and "optim=adafactor" in line
 
 
-def test_paging_needs_a_gpu(pretend_gpu):
-    (line,) = compose("device=cpu", "optim=paged_adam8bit").problems
-    assert "optim=paged_adam8bit" in line and "optim=adam8bit" in line
+@pytest.mark.parametrize(
+    "paged,plain", [("paged_adam8bit", "adam8bit"), ("paged_adamw", "adamw"), ("paged_lion8bit", "lion8bit")]
+)
+def test_paging_needs_a_gpu(pretend_gpu, paged, plain):
+    (line,) = compose("device=cpu", f"optim={paged}").problems
+    assert f"optim={paged}" in line and f"optim={plain}." in line
     pretend_gpu((7, 5))
-    assert compose("optim=paged_adam8bit").problems == []
+    assert compose(f"optim={paged}").problems == []
+
+
+def test_muon_is_refused_before_ampere(pretend_gpu):
+    pretend_gpu((7, 5))
+    (line,) = compose("optim=muon").problems
+    assert "optim=muon needs compute capability 8.0" in line and "optim=adamw" in line
+
+
+# --- transformers' list ----------------------------------------------------------------------------
+
+
+def test_every_name_of_transformers_is_an_option_or_has_a_reason_in_the_documentation():
+    """A name that a new transformers brings is noticed here."""
+    named = {menus.option_values("optim", name, [CONF])["transformers_name"] for name in menus.options("optim", [CONF])}
+    page = (ROOT / "docs/levers.md").read_text().split("## Optimizers of transformers that are no option")[1]
+    rows = [row.split("|") for row in page.split("\n## ")[0].splitlines() if row.startswith("| `")]
+    told = {name for row in rows for name in re.findall("`([^`]+)`", row[1])}
+    assert all(row[2].strip() for row in rows)
+    assert {name.value for name in OptimizerNames} == named | told and not named & told
 
 
 # --- on a GPU --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import compose, small
 
+from recipes.errors import Refusal
 from recipes.parallelism import unwrap
 from recipes.training import optimizer, setup
 
@@ -54,39 +55,43 @@ def both(tmp_path, *overrides):
     return ours, theirs
 
 
-def hidden_matrices(model):
-    """Weights (N, K) of hidden layers: embeddings and the head are for another optimizer."""
-    outside = ("embed", "classifier", "pooler")
-    return [
-        weight
-        for name, weight in model.named_parameters()
-        if weight.dim() == 2 and not any(part in name for part in outside)
-    ]
-
-
-def muon(args, model):
-    """Muon for the matrices of the hidden layers, AdamW for the rest."""
-    matrices = hidden_matrices(model)
-    taken = set(map(id, matrices))
-    rest = [weight for weight in model.parameters() if id(weight) not in taken]
-    return optimizer.CombinedOptimizer(
-        [
-            torch.optim.Muon(matrices, lr=args.learning_rate, weight_decay=args.weight_decay),
-            torch.optim.AdamW(rest, lr=args.learning_rate, weight_decay=0.0),
-        ]
-    )
-
-
-def test_a_factory_gives_hidden_matrices_to_muon_and_the_rest_to_adamw(tmp_path, monkeypatch):
-    monkeypatch.setitem(optimizer.FACTORIES, "adamw", muon)
-    for loop in both(tmp_path, "train.schedule=linear"):
+@pytest.mark.parametrize(
+    "model,by_adamw",
+    [
+        ("bert_tiny", {"bert.pooler.dense.weight", "classifier.weight"}),
+        ("gpt2_tiny", set()),
+        ("llama_tiny", {"lm_head.weight"}),
+    ],
+)
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(tmp_path, model, by_adamw):
+    """Embeddings, the output layer, heads, norms and biases are AdamW's; the schedule reaches both."""
+    for loop in both(tmp_path, "optim=muon", f"model={model}", "train.schedule=linear"):
         states = unwrap.inner_optimizer(loop.optimizer).state
-        matrices = set(map(id, hidden_matrices(loop.bare_model)))
-        assert matrices
-        for weight in loop.bare_model.parameters():
-            expected = {"momentum_buffer"} if id(weight) in matrices else {"step", "exp_avg", "exp_avg_sq"}
-            assert states[weight].keys() == expected
-        assert {group["lr"] for group in loop.optimizer.param_groups} == {0.0}  # the schedule reached both
+        for name, weight in loop.bare_model.named_parameters():
+            adamw = weight.dim() == 1 or name in by_adamw or any(part in name for part in ("embed", "wte", "wpe"))
+            assert states[weight].keys() == ({"step", "exp_avg", "exp_avg_sq"} if adamw else {"momentum_buffer"}), name
+        assert {group["lr"] for group in loop.optimizer.param_groups} == {0.0}
+
+
+def test_an_update_of_muon_is_as_large_as_one_of_adamw(tmp_path):
+    """So that one learning rate serves both: the root mean square of an entry's change is about 0.2 of it."""
+    cfg, _, _ = compose(*small("optim=muon", "train.learning_rate=1", "train.weight_decay=0"))
+    for shape in ((64, 64), (256, 32)):
+        model = torch.nn.ModuleList([torch.nn.Linear(*shape, bias=False)])
+        before = model[0].weight.detach().clone()
+        built = optimizer.build_optimizer(cfg, setup.training_arguments(cfg, str(tmp_path)), model)
+        model[0](torch.randn(99, shape[0])).square().sum().backward()
+        built.step()
+        assert 0.1 < (model[0].weight - before).square().mean().sqrt() < 0.3
+
+
+def test_muon_says_what_it_does_not_train(tmp_path):
+    cfg, _, _ = compose(*small("recipe=accelerate", "optim=muon", "model=mixtral_tiny"))
+    (line,) = setup.build(cfg, str(tmp_path)).warnings
+    assert line.startswith("optim=muon: AdamW trains ") and "experts" in line
+    cfg, _, _ = compose(*small("optim=muon"))
+    with pytest.raises(Refusal, match="optim=adamw"):
+        optimizer.build_optimizer(cfg, setup.training_arguments(cfg, str(tmp_path)), torch.nn.Linear(4, 4))
 
 
 def test_a_combined_optimizer_continues_from_its_state_dictionary():
@@ -129,7 +134,7 @@ def test_an_optimizer_that_steps_in_the_backward_pass_trains_as_one_that_steps_a
     losses = {}
     for kind in (torch.optim.SGD, StepsInBackward):
         monkeypatch.setitem(
-            optimizer.FACTORIES, "sgd", lambda args, model, kind=kind: kind(model.parameters(), args.learning_rate)
+            optimizer.FACTORIES, "sgd", lambda cfg, args, model, kind=kind: kind(model.parameters(), args.learning_rate)
         )
         for recipe in ("accelerate", "trainer"):
             losses[kind, recipe] = train(recipe, tmp_path, "optim=sgd", "train.max_grad_norm=0")[1]
@@ -154,7 +159,9 @@ class Swaps(torch.optim.SGD):
 
 
 def test_an_optimizer_with_modes_trains_in_train_mode_and_evaluates_in_eval_mode(tmp_path, monkeypatch):
-    monkeypatch.setitem(optimizer.FACTORIES, "sgd", lambda args, model: Swaps(model.parameters(), args.learning_rate))
+    monkeypatch.setitem(
+        optimizer.FACTORIES, "sgd", lambda cfg, args, model: Swaps(model.parameters(), args.learning_rate)
+    )
     for loop in both(tmp_path, "optim=sgd"):
         inner = unwrap.inner_optimizer(loop.optimizer)
         assert inner.mode == "train"
