@@ -76,7 +76,7 @@ class Accumulation(Menu):
 
 @dataclass
 class Checkpointing(Menu):
-    pass
+    every_n_layers: int = at_least(1, identity=(RUN, LABEL))
 
 
 @dataclass

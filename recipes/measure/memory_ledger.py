@@ -22,6 +22,7 @@ from recipes.measure.memory_attribution import (
 from recipes.measure.op_flops import backward_flops, has_flop_formula, operation_flops
 from recipes.measure.op_observer import OpObserverMode
 from recipes.measure.storage_log import StorageLog
+from recipes.models import checkpointing
 from recipes.third_party.torch_private import observed_resizes, storage_key
 
 
@@ -83,6 +84,7 @@ class MemoryLedger:
             hooks.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(attribution.saved_for_backward, lambda tensor: tensor)
             )
+            hooks.enter_context(checkpointing.observed_by(attribution.saved_for_backward))
             self._hooks = hooks.pop_all()
 
     def end_step(self) -> list[int]:

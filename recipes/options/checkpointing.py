@@ -2,52 +2,86 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from recipes.config import Config
+from recipes.machine import host
 from recipes.options import hooks
 from recipes.options.hooks import PASSES, Cost, Dimension, Lever
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Works with every wrapper, and outer saved-tensor hooks (the memory ledger's) see the layers' inputs.
-SETTINGS = {"use_reentrant": False}
+# From little memory saved and little time lost to much of both.
+COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "offload": Cost.HOST_COPIES}
+COPIES = "the estimate of time does not know what the copies between GPU and host take"
 
 
-def training_arguments(cfg: Config) -> dict[str, Any]:
-    """Entries for TrainingArguments, under the name that the installed transformers has for them."""
-    if cfg.checkpointing.name == "none":
-        return {}
-    from transformers import TrainingArguments
-
-    new = "activation_checkpointing" in {
-        field.name for field in dataclasses.fields(TrainingArguments)
-    }  # the old name is deprecated
-    name = "activation_checkpointing" if new else "gradient_checkpointing"
-    return {name: True, f"{name}_kwargs": SETTINGS}
+def every_n_layers(cfg: Config) -> int:
+    """The distance between checkpointed layers; 1 where the key is missing, as in configurations of older records."""
+    every = cfg.checkpointing.every_n_layers
+    return every if isinstance(every, int) else 1
 
 
 def apply(cfg: Config, model: PreTrainedModel) -> None:
-    """Switch it on in a transformers model, for a recipe without a Trainer."""
-    if cfg.checkpointing.name == "full":
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable(SETTINGS)
+    """Switch it on in a transformers model. TrainingArguments cannot: they are written as JSON, and a function is none.
+
+    Raises Refusal for a model whose layers cannot be told apart, if not all are to be checkpointed.
+    """
+    if cfg.checkpointing.name != "none":
+        from recipes.models import checkpointing
+
+        checkpointing.enable(model, cfg.checkpointing.name, every_n_layers(cfg))
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """What does not go with kept results and with copies."""
+    name = cfg.checkpointing.name
+    if name not in ("selective", "offload"):
+        return []
+    if cfg.compile:
+        return [f"checkpointing={name} does not go with compile=true. Choose checkpointing=full, or leave compile out."]
+    if cfg.parallelism.name == "zero" and cfg.parallelism.stage == 3:
+        return [
+            f"checkpointing={name} does not go with parallelism.stage=3, which gathers weights inside the layers. "
+            "Choose checkpointing=full, or parallelism=fsdp."
+        ]
+    return []
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What offload does not do, and what an estimate of it leaves out."""
+    if cfg.checkpointing.name != "offload":
+        return []
+    if host.device(cfg) == "cpu":
+        return [
+            "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
+        ]
+    return [f"checkpointing=offload: {COPIES}."] if cfg.recipe.name == "estimate" else []
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
-    """Recomputation: a second forward pass in place of the kept activations."""
-    if cfg.checkpointing.name != "none":
-        return []
-    return [Lever("checkpointing=full", Cost.RECOMPUTATION, (PASSES,), {"checkpointing": "full"})]
+    """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
+    name, every = cfg.checkpointing.name, every_n_layers(cfg)
+    stronger = list(COSTS)[list(COSTS).index(name) + 1 :] if name in COSTS else list(COSTS)
+    changes = {f"checkpointing={option}": (COSTS[option], {"checkpointing": option}) for option in stronger}
+    if every > 1:
+        changes["checkpointing.every_n_layers=1"] = (COSTS[name], {"checkpointing.every_n_layers": 1})
+    return [Lever(typed, cost, (PASSES,), changed) for typed, (cost, changed) in changes.items()]
+
+
+def _not_tried(cfg: Config) -> str | None:
+    """Why fit leaves an option out."""
+    return COPIES if cfg.checkpointing.name == "offload" else None
 
 
 HOOKS = hooks.register(
     "checkpointing",
     hooks.Hooks(
-        training_arguments=training_arguments,
+        problems=problems,
+        warnings=warnings,
         memory_levers=memory_levers,
-        search=(Dimension("checkpointing", 20),),
+        search=(Dimension("checkpointing", 20, not_tried=_not_tried),),
     ),
 )

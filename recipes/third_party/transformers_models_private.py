@@ -97,3 +97,22 @@ def cache_without_first_copy() -> Iterator[None]:
 
     with patched(DynamicLayer, update=update):
         yield
+
+
+def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:
+    """Makes every checkpoint of a model run inside `around()`, once checkpointing is switched on.
+
+    A layer calls `_gradient_checkpointing_func(forward, *inputs)`. Its arguments can be given publicly, and a context
+    for what runs inside it; what it saves are the inputs, before that context is entered.
+    """
+
+    def surrounded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpoint_with_context(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return checkpoint(*args, **kwargs)
+
+        return checkpoint_with_context
+
+    for module in model.modules():
+        if "_gradient_checkpointing_func" in vars(module):
+            module._gradient_checkpointing_func = surrounded(module._gradient_checkpointing_func)

@@ -16,7 +16,7 @@ from recipes.data import data_loader
 from recipes.data.data_loader import Batch
 from recipes.data.dataset import Data
 from recipes.measure.step_log import StepLog
-from recipes.options import checkpointing, hooks
+from recipes.options import hooks
 from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
 from recipes.training import optimizer
@@ -34,7 +34,6 @@ class Loop:
         self.cfg, self.args, self.data = cfg, args, data
         # `accelerate.Accelerator` by its module, where an estimate replaces it.
         self.accelerator = accelerate.Accelerator(**accelerate_plugins.accelerator_arguments(cfg, args))
-        checkpointing.apply(cfg, model)
         self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
         self.model: Any

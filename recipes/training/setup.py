@@ -18,7 +18,7 @@ from recipes.data import dataset
 from recipes.data.dataset import Data
 from recipes.machine import host
 from recipes.models import architectures, builder
-from recipes.options import hooks, parallelism, precision, task
+from recipes.options import checkpointing, hooks, parallelism, precision, task
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
 from recipes.third_party import accelerate_private
@@ -94,6 +94,7 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
+    checkpointing.apply(cfg, model)
     accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)

@@ -26,7 +26,7 @@ from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import roofline
 from recipes.foresight.speed.operation_names import COLLECTIVE
 from recipes.foresight.speed.operations import Operation, Tally
-from recipes.options import parallelism
+from recipes.options import checkpointing, parallelism
 from recipes.parallelism import fsdp
 from recipes.third_party import torch_distributed_private
 
@@ -111,10 +111,13 @@ def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Ex
 def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapolation]:
     """An extrapolation for each of the precisions, which run the same operations at different speeds.
 
-    A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model.
+    A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
+    every n-th layer is checkpointed, what grows alike is a group of n layers, and the depths differ by one.
     """
-    layers = cfg.model.layers
-    depths = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
+    layers, period = cfg.model.layers, checkpointing.every_n_layers(cfg)
+    first, _ = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
+    first += (layers - first) % period
+    depths = (first, first + period)
     if cfg.model.pretrained or layers <= depths[-1]:
         depths = (layers,)
     simulated, weights = [], []  # one entry for each depth
@@ -126,7 +129,7 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
         weights.append(sizes)
     if len(depths) == 1:
         return [Extrapolation(*figures) for figures in simulated[0]]
-    more = layers - depths[0]
+    more = (layers - depths[0]) // period
     made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*simulated)]
     if cfg.parallelism.world_size == 1 or parallelism.sharded(cfg):
         return made
@@ -158,7 +161,10 @@ def _ddp_buckets(cfg: Config, weights: list[tuple[int, torch.dtype]]) -> list[li
 
 
 def _deeper(low: list, high: list, more: int) -> list:
-    """The list of a model with `more` layers than `low`; `high` is the list of a model with one more."""
+    """The list of a model with `more` layers than `low`; `high` is the list of a model with one more.
+
+    What is called a layer here is a group of them where only every n-th layer is checkpointed.
+    """
     same = next((index for index, pair in enumerate(zip(low, high)) if pair[0] != pair[1]), len(low))
     return low[:same] + high[same : same + len(high) - len(low)] * more + low[same:]
 
