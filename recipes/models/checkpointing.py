@@ -31,10 +31,11 @@ def observed_by(observe: Observer) -> Iterator[None]:
 
 
 def enable(model: Any, kind: str, every_n_layers: int = 1) -> None:
-    """Checkpoint the layers of a model, with or without an adapter around it.
+    """Checkpoint the layers of a model, with or without an adapter around it. A Trainer could not be asked to: its
+    arguments are written as JSON, and a function is none.
 
     kind: 'full', 'selective' or 'offload'. every_n_layers: the first layer is checkpointed, and every n-th after it.
-    Raises Refusal if the model's layers cannot be told apart and every_n_layers is not 1.
+    Raises Refusal if every_n_layers is not 1 and the model does not say which modules are layers.
     """
     # Without reentrance it works with every wrapper, and outer saved-tensor hooks see the layers' inputs.
     settings: dict[str, Any] = {"use_reentrant": False}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from recipes.config import Config
 from recipes.machine import host
 from recipes.options import hooks
 from recipes.options.hooks import PASSES, Cost, Dimension, Lever
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # From little memory saved and little time lost to much of both.
 COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "offload": Cost.HOST_COPIES}
@@ -24,27 +20,21 @@ def every_n_layers(cfg: Config) -> int:
     return every if isinstance(every, int) else 1
 
 
-def apply(cfg: Config, model: PreTrainedModel) -> None:
-    """Switch it on in a transformers model. TrainingArguments cannot: they are written as JSON, and a function is none.
-
-    Raises Refusal for a model whose layers cannot be told apart, if not all are to be checkpointed.
-    """
-    if cfg.checkpointing.name != "none":
-        from recipes.models import checkpointing
-
-        checkpointing.enable(model, cfg.checkpointing.name, every_n_layers(cfg))
-
-
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What does not go with kept results and with copies."""
-    name = cfg.checkpointing.name
-    if name not in ("selective", "offload"):
+    return _problems(cfg, cfg.checkpointing.name)
+
+
+def _problems(cfg: Config, option: str) -> list[str]:
+    if option not in ("selective", "offload"):
         return []
     if cfg.compile:
-        return [f"checkpointing={name} does not go with compile=true. Choose checkpointing=full, or leave compile out."]
+        return [
+            f"checkpointing={option} does not go with compile=true. Choose checkpointing=full, or leave compile out."
+        ]
     if cfg.parallelism.name == "zero" and cfg.parallelism.stage == 3:
         return [
-            f"checkpointing={name} does not go with parallelism.stage=3, which gathers weights inside the layers. "
+            f"checkpointing={option} does not go with parallelism.stage=3, which gathers weights inside the layers. "
             "Choose checkpointing=full, or parallelism=fsdp."
         ]
     return []
@@ -64,11 +54,17 @@ def warnings(cfg: Config) -> list[str]:
 def memory_levers(cfg: Config) -> list[Lever]:
     """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
     name, every = cfg.checkpointing.name, every_n_layers(cfg)
-    stronger = list(COSTS)[list(COSTS).index(name) + 1 :] if name in COSTS else list(COSTS)
-    changes = {f"checkpointing={option}": (COSTS[option], {"checkpointing": option}) for option in stronger}
+    stronger = [option for option in COSTS if COSTS[option] > COSTS.get(name, Cost.NO_SPEED)]
+    same = {"checkpointing.every_n_layers": every} if every > 1 else {}
+    levers = [
+        Lever(f"checkpointing={option}", COSTS[option], (PASSES,), {"checkpointing": option} | same)
+        for option in stronger
+        if not _problems(cfg, option)
+    ]
     if every > 1:
-        changes["checkpointing.every_n_layers=1"] = (COSTS[name], {"checkpointing.every_n_layers": 1})
-    return [Lever(typed, cost, (PASSES,), changed) for typed, (cost, changed) in changes.items()]
+        all_layers = "checkpointing.every_n_layers"
+        levers.insert(0, Lever(f"{all_layers}=1", COSTS[name], (PASSES,), {all_layers: 1}))
+    return levers
 
 
 def _not_tried(cfg: Config) -> str | None:

@@ -17,8 +17,9 @@ from recipes.config import Config
 from recipes.data import dataset
 from recipes.data.dataset import Data
 from recipes.machine import host
-from recipes.models import architectures, builder
-from recipes.options import checkpointing, hooks, parallelism, precision, task
+from recipes.models import architectures, builder, checkpointing
+from recipes.options import hooks, parallelism, precision, task
+from recipes.options.checkpointing import every_n_layers
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
 from recipes.third_party import accelerate_private
@@ -94,7 +95,8 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
-    checkpointing.apply(cfg, model)
+    if cfg.checkpointing.name != "none":
+        checkpointing.enable(model, cfg.checkpointing.name, every_n_layers(cfg))
     accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)

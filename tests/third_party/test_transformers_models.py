@@ -95,3 +95,20 @@ def test_register_experts_and_grouped_experts(experts):
 def test_grouped_products():
     products = transformers_models_private.grouped_products()
     assert [str(product) for product in products] == ["aten._grouped_mm", "transformers.grouped_mm_fallback"]
+
+
+def test_checkpoint_inside():
+    """The context is around the checkpoint of each layer, and so sees what it saves: the layer's input."""
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=16)
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).train()
+    saved = []
+
+    def around():
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: saved.append(tensor) or tensor, lambda kept: kept
+        )
+
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    transformers_models_private.checkpoint_inside(model, around)
+    model(input_ids=torch.ones(3, 5, dtype=torch.long))
+    assert [tuple(tensor.shape) for tensor in saved if tensor.requires_grad] == [(3, 5, 8)] * 2

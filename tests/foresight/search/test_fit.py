@@ -71,7 +71,8 @@ def test_what_is_left_open_is_searched():
     assert set(search.values["optim"]) == {"adamw", "adamw_fused", "sgd", "adafactor", "adam8bit", "lion8bit"}
     left = " ".join(line for line in search.left_out if line.startswith("optim="))
     assert all(name in left for name in set(menus.options("optim", [CONF])) - set(search.values["optim"]))
-    assert search.count() == 5 * 2 * 2 * 6 * 3
+    assert search.values["checkpointing"] == ["full", "none", "selective"]
+    assert search.count() == 5 * 3 * 2 * 6 * 3
 
 
 def test_what_is_typed_or_kept_is_pinned():
@@ -123,6 +124,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
         ("precision=fp16", "optim=adafactor", "checkpointing=full"),
         ("precision=bf16_pure", "optim=sgd", "model.attention=eager"),
         ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
+        ("precision=bf16", "checkpointing=selective", "checkpointing.every_n_layers=2", "model.layers=5"),
     ],
 )
 def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_path):
@@ -248,7 +250,7 @@ def test_the_script_from_the_shell():
         timeout=200,
     )
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
-    assert "Searched, 4 configurations: checkpointing (full, none); batch.per_device (1, 2)." in ended.stdout
+    assert "Searched, 6 configurations: checkpointing (full, none, selective); batch.per_device (1, 2)." in ended.stdout
     assert "Kept: precision=fp32, model.attention=auto, optim=adamw." in ended.stdout
     assert ended.stdout.count("python train.py") == 2
 
