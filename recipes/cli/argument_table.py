@@ -1,7 +1,7 @@
 """The table of transformers.TrainingArguments' names and the keys that set them, found by calling the hooks.
 
 `python -m recipes.cli.argument_table > recipes/options/argument_names.json` writes it; a test compares the two. It is
-a file because one hook imports transformers, which a refusal has no time for.
+a file because calling every hook for every key takes longer than a refusal may.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from recipes.options import suggestions
 ARGUMENTS_FILE = Path(__file__).with_name("argument_names.json")
 # Arguments of transformers' example scripts, a name that TrainingArguments had before, and a common abbreviation.
 OTHER_ARGUMENTS = {
+    "activation_checkpointing": "checkpointing=full",
     "gradient_checkpointing": "checkpointing=full",
     "lr": "train.learning_rate",
     "model_name_or_path": "model.pretrained",
