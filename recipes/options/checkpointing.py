@@ -59,7 +59,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     levers = [
         Lever(f"checkpointing={option}", COSTS[option], (PASSES,), {"checkpointing": option} | same)
         for option in stronger
-        if not _problems(cfg, option)
+        if not _problems(cfg, option) and not (option == "offload" and host.device(cfg) == "cpu")
     ]
     if every > 1:
         all_layers = "checkpointing.every_n_layers"

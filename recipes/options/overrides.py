@@ -24,6 +24,9 @@ KINDS: dict[type, tuple[type, str]] = {
 }
 # Texts for which true or a list is often typed, and what they take.
 TAKES = {"resume": "resume=latest, or resume=<folder of a run or of a checkpoint>"}
+SWITCHED_ON = {
+    "checkpointing": "full"
+}  # menu -> what `true` stands for, where there are several options to choose from
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
 VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
@@ -190,7 +193,8 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
     typed = _as_typed(value)
     if isinstance(value, bool) and "none" in options:
         others = [option for option in options if option != "none"]
-        near = f" Did you mean {group}={'none' if not value or len(others) > 1 else others[0]}?"
+        on = others[0] if len(others) == 1 else SWITCHED_ON.get(group, "none")
+        near = f" Did you mean {group}={on if value else 'none'}?"
     elif isinstance(value, int) and f"x{value}" in options:
         near = f" Did you mean {group}=x{value}?"
     elif group == "accumulation" and isinstance(value, int):

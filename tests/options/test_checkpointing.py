@@ -204,15 +204,19 @@ def test_no_layer_less_than_the_first():
         checkpointing._only_every(torch.nn.Linear(2, 2), 2)
 
 
+def levers(*words: str) -> list[str]:
+    return [lever.overrides for lever in hooks.memory_levers(compose(*words).cfg) if "checkpointing" in lever.overrides]
+
+
 def test_the_cheapest_lever_is_named_first_and_none_that_is_used():
-    hint = memory_hints.memory_hint(compose("device=cpu").cfg, "backward")
+    gpu = ["recipe=estimate", "gpu=a100_40gb"]
+    hint = memory_hints.memory_hint(compose(*gpu).cfg, "backward")
     order = [hint.index(f"checkpointing={name}") for name in ("selective", "full", "offload")]
     assert order == sorted(order)
-    cfg = compose("device=cpu", "checkpointing=full", "checkpointing.every_n_layers=2").cfg
-    typed = [lever.overrides for lever in hooks.memory_levers(cfg) if "checkpointing" in lever.overrides]
-    assert typed == ["checkpointing.every_n_layers=1", "checkpointing=offload"]
-    compiled = hooks.memory_levers(compose("device=cpu", "compile=true").cfg)
-    assert [lever.overrides for lever in compiled if "checkpointing" in lever.overrides] == ["checkpointing=full"]
+    half = levers(*gpu, "checkpointing=full", "checkpointing.every_n_layers=2")
+    assert half == ["checkpointing.every_n_layers=1", "checkpointing=offload"]
+    assert levers("device=cpu") == ["checkpointing=selective", "checkpointing=full"]
+    assert levers("device=cpu", "compile=true") == ["checkpointing=full"]
 
 
 def test_a_configuration_of_an_older_record_checkpoints_every_layer():
