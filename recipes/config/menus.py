@@ -111,6 +111,7 @@ class Parallelism(Menu):
     wrap: str = one_of("layer", "size", "none")
     wrap_min_parameters: int = at_least(1)
     cpu_offload: bool = UNSET
+    sync_each_batch: bool | None = UNSET
     stage: int = one_of(1, 2, 3)
     offload: str = one_of("none", "optimizer", "all")
     live_parameters: int = at_least(1)

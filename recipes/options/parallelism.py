@@ -60,6 +60,8 @@ def resolve(cfg: Config) -> list[str]:
             "--num_processes N, or say how many with parallelism.num_processes=N."
         ]
     cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
+    if cfg.parallelism.sync_each_batch is None and mode in ("fsdp", "fsdp_tp"):
+        cfg.parallelism.sync_each_batch = cfg.parallelism.strategy != "no_shard"
     return []
 
 

@@ -47,6 +47,12 @@ def _prepare_fsdp2_with_own_parameters(accelerator: Accelerator, *prepared: Any)
     return result
 
 
+def sync_each_batch(accelerator: Accelerator) -> None:
+    """Afterwards gradients are reduced in every micro-batch. The Trainer asks `accelerator.no_sync` for a context in
+    which they are not, and has no setting for it."""
+    accelerator.no_sync = lambda *_, **__: contextlib.nullcontext()  # type: ignore[method-assign]
+
+
 def cache_lomo_check() -> None:
     """`AcceleratedOptimizer.step` looks for the package lomo_optim on the disk twice in each step, which takes half a
     millisecond where it is not installed. Afterwards it takes the answer of this call."""

@@ -100,6 +100,8 @@ def build(
     accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
+    if cfg.parallelism.sync_each_batch:
+        accelerate_private.sync_each_batch(loop.accelerator)
     if loop.accelerator.device.type == "cuda":
         precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
     warnings = ingredients.warnings + optimizer.warnings(cfg, model)

@@ -102,6 +102,20 @@ def test_keep_sharded_parameters(process_group, accelerate_state, monkeypatch):
     assert [id(weight) for weight in optimizer.param_groups[0]["params"]] == [id(weight) for weight in model]
 
 
+def test_sync_each_batch(process_group, accelerate_state):
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = fully_shard(torch.nn.Linear(2, 2))
+    called = []
+    model.set_requires_gradient_sync = lambda value, *_, **__: called.append(value)
+    with accelerator.no_sync(model):
+        pass
+    accelerate_private.sync_each_batch(accelerator)
+    before = list(called)
+    with accelerator.no_sync(model=model):
+        pass
+    assert called == before
+
+
 def test_keep_deepspeed_engine(accelerate_state):
     """`free_memory` ends the engine and forgets what was prepared; `Trainer.train` calls it."""
     accelerator = accelerate.Accelerator(cpu=True)
