@@ -44,6 +44,7 @@ PARENT = {"cli", "jobs", "report", "doctor", "tracking", "options", "records", "
 NOT_PARENT = {
     "recipes.jobs.training_run",  # imported by the worker alone
     "recipes.ranks.collectives",
+    "recipes.options.chunked_loss",  # imported where a model is built
 }
 HEAVY = {
     "torch",

@@ -48,7 +48,7 @@ def _shards_its_output_layer(cfg: Config) -> bool:
 def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
     """The model, changed in place. Raises Refusal for one whose loss cannot be computed in chunks."""
     if is_chunked(cfg):
-        from recipes.models import chunked_loss
+        from recipes.options import chunked_loss
 
         chunked_loss.use_chunked_loss(cast("PreTrainedModel", adapter.base_model(model)), cfg.loss.rows)
     return model

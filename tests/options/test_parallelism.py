@@ -95,6 +95,16 @@ evaluate.evaluate = checked
 """
 
 
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_reduced_in_every_micro_batch_no_rank_holds_whole_gradients(train, recipe):
+    words = [f"recipe={recipe}", "parallelism=fsdp", TWO, "model.layers=8", "batch.per_device=1", "accumulation=x2"]
+    each, once = (train(*words, *more).record for more in ([], ["parallelism.sync_each_batch=false"]))
+    assert each.config["parallelism"]["sync_each_batch"]
+    assert each.training.losses == pytest.approx(once.training.losses, rel=1e-5)
+    whole = 4 * once.memory.parameter_count
+    assert once.memory.peak_tensor_bytes - each.memory.peak_tensor_bytes > 0.2 * whole
+
+
 @pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
 def test_groups_of_ranks_train_as_one(train, recipe):
     """FSDP in two groups, and layers split over two ranks with FSDP over two of such groups."""

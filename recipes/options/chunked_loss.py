@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from recipes.data.collate import IGNORE_INDEX
 from recipes.errors import Refusal
 
+IGNORE_INDEX = -100  # what transformers' losses leave out
 MIN_ROWS = 256  # fewer leave a GPU idle
 
 
