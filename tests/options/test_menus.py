@@ -106,6 +106,10 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
         | {frozenset([("parallelism", mode), ("adapter", "lora")]) for mode in ("fsdp", "fsdp_tp")}
         | {
+            frozenset([("loss", "chunked"), option])
+            for option in encoders | {("data", "mrpc"), ("parallelism", "fsdp_tp")}
+        }
+        | {
             frozenset([zero, option])
             for option in whole | {("precision", "bf16_pure"), ("adapter", "lora")}
             if zero not in alone
