@@ -91,7 +91,7 @@ def _signature(operation: Any) -> tuple[str, int]:
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     if not keeps(operation, args, kwargs):
         return CheckpointPolicy.PREFER_RECOMPUTE
-    # torch before 2.13 does not show the result, and a ledger then counts it among the other tensors.
+    # torch before 2.13 does not show the result, and a ledger then may count it among the other tensors.
     result = getattr(context, "op_output", None)
     for tensor in result if isinstance(result, tuple | list) else (result,):
         if isinstance(tensor, torch.Tensor):
