@@ -21,6 +21,11 @@ SHOWN = 4  # names of weights in a message
 def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
     """Calls a `from_pretrained`. Raises Refusal with one sentence for each way in which it fails."""
     folder = Path(name).expanduser()
+    if (folder / "adapter_config.json").exists():  # transformers would load it, or not, as peft is in use
+        raise Refusal(
+            f"model.pretrained={name} holds an adapter (adapter_config.json), which is not loaded. Merge it into its "
+            "model first (peft's merge_and_unload, then save_pretrained) and give that folder."
+        )
     try:
         return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
@@ -26,6 +27,8 @@ from recipes.errors import Refusal
 
 IGNORE_INDEX = -100  # what transformers' losses leave out
 MIN_ROWS = 256  # fewer leave a GPU idle
+MAX_CHUNKS = 16
+FP16_MARGIN = 64  # by which products are divided that are summed in fp16
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,18 @@ class DeferredLogits:
     def float(self) -> DeferredLogits:
         return self._after("cast", torch.float32)
 
-    def to(self, target: Any) -> DeferredLogits:
-        return self._after("cast", target) if isinstance(target, torch.dtype) else self
+    def to(self, *args: Any, **kwargs: Any) -> DeferredLogits:
+        dtype = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)), None)
+        return self if dtype is None else self._after("cast", dtype)
 
     def contiguous(self) -> DeferredLogits:
         return self
 
-    def __getitem__(self, index: Any) -> Any:
-        raise _unknown("indexing")
+    def _refused(self, *_: Any) -> Any:
+        raise _unknown("a sum, a power, indexing or the like")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = __pow__ = __rtruediv__ = __matmul__ = _refused
+    __getitem__ = __setitem__ = __len__ = __iter__ = _refused
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(Tensor, name):
@@ -153,13 +160,13 @@ class _DeferringLinear(nn.Linear):
         return DeferredLogits(input, self)
 
 
-def chunk_rows(width: int) -> int:
+def chunk_rows(tokens: int, width: int) -> int:
     """Rows of a chunk: its logits (rows, V) are a quarter as large as the output layer's weights (V, width).
 
     Each chunk reads these weights and adds to their gradient once, which takes longer than its arithmetic if it has
-    few rows.
+    few rows, and which rounds the gradient of 16-bit weights once more: hence MAX_CHUNKS.
     """
-    return max(MIN_ROWS, width // 4)
+    return max(MIN_ROWS, width // 4, -(-tokens // MAX_CHUNKS))
 
 
 def _loss(
@@ -179,13 +186,18 @@ def _loss(
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     targets = shift_labels.reshape(-1).to(logits.device)
     hidden, layer = logits.hidden.reshape(-1, logits.hidden.shape[-1]), logits.layer
+    if len(hidden) != len(targets):
+        raise _unknown("keeping those of some tokens only")
     if rows is None:
-        rows = chunk_rows(layer.in_features)
+        rows = chunk_rows(len(hidden), layer.in_features)
     total = _ChunkedCrossEntropy.apply(
         hidden, layer.weight, layer.bias, targets, logits.operations, rows, ignore_index, torch.is_grad_enabled()
     )
-    count = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    return total / count
+    if num_items_in_batch is not None:
+        return total / num_items_in_batch
+    count = (targets != ignore_index).sum()
+    # Without a label the standard loss is no number either, and its gradients are 0.
+    return (total / count.clamp(min=1)).masked_fill(count == 0, float("nan"))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -210,7 +222,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, len(hidden), rows):
                 chunk, wanted = hidden[start : start + rows].to(dtype), targets[start : start + rows]
                 loss, gradient = _cross_entropy(
-                    F.linear(chunk, matrix, offset), operations, wanted, ignore_index, needs_hidden or needs_weight
+                    F.linear(chunk, matrix, offset),
+                    operations,
+                    wanted,
+                    ignore_index,
+                    needs_hidden or needs_weight or needs_bias,
                 )
                 total += loss
                 if gradient is None:
@@ -227,16 +243,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *outputs):
-        gradients, ctx.gradients = ctx.gradients, (None, None, None)
+        if ctx.gradients is None:
+            raise RuntimeError("loss=chunked: a second backward pass through the same loss; its gradients are used up.")
+        gradients, ctx.gradients = ctx.gradients, None
         scaled = tuple(each if each is None else each.mul_(outputs[0]) for each in gradients)
         return (*scaled, None, None, None, None, None)
 
 
 def _add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
-    """Add a matrix product to `total`, in place; in one operation where the types are equal."""
+    """Add a matrix product to `total`, in place; in one operation where the types are equal.
+
+    A product in fp16 is of the gradients of a sum, before loss scaling: its largest numbers must not overflow.
+    """
     if total.dtype == one.dtype:
         torch.addmm(total, one, other, out=total)  # as addmm_, which torch's FLOP counter does not know
+    elif one.dtype == torch.float16:
+        total.add_(one @ (other / FP16_MARGIN), alpha=FP16_MARGIN)
     else:
         total += one @ other
 
@@ -250,7 +274,7 @@ def _cross_entropy(
         logits = operation.forward(logits)
         results.append(logits)
     logits, counts = logits.float(), (targets != ignore_index)[:, None]
-    index = targets.clamp(min=0)[:, None]
+    index = targets.where(targets != ignore_index, 0)[:, None]
     normalizer = logits.logsumexp(-1, keepdim=True)
     loss = ((normalizer - logits.gather(-1, index)) * counts).sum()
     if not wants_gradient:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from recipes.config import Config
 from recipes.options import adapter, hooks, task
-from recipes.options.hooks import PASSES, Cost, Dimension, Lever
+from recipes.options.hooks import PASSES, Cost, Lever
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,17 +61,12 @@ def memory_levers(cfg: Config) -> list[Lever]:
     return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,), {"loss": "chunked"})]
 
 
-def _not_tried(cfg: Config) -> str | None:
-    """Why fit leaves loss=chunked out."""
-    return None if not is_chunked(cfg) else next(iter(problems(cfg)), None)
-
-
 HOOKS = hooks.register(
     "loss",
     hooks.Hooks(
         problems=problems,
         transform_model=transform_model,
         memory_levers=memory_levers,
-        search=(Dimension("loss", 25, not_tried=_not_tried),),
+        not_searched="type loss=chunked for large vocabularies",
     ),
 )

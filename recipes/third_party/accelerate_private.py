@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 
 from recipes.third_party.patching import patched
 
@@ -41,6 +42,8 @@ def _prepare_fsdp2_with_own_parameters(accelerator: Accelerator, *prepared: Any)
     optimizers = [each for each in prepared if isinstance(each, torch.optim.Optimizer)]
     kept = [[list(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
     result = _prepare_fsdp2(accelerator, *prepared)
+    if not any(isinstance(each, FSDPModule) for each in prepared):  # Accelerate shards it, into other parameters
+        return result
     for optimizer, groups in zip(optimizers, kept, strict=True):
         for group, parameters in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = parameters
@@ -68,7 +71,14 @@ def keep_deepspeed_engine(accelerator: Accelerator) -> None:
 
 def forward_without_autocast(model: torch.nn.Module) -> Callable:
     """The model's forward pass without the autocast that `Accelerator.prepare` put around it."""
-    return getattr(model, "_original_forward", model)
+    if not hasattr(model, "_original_forward"):
+        return model
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # through the module's call, which runs its hooks
+        with patched(model, forward=model._original_forward):
+            return model(*args, **kwargs)
+
+    return call
 
 
 # --- predictions for GPUs that this machine lacks ----------------------------------------------------

@@ -86,11 +86,11 @@ class CombinedOptimizer(Optimizer):
 
 def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """The trained matrices of linear layers inside the model's stacks of layers: no embedding, output layer or head."""
-    found: dict[int, torch.nn.Parameter] = {}
+    found: set[int] = set()
     for stack in (module for module in model.modules() if isinstance(module, torch.nn.ModuleList)):
         for module in stack.modules():
             if isinstance(module, (torch.nn.Linear, Conv1D)) and module.weight.dim() == 2:
-                found[id(module.weight)] = module.weight
+                found.add(id(module.weight))
     return [weight for weight in model.parameters() if id(weight) in found and weight.requires_grad]
 
 

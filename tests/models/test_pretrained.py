@@ -12,6 +12,8 @@ from conftest import compose, small
 from safetensors.torch import load_file, save_file
 
 from recipes.data import byte_tokenizer
+from recipes.errors import Refusal
+from recipes.models import pretrained
 
 RECIPES = ["trainer", "accelerate"]
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
@@ -224,3 +226,10 @@ def test_a_head_that_is_no_choice_of_one_class_is_refused(train, tmp_path, chang
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     assert word in train(f"model.pretrained={folder}", status="refused").record.error.message
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path):
+    """transformers loads it or leaves it out, whether peft is in use or not, and says nothing."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(Refusal, match="merge_and_unload"):
+        pretrained.call(dict, str(tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from conftest import compose, small
@@ -90,7 +92,33 @@ def test_no_label_at_all_is_no_number_as_in_the_standard_loss():
     model, empty = tiny("llama"), batch()
     empty["labels"][:] = -100
     chunked_loss.use_chunked_loss(model, None)
+    model(**empty).loss.backward()
     assert model(**empty).loss.isnan()
+    assert all(weight.grad is None or not weight.grad.any() for weight in model.parameters())
+
+
+def test_a_loss_can_be_used_once_and_takes_as_many_labels_as_tokens():
+    model = tiny("llama")
+    chunked_loss.use_chunked_loss(model, None)
+    loss = model(**batch()).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="second backward"):
+        loss.backward()
+    with pytest.raises(Refusal, match="loss=standard"):
+        model(**batch(), logits_to_keep=3)
+    with pytest.raises(RuntimeError):
+        model(input_ids=batch()["input_ids"], labels=batch()["labels"].fill_(-1))
+
+
+def test_large_numbers_in_fp16_do_not_overflow_before_the_loss_scale_is_known():
+    model = tiny("llama")
+    model.model.forward = lambda **_: types.SimpleNamespace(
+        last_hidden_state=torch.full((2, 11, 16), 9e3), past_key_values=None, hidden_states=None, attentions=None
+    )
+    chunked_loss.use_chunked_loss(model, None)
+    with torch.autocast("cpu", torch.float16):
+        model(input_ids=batch()["input_ids"], labels=torch.full((2, 11), 7)).loss.backward()
+    assert model.lm_head.weight.grad.isfinite().all() and model.lm_head.weight.grad.abs().max() > 1e3
 
 
 def test_a_model_that_does_more_with_its_logits_is_refused():

@@ -52,6 +52,12 @@ def test_a_whole_evaluation_in_16_bits(train, recipe, trained_in, option):
     assert short.memory.weights_bytes == 4 * short.memory.parameter_count, "the weights come back in 32 bits"
 
 
+def test_an_evaluation_in_16_bits_computes_a_chunked_loss_too(train):
+    words = ["model=gpt2_tiny", "precision=bf16", "eval.precision=bf16"]
+    standard, chunked = (train(*words, f"loss={name}").record for name in ("standard", "chunked"))
+    assert chunked.evaluation.loss == pytest.approx(standard.evaluation.loss, rel=1e-3)
+
+
 def test_there_is_none_without_a_split_or_when_switched_off(train):
     assert train("data.eval_samples=null").record.evaluation is None
     assert train("eval.enabled=false").record.evaluation is None

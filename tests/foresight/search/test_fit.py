@@ -72,7 +72,7 @@ def test_what_is_left_open_is_searched():
     left = " ".join(line for line in search.left_out if line.startswith("optim="))
     assert all(name in left for name in set(menus.options("optim", [CONF])) - set(search.values["optim"]))
     assert search.values["checkpointing"] == ["full", "none", "selective"]
-    assert search.count() == 5 * 3 * 2 * 6 * 3 * 2
+    assert search.count() == 5 * 3 * 2 * 6 * 3
 
 
 def test_what_is_typed_or_kept_is_pinned():
