@@ -74,7 +74,7 @@ def _of_options(group: str, base: Config, before: dict[str, Any]) -> dict[str, s
             if entry is True and before.get(name) is not True:
                 found[name] = f"{group}={option}"
             elif isinstance(entry, str) and name in differs:
-                found[f"{name}={entry}"] = f"{group}={option}"
+                found.setdefault(f"{name}={entry}", f"{group}={option}")  # muon names AdamW's too, for other weights
     return found
 
 

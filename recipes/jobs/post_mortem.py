@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from recipes.options import memory_hints
 from recipes.records import record, record_file, run_folder
 from recipes.records.messages import RankFailed
 from recipes.records.record import Error, Record
+
+BAD_ALLOC = "std::bad_alloc"  # what C++ prints of an exception that nothing catches, before it aborts
+END_OF_LOG_BYTES = 2000
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,21 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         message = f"the system ran out of memory and killed the process ({exit_text(worker.code)})"
         hint = memory_hints.memory_hint(from_dict(job.record.config))
         return "oom", Error(phase, "KernelOutOfMemory", message, hint)
+    if worker.code == -signal.SIGABRT and BAD_ALLOC in _end_of_log(job):
+        hint = memory_hints.memory_hint(from_dict(job.record.config))
+        return "oom", Error(phase, "BadAlloc", "a library's code in C++ ran out of host memory (std::bad_alloc)", hint)
     if worker.code < 0:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."
     return "failed", Error(phase, "WorkerDied", f"{exit_text(worker.code)}, and no record", hint)
+
+
+def _end_of_log(job: launch.Job) -> str:
+    """What the worker's libraries printed last."""
+    with contextlib.suppress(OSError), open(Path(job.folder or "", run_folder.LOG_FILE), "rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - END_OF_LOG_BYTES))
+        return log.read().decode(errors="replace")
+    return ""
 
 
 def write_post_mortem(job: launch.Job, status: str, message: str, hint: str | None) -> Record:
