@@ -27,7 +27,7 @@ test-all: setup  ## run the long tests too: every pair of options, many kills, e
 check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m pyright
+	$(RUN) -m pyright --threads 2
 
 check-latest:  ## the contract tests of recipes/third_party against the newest releases, in a temporary environment
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -17,6 +17,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from conftest import slow_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -338,3 +339,11 @@ def test_every_third_party_module_has_a_contract_test():
     modules = {path.stem for path in third_party.glob("*.py")} - {"__init__", "patching"}  # patching: no library's
     missing = sorted(name for name in modules if not tests & {f"test_{name}", f"test_{name.removesuffix('_private')}"})
     assert third_party.is_dir() and modules and not missing
+
+
+def test_slow_tests_that_are_listed_exist():
+    """By file and function: a test that is renamed would silently be quick again."""
+    for name in sorted(slow_tests()):
+        file, _, test = name.partition("::")
+        functions = {node.name for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef)}
+        assert test.partition("[")[0] in functions, f"tests/slow_tests.txt: {name}"

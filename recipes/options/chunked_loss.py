@@ -244,7 +244,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *outputs):
+    def backward(ctx, *outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.gradients is None:
             raise RuntimeError("loss=chunked: a second backward pass through the same loss; its gradients are used up.")
         gradients, ctx.gradients = ctx.gradients, None

@@ -195,7 +195,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_left_alone(kills, train, aga
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)  # pytest shows it where the test fails
     moments = random.Random(seed)
-    told = ["recipe=accelerate", *TOLD, "train.max_steps=400", "train.log_seconds=0"]
+    told = ["recipe=accelerate", *TOLD, f"train.max_steps={20 * kills + 40}", "train.log_seconds=0"]
     left_alone = train(*told)
     workers, start = [], launch.start
     monkeypatch.setattr(launch, "start", lambda *job: workers.append(start(*job)) or workers[-1])

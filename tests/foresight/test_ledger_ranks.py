@@ -137,17 +137,19 @@ STEPS = 4
     "mode,told",
     [
         ("ddp", {"allreduce_": 1}),
-        ("fsdp", {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1}),
-        ("fsdp parallelism.strategy=shard_grad_op", {"_allgather_base_": STEPS, "_reduce_scatter_base_": 1}),
+        ("fsdp", {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": STEPS}),
+        ("fsdp parallelism.sync_each_batch=false", {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1}),
+        ("fsdp parallelism.strategy=shard_grad_op", {"_allgather_base_": STEPS, "_reduce_scatter_base_": STEPS}),
         (
             "fsdp parallelism.strategy=hybrid_shard parallelism.shard_size=2",
-            {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": 1, "allreduce_": 1 / 2},
+            {"_allgather_base_": 2 * STEPS, "_reduce_scatter_base_": STEPS, "allreduce_": STEPS / 2},
         ),
     ],
 )
 def test_what_ranks_send_each_other_is_what_the_algorithm_says(tmp_path, mode, told):
     """In models: DDP reduces all gradients once a step. FSDP gathers all weights for each micro-batch, twice where they
-    are given back in between, and reduces once a step; the hybrid reduces a group's part between the groups, too."""
+    are given back in between, and reduces as often, or once a step without `sync_each_batch`; the hybrid reduces a
+    group's part between the groups, too."""
     seen = foreseen(tmp_path, *GPU, f"accumulation.steps={STEPS}", *f"parallelism={mode}".split(), FOUR)
     sent, groups = Counter(), {}
     for counts in seen.tally.counts.values():

@@ -93,7 +93,7 @@ def test_keep_sharded_parameters(process_group, accelerate_state, monkeypatch):
     accelerate_private.keep_sharded_parameters()
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0)) for _ in range(3)])
     model.forward = lambda: model[0].sum()
-    fully_shard(model)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
     )
@@ -104,7 +104,7 @@ def test_keep_sharded_parameters(process_group, accelerate_state, monkeypatch):
 
 def test_sync_each_batch(process_group, accelerate_state):
     accelerator = accelerate.Accelerator(cpu=True)
-    model = fully_shard(torch.nn.Linear(2, 2))
+    model = fully_shard(torch.nn.Linear(2, 2), mesh=dist.init_device_mesh("cpu", (1,)))
     called = []
     model.set_requires_gradient_sync = lambda value, *_, **__: called.append(value)
     with accelerator.no_sync(model):

@@ -115,11 +115,12 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
     every n-th layer is checkpointed, what grows alike is a group of n layers, and the depths differ by one.
     """
     layers, period = cfg.model.layers, checkpointing.every_n_layers(cfg)
-    first, _ = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
-    first += (layers - first) % period
-    depths = (first, first + period)
-    if cfg.model.pretrained or layers <= depths[-1]:
-        depths = (layers,)
+    depths: tuple[int | None, ...] = (layers,)
+    if not cfg.model.pretrained:
+        first, _ = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
+        first += (layers - first) % period
+        if layers > first + period:
+            depths = (first, first + period)
     simulated, weights = [], []  # one entry for each depth
     for depth in depths:
         shallow = copy.deepcopy(cfg)
