@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from recipes.report.tables import markdown
 def full():
     """A record with a value in every field."""
     made = job(device="cuda", jobs_at_once=2, job_number=1, started_at="2026-11-22T04:00:00+00:00", overrides=["a=b"])
-    made.evaluation, made.error = Evaluation(4, 0.5, 0.75, None, 0.1), OOM
+    made.evaluation, made.error = Evaluation(4, 0.5, 0.75, None, 0.1), copy.copy(OOM)
     made.memory.largest_bytes, made.memory.per_rank = {"parameters": 1}, [{"rank": 0}]
     made.memory.all_ranks_bytes = {"peak_tensor_bytes": 3}
     made.estimate = Estimate(True, 1, 2, "x", 1.0, [{"count": 1}], [{"saved_bytes": 1}])
@@ -91,7 +92,7 @@ def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
 
 
 def test_names_reach_table_and_markdown_without_control_characters(drawn):
-    foreign = job(f"data.path={json.dumps(NAME)}", error=OOM, environment={})
+    foreign = job(f"data.path={json.dumps(NAME)}", error=copy.copy(OOM), environment={})
     foreign.error.message = foreign.error.hint = NAME
     foreign.environment["device_name"] = foreign.environment["git_revision"] = NAME
     made = rows.table([foreign, job("data.path=x")])
