@@ -86,6 +86,7 @@ def test_a_rank_that_is_killed_takes_the_job_down_and_the_record_names_it(ends):
 
 
 def test_a_rank_that_hangs_is_ended_at_the_time_limit(ends):
+    ends("", "parallelism=ddp", "train.max_steps=1")  # the fork server has imported the libraries by then
     outcome, seconds, _ = ends(THIRD_STEP.format(what=HANG), "parallelism=ddp", "launch.timeout_seconds=5")
     assert outcome.status == "timeout" and seconds < 10
 
