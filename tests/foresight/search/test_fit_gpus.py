@@ -138,7 +138,7 @@ def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
 
     search, found = tried
     made, why, _ = candidates.candidates_of(search, 2**60, SameProcessExecutor())
-    assert not why and len(made) == len(found) == 3 * 2 * 2
+    assert not why and len(made) == len(found) == 3 * 3 * 2
     for candidate in made:
         (outcome,) = (outcome for chosen, outcome in found if chosen == candidate.chosen)
         ddp = candidate.chosen["parallelism"] == "ddp"
