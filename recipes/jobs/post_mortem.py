@@ -97,13 +97,14 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         limit_seconds = job.record.config["launch"]["timeout_seconds"]
         hint = "Raise launch.timeout_seconds, or train fewer steps with train.max_steps."
         return "timeout", Error(phase, "Timeout", f"not done after {limit_seconds:g} seconds", hint)
+    out_of_memory = None  # (type, message)
     if worker.out_of_memory:
         message = f"the system ran out of memory and killed the process ({exit_text(worker.code)})"
-        hint = memory_hints.memory_hint(from_dict(job.record.config))
-        return "oom", Error(phase, "KernelOutOfMemory", message, hint)
-    if worker.code == -signal.SIGABRT and BAD_ALLOC in _end_of_log(job):
-        hint = memory_hints.memory_hint(from_dict(job.record.config))
-        return "oom", Error(phase, "BadAlloc", "a library's code in C++ ran out of host memory (std::bad_alloc)", hint)
+        out_of_memory = ("KernelOutOfMemory", message)
+    elif worker.code == -signal.SIGABRT and BAD_ALLOC in _end_of_log(job):
+        out_of_memory = ("BadAlloc", f"a library's code in C++ ran out of host memory ({BAD_ALLOC})")
+    if out_of_memory is not None:
+        return "oom", Error(phase, *out_of_memory, memory_hints.memory_hint(from_dict(job.record.config)))
     if worker.code < 0:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."

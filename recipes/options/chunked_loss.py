@@ -138,10 +138,7 @@ def _before_forward(model: Any, args: tuple, kwargs: dict) -> None:
 
 
 def _after_forward(model: Any, args: tuple, output: Any) -> Any:
-    layer = model.get_output_embeddings()
-    layer.is_deferred = False
-    if isinstance(layer, FSDPModule) and not torch.is_grad_enabled():
-        layer.reshard()  # as the backward pass does, which does not come
+    model.get_output_embeddings().is_deferred = False
     if isinstance(getattr(output, "logits", None), DeferredLogits):
         return type(output)(**{name: value for name, value in output.items() if name != "logits"})
     return output

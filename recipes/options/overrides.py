@@ -24,9 +24,7 @@ KINDS: dict[type, tuple[type, str]] = {
 }
 # Texts for which true or a list is often typed, and what they take.
 TAKES = {"resume": "resume=latest, or resume=<folder of a run or of a checkpoint>"}
-SWITCHED_ON = {
-    "checkpointing": "full"
-}  # menu -> what `true` stands for, where there are several options to choose from
+SWITCHED_ON = {"checkpointing": "full"}  # menu -> what `true` stands for, where there are several options
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
 VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
