@@ -1,10 +1,11 @@
 """Predictions beside what others measured and published; nothing is fitted to them.
 
-    python scripts/published.py [guide] [rtx] [a100] [--into FILE]
+    python scripts/published.py [guide] [rtx] [a100] [speed] [--into FILE]
 
 guide: the nine V100 rows of the Hugging Face guide, as `+experiment/guide=` has them. rtx: xMem's runs, with the
-errors of xMem's own estimates beside ours. a100: full fine-tunings in bf16. Rows that cannot be built are listed
-with the reason. Prints Markdown; docs/reference/README.md describes the files, docs/foresight.md the outcome.
+errors of xMem's own estimates beside ours. a100: full fine-tunings in bf16. speed: steps and single kernels, of
+which a part is held out of every fit; its files lie beside the checkout. Rows that cannot be built are listed with the
+reason. Prints Markdown; docs/reference/README.md describes the files, docs/foresight.md the outcome.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.machine import host
 
-NAMES = ("guide", "rtx", "a100")
+NAMES = ("guide", "rtx", "a100", "speed")
 
 
 def main() -> int:

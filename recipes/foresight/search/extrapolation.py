@@ -148,9 +148,7 @@ def _with_collectives(cfg: Config, made: Extrapolation, collectives: float) -> E
     DDP sends one bucket at a time, and a layer more need not fill another bucket: their number is no straight line.
     """
     empty = Operation("allreduce_", COLLECTIVE)
-    latency = roofline.collective_seconds(
-        empty, cfg.gpu, cfg.parallelism.world_size, roofline.efficiencies(cfg.gpu.chip)
-    )
+    latency = roofline.collective_seconds(empty, cfg.gpu, cfg.parallelism.world_size, roofline.efficiencies_of(cfg.gpu))
     link = made.pass_link_seconds + (collectives - made.pass_collectives) * latency
     return replace(made, pass_collectives=collectives, pass_link_seconds=link)
 

@@ -81,6 +81,11 @@ def efficiencies(chip: str) -> Efficiencies:
     return Efficiencies(source=merged.pop("from"), runs=tuple(own.get("runs", ())), **merged)
 
 
+def efficiencies_of(gpu: Gpu) -> Efficiencies:
+    """The efficiencies of a GPU."""
+    return efficiencies(gpu.chip)
+
+
 def predict(
     tally: Tally, gpu: Gpu, precision: str, num_processes: int = 1, reached: Efficiencies | None = None
 ) -> Prediction:
@@ -91,7 +96,7 @@ def predict(
 
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
-    reached = reached or efficiencies(gpu.chip)
+    reached = reached or efficiencies_of(gpu)
     by_kind: dict[str, float] = defaultdict(float)  # seconds
     link_seconds, collectives = 0.0, 0
     for counts in tally.counts.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +29,12 @@ def summary(errors: Iterable[float | None]) -> Summary | None:
     if not known:
         return None
     return Summary(len(known), statistics.median(map(abs, known)), statistics.median(known), max(known, key=abs))
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value that a share of the values (0 to 1) does not exceed: the nearest rank."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def rank_correlation(pairs: Iterable[tuple[float, float]]) -> float | None:

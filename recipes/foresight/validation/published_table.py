@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from recipes import config, paths
 from recipes.foresight import prediction, simulation
 from recipes.foresight.speed import roofline
-from recipes.foresight.validation import published_runs
+from recipes.foresight.validation import published_runs, published_speed
 from recipes.foresight.validation.error_stats import rank_correlation, signed, summary
+from recipes.foresight.validation.markdown import markdown, percent
 from recipes.machine import gpu_specs
 from recipes.options import compose
 from recipes.records.record import Record
@@ -69,15 +70,6 @@ A100_HEADINGS = [
 def rows(name: str) -> list[dict[str, str]]:
     """The rows of docs/reference/<name>.csv."""
     return list(csv.DictReader((paths.REFERENCE / f"{name}.csv").read_text().splitlines()))
-
-
-def markdown(headings: list[str], lines: list[list[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [headings, ["---"] * len(headings), *lines])
-
-
-def percent(error: float | None) -> str:
-    return "" if error is None else f"{error:+.1%}"
 
 
 def mib(size_bytes: float) -> str:
@@ -254,4 +246,4 @@ def a100() -> str:
     )
 
 
-TABLES = {"guide": guide, "rtx": rtx, "a100": a100}
+TABLES = {"guide": guide, "rtx": rtx, "a100": a100, "speed": published_speed.table}
