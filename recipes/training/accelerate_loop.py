@@ -41,6 +41,7 @@ class Loop:
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(cfg, args, model))
         if args.n_gpu > 1:
             self.model = accelerate_plugins.replicated(self.model)
+        self.parameters = list(self.model.parameters())  # walking through the modules takes 0.2 ms of a step
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
         self.total_steps = (
             args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
@@ -81,7 +82,7 @@ class Loop:
                 losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
         norm = None
         if self.args.max_grad_norm > 0:
-            norm = whole_norm(self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm))
+            norm = whole_norm(self.accelerator.clip_grad_norm_(self.parameters, self.args.max_grad_norm))
         self.optimizer.step()
         learning_rate = float(self.scheduler.get_last_lr()[0])
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
