@@ -24,6 +24,7 @@ OUT_OF_MEMORY = (
     "not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Cannot allocate memory",
+    "can't start new thread",  # no memory for its stack, or more processes than the system allows
 )
 
 

@@ -17,7 +17,9 @@ from recipes.records import record, record_file, run_folder
 from recipes.records.messages import RankFailed
 from recipes.records.record import Error, Record
 
-BAD_ALLOC = "std::bad_alloc"  # what C++ prints of an exception that nothing catches, before it aborts
+# What a library in C++ prints before it ends the process, if it gets no memory: for an exception that nothing catches,
+# and for the stack of a thread of OpenMP.
+OUT_OF_MEMORY_LINES = ("std::bad_alloc", "Thread creation failed")
 END_OF_LOG_BYTES = 2000
 
 
@@ -101,8 +103,10 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
     if worker.out_of_memory:
         message = f"the system ran out of memory and killed the process ({exit_text(worker.code)})"
         out_of_memory = ("KernelOutOfMemory", message)
-    elif worker.code == -signal.SIGABRT and BAD_ALLOC in _end_of_log(job):
-        out_of_memory = ("BadAlloc", f"a library's code in C++ ran out of host memory ({BAD_ALLOC})")
+    elif worker.code in (-signal.SIGABRT, 1):
+        line = next((line for line in OUT_OF_MEMORY_LINES if line in _end_of_log(job)), None)
+        if line is not None:
+            out_of_memory = ("BadAlloc", f"a library's code in C++ ran out of host memory ({line})")
     if out_of_memory is not None:
         return "oom", Error(phase, *out_of_memory, memory_hints.memory_hint(from_dict(job.record.config)))
     if worker.code < 0:

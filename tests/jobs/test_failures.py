@@ -19,6 +19,7 @@ from recipes.options import memory_hints
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried ..."),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
         OSError(12, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -202,6 +202,19 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
     assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
 
 
+@pytest.mark.parametrize(
+    "line,end",
+    [
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "os.kill(os.getpid(), 6)"),
+        ("libgomp: Thread creation failed: Resource temporarily unavailable", "os._exit(1)"),
+    ],
+    ids=["C++", "OpenMP"],
+)
+def test_a_library_that_ends_the_process_for_want_of_memory_is_out_of_memory(train, fault, line, end):
+    run = train(fork_server=fault(f"import os; os.write(2, {line.encode()!r}); {end}"), status="oom")
+    assert "memory" in run.record.error.message and "precision=bf16" in run.record.error.hint
+
+
 def test_a_time_limit_ends_a_job_and_keeps_its_steps(train):
     train()  # so that the fork server has its libraries before the clock starts
     start = time.monotonic()
