@@ -311,3 +311,19 @@ def headroom(tmp_path):
         return Ended(process.returncode, out, err)
 
     return headroom
+
+
+@pytest.fixture
+def predicted(tmp_path):
+    """predicted(*overrides) -> the record that an estimate of them would leave, made in this process."""
+
+    def predicted(*overrides: str) -> record.Record:
+        from recipes.foresight import prediction, simulation
+
+        cfg, outcome, problems = compose("recipe=estimate", *overrides)
+        assert not problems, problems
+        seen = simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+        prediction.fill(cfg, outcome, seen)
+        return outcome
+
+    return predicted

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.options.model import AUTO
-from recipes.records.record import Estimate, Memory, Record, Speed
+from recipes.records.record import Estimate, Memory, Record, Speed, shown_status, verdict_of
 from recipes.records.run_folder import log_name
 from recipes.units import MIB, PARTS
 
@@ -25,7 +25,7 @@ def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -
         outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
         "(done before)" if before else "",
     ]
-    return f"{number:>3}  {_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
+    return f"{number:>3}  {shown_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 
 
 def summary(outcome: Record, folder: Path) -> str:
@@ -36,11 +36,6 @@ def summary(outcome: Record, folder: Path) -> str:
     lines += [f"  warning: {text}" for text in outcome.warnings]
     lines.append(f"  Record: {_shorter(folder / 'result.json')}")
     return "\n".join(lines)
-
-
-def _status(outcome: Record) -> str:
-    """The status; an estimate has not run out of memory, it does not fit."""
-    return "does not fit" if outcome.recipe == "estimate" and outcome.status == "oom" else outcome.status
 
 
 def _headline(outcome: Record) -> str:
@@ -54,8 +49,9 @@ def _headline(outcome: Record) -> str:
     if attention and config["model"]["attention"] == AUTO:
         attention += " (auto)"
     return (
-        f"{_status(outcome)}: {model} on {config['data']['name']}, {outcome.recipe}, {config['precision']['name']}, "
-        f"{config['optim']['name']}, batch {batch} x {steps}{devices} = {batch * steps * replicas}, "
+        f"{shown_status(outcome)}: {model} on {config['data']['name']}, {outcome.recipe}, "
+        f"{config['precision']['name']}, {config['optim']['name']}, "
+        f"batch {batch} x {steps}{devices} = {batch * steps * replicas}, "
         f"checkpointing {config['checkpointing']['name']}{attention}, {outcome.environment['device_name']}"
     )
 
@@ -120,11 +116,8 @@ def _result_rows(outcome: Record) -> Iterator[Row]:
     if estimate is not None:
         margin, capacity = estimate.margin_bytes / MIB, estimate.capacity_bytes / MIB
         left = "stay free" if margin >= 0 else "are missing"
-        yield (
-            "Fits",
-            "yes" if estimate.fits else "no",
-            f"{abs(margin):.0f} MiB {left}, of {capacity:.0f}; all predicted",
-        )
+        kept = f"; 'fits' keeps {estimate.kept_bytes / MIB:.0f} free" if estimate.kept_bytes is not None else ""
+        yield "Verdict", verdict_of(estimate), f"{abs(margin):.0f} MiB {left}, of {capacity:.0f}{kept}; all predicted"
 
 
 def _device_rows(memory: Memory) -> Iterator[Row]:
@@ -133,6 +126,8 @@ def _device_rows(memory: Memory) -> Iterator[Row]:
     context = "the whole device"
     if memory.context_bytes is not None:
         context += f"; {memory.context_bytes / MIB:.0f} MiB of it the CUDA context"
+    if memory.nccl_bytes is not None:
+        context += f", {memory.nccl_bytes / MIB:.0f} MiB NCCL"
     yield "GPU memory occupied", f"{memory.device_used_bytes / MIB:.0f} MiB", context
     for name, size_bytes in (("reserved", memory.peak_reserved_bytes), ("allocated", memory.peak_allocated_bytes)):
         if size_bytes is not None:

@@ -150,3 +150,5 @@ class Gpu(Menu):
     link_gb_per_second: float = at_least(1)
     context_bytes: int = at_least(0)
     context_from: str = one_of("measured", "assumed")
+    nccl_bytes: int = at_least(0)
+    nccl_from: str = one_of("measured", "published", "assumed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipes.config.fields import LABEL, LENGTH, RUN, TRAINING, UNSET, at_least, key, one_of
+from recipes.config.fields import LABEL, LENGTH, RUN, TRAINING, UNSET, at_least, fraction, key, one_of
 
 
 @dataclass
@@ -63,3 +63,4 @@ class Launch:
 @dataclass
 class Estimate:
     explain: bool = UNSET
+    margin: float = fraction()

@@ -6,19 +6,19 @@ import copy
 
 from recipes.config import Config
 from recipes.foresight import prediction, simulation
-from recipes.records.record import Record
+from recipes.records.record import Estimate, Record
 
 
 def largest(cfg: Config, folder: str) -> dict[str, int | None]:
     """The largest divisor of batch.effective that fits as batch.per_device, by bisection: memory grows with it.
 
-    cfg: resolved, of an estimate. Returns batch and margin_bytes; and larger and missing_bytes of the next divisor, or
-    None where there is none. If margin_bytes is negative, not even a batch of 1 fits.
+    cfg: resolved, of an estimate. Returns batch, fits, margin_bytes and kept_bytes, and larger, larger_margin_bytes and
+    larger_kept_bytes of the next divisor, or None where there is none. If fits is false, not even a batch of 1 does.
     """
     effective = cfg.batch.effective
     assert effective is not None, "accumulation=auto without batch.effective is refused"
     divisors = [size for size in range(1, effective + 1) if effective % size == 0]
-    margins: dict[int, int] = {}
+    tried_sizes: dict[int, Estimate] = {}
 
     def fits(size: int) -> bool:
         tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
@@ -26,7 +26,7 @@ def largest(cfg: Config, folder: str) -> dict[str, int | None]:
         prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, prediction.allocator_bytes(tried)))
         estimate = outcome.estimate
         assert estimate is not None, "on a CPU accumulation=auto is refused"
-        margins[size] = estimate.margin_bytes
+        tried_sizes[size] = estimate
         return estimate.fits
 
     low, high = 0, len(divisors)  # the divisors before low fit, those from high on do not
@@ -35,9 +35,13 @@ def largest(cfg: Config, folder: str) -> dict[str, int | None]:
         low, high = (middle + 1, high) if fits(divisors[middle]) else (low, middle)
     batch = divisors[max(low - 1, 0)]
     larger = divisors[low] if 0 < low < len(divisors) else None
+    chosen, next_one = tried_sizes[batch], tried_sizes.get(larger or 0)
     return {
         "batch": batch,
-        "margin_bytes": margins[batch],
+        "fits": chosen.fits,
+        "margin_bytes": chosen.margin_bytes,
+        "kept_bytes": chosen.kept_bytes,
         "larger": larger,
-        "missing_bytes": -margins[larger] if larger else None,
+        "larger_margin_bytes": next_one.margin_bytes if next_one else None,
+        "larger_kept_bytes": next_one.kept_bytes if next_one else None,
     }

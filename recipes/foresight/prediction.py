@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 
-from recipes.config import Config
+from recipes.config import Config, Gpu
 from recipes.foresight import simulation
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED
@@ -12,17 +13,39 @@ from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import roofline
 from recipes.machine import gpu_specs, host
 from recipes.options import memory_hints
-from recipes.records.record import Error, Estimate, Record
+from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from recipes.units import GIB, MIB
 
 
 def allocator_bytes(cfg: Config) -> int:
-    """What CUDA's context and launch.memory_limit_gib leave of the device for torch's allocator."""
+    """What CUDA's context, NCCL and launch.memory_limit_gib leave of the device for torch's allocator."""
     gpu = host.gpu(cfg)
     if gpu is None:
         return UNLIMITED
-    free = gpu.memory_bytes - cfg.gpu.context_bytes
-    return free if cfg.launch.memory_limit_gib is None else min(free, int(cfg.launch.memory_limit_gib * GIB))
+    # gpu=auto has the memory of the installed one
+    figures = replace(cfg.gpu, memory_bytes=gpu.memory_bytes)
+    return usable_bytes(figures, nccl_bytes(cfg), cfg.launch.memory_limit_gib)
+
+
+def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
+    """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
+    free = gpu.memory_bytes - gpu.context_bytes - nccl_bytes
+    return free if memory_limit_gib is None else min(free, int(memory_limit_gib * GIB))
+
+
+def nccl_bytes(cfg: Config) -> int:
+    """What NCCL takes on each of several GPUs, outside torch's allocator."""
+    return cfg.gpu.nccl_bytes if cfg.parallelism.world_size > 1 else 0
+
+
+def judged(gpu: Gpu, share: float, margin_bytes: int, reserved_bytes: int) -> Estimate:
+    """The verdict on a step that reserves so much and leaves margin_bytes free.
+
+    Measured memory exceeds a prediction now and then, so that 'fits' keeps a share of it free (`estimate.margin`).
+    """
+    kept = math.ceil(share * reserved_bytes)
+    verdict = DOES_NOT_FIT if margin_bytes < 0 else TIGHT if margin_bytes < kept else FITS
+    return Estimate(verdict == FITS, margin_bytes, gpu.memory_bytes, verdict, kept)
 
 
 def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
@@ -55,11 +78,14 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     memory.peak_allocated_bytes = demand.peak_allocated_bytes
     memory.peak_reserved_bytes = demand.peak_reserved_bytes
     memory.context_bytes = cfg.gpu.context_bytes
-    used = memory.context_bytes + demand.peak_reserved_bytes
+    memory.nccl_bytes = nccl_bytes(cfg) or None
+    used = memory.context_bytes + nccl_bytes(cfg) + demand.peak_reserved_bytes
     # Paged optimizer states fill what is free of the device; the rest of them stays on the host.
     memory.device_used_bytes = max(used, min(used + simulated.paged_bytes, cfg.gpu.memory_bytes))
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
-    outcome.estimate = Estimate(not demand.missing_bytes, margin, cfg.gpu.memory_bytes)
+    outcome.estimate = judged(cfg.gpu, cfg.estimate.margin or 0.0, margin, demand.peak_reserved_bytes)
+    if outcome.estimate.verdict == TIGHT:
+        outcome.warnings.append(_why_tight(cfg, outcome.estimate, demand.releases))
     if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
         _fill_speed(cfg, outcome, simulated, outcome.estimate)
     if demand.missing_bytes:
@@ -68,7 +94,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
             f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
             f"{cfg.gpu.memory_bytes / MIB:,.0f}"
         )
-        if capacity < cfg.gpu.memory_bytes - memory.context_bytes:
+        if capacity < cfg.gpu.memory_bytes - memory.context_bytes - nccl_bytes(cfg):
             needed = (
                 f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit "
                 f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
@@ -80,6 +106,20 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
             f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
             memory_hints.memory_hint(cfg, phase),
         )
+
+
+def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
+    """Why a step that is predicted to run is not said to fit."""
+    released = (
+        f" Cached memory is given back {releases} time{'s' * (releases > 1)} to make room, which takes time."
+        if releases
+        else ""
+    )
+    return (
+        f"tight: {estimate.margin_bytes / MIB:,.0f} MiB stay free, and what is predicted may be too little by "
+        f"{(estimate.kept_bytes or 0) / MIB:,.0f} MiB ({cfg.estimate.margin:.3g} of the reserved memory, "
+        f"estimate.margin). It may run out of memory.{released}"
+    )
 
 
 def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate: Estimate) -> None:
@@ -119,9 +159,10 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
             "it has not been measured."
         )
     if cfg.parallelism.world_size > 1:
+        source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")
         lines.append(
-            "NCCL's buffers lie outside torch's allocator and are not counted: some hundreds of MiB. Nor is it "
-            "modelled that memory freed on one stream is not available to another."
+            f"NCCL's buffers on each GPU are counted as {nccl_bytes(cfg) / MIB:,.0f} MiB ({source}; gpu.nccl_bytes). "
+            "It is not modelled that memory freed on one stream is not available to another."
         )
     if cfg.parallelism.cpu_offload:
         lines.append(

@@ -103,7 +103,7 @@ def simulate_step(
         )
     demand = None
     if gpu is not None:
-        demand, unknown = _allocator_demand(trace, capacity_bytes, gpu.memory_bytes)
+        demand, unknown = allocator_demand(trace, capacity_bytes, gpu.memory_bytes)
         warnings += [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
     return SimulatedStep(
         parts=trace.ledger.parts(),
@@ -140,7 +140,7 @@ def _input_tensors(loader: Any, count: int) -> list[torch.Tensor]:
     return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
 
 
-def _allocator_demand(trace: OpTrace, capacity_bytes: int, gpu_bytes: int) -> tuple[allocator.Demand, list[str]]:
+def allocator_demand(trace: OpTrace, capacity_bytes: int, gpu_bytes: int) -> tuple[allocator.Demand, list[str]]:
     """(what the step asks of CUDA's caching allocator; settings in PYTORCH_ALLOC_CONF that are not modelled)."""
     settings, unknown = settings_from(
         os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

@@ -25,9 +25,12 @@ def options() -> dict[str, dict]:
 def find(device_name: str, memory_bytes: int = 0) -> dict | None:
     """The figures of a device by the name that NVML gives it; None for one that we have no figures of.
 
-    memory_bytes: tells cards of one chip apart (the nearest counts). A variant has its chip's figures
-    except for those that its own line names.
+    A device that an option names is that option's. memory_bytes: tells other cards of one chip apart (the nearest
+    counts). A variant has its chip's figures except for those that its own line names.
     """
+    named = [figures for figures in options().values() if figures["device_name"] == device_name]
+    if len(named) == 1:
+        return named[0]
     if re.search(r"\b(Laptop|MIG|Ti|SUPER|D)\b", device_name):  # a part of the name's chip, or another one
         return None
     for variant in yaml.safe_load(VARIANTS.read_text()):

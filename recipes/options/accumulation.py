@@ -117,18 +117,31 @@ def choose(cfg: Config) -> list[str]:
     if "refused" in answer:
         return [answer["refused"]]
     name, batch, margin = asked.gpu.device_name, answer["batch"], answer["margin_bytes"] / MIB
-    if margin < 0:
+    if not answer["fits"]:
+        if margin < 0:
+            return [
+                f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. "
+                "python scripts/fit.py searches for what fits."
+            ]
         return [
-            f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. "
-            "python scripts/fit.py searches for what fits."
+            f"accumulation=auto: even batch.per_device=1 is tight on {name}: {margin:,.0f} MiB stay free, and "
+            f"{answer['kept_bytes'] / MIB:,.0f} are to (estimate.margin={cfg.estimate.margin}). Type estimate.margin=0 "
+            "to try it, or search for what fits with python scripts/fit.py."
         ]
-    larger = f", and {answer['larger']} would miss by {answer['missing_bytes'] / MIB:,.0f}" if answer["larger"] else ""
+    larger = f", and {answer['larger']} {_why_not_larger(answer)}" if answer["larger"] else ""
     cfg.batch.per_device, cfg.accumulation.steps = batch, cfg.batch.effective // batch
     cfg.accumulation.reason = (
         f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} steps, the largest "
         f"that is predicted to fit {name}. {margin:,.0f} MiB stay free{larger}."
     )
     return []
+
+
+def _why_not_larger(answer: dict[str, Any]) -> str:
+    left, kept = answer["larger_margin_bytes"] / MIB, answer["larger_kept_bytes"] / MIB
+    if left < 0:
+        return f"would miss by {-left:,.0f}"
+    return f"would leave {left:,.0f}, where {kept:,.0f} are kept free"
 
 
 @functools.cache

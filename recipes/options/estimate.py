@@ -10,9 +10,16 @@ from recipes.options import hooks
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Typed keys that only an estimate reads."""
-    if cfg.recipe.name != "estimate" and "estimate.explain" in given:
-        return ["estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate."]
-    return []
+    if cfg.recipe.name == "estimate":
+        return []
+    lines = []
+    if "estimate.explain" in given:
+        lines.append("estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate.")
+    if "estimate.margin" in given and cfg.accumulation.name != "auto":
+        lines.append(
+            "estimate.margin belongs to recipe=estimate and to accumulation=auto. Leave it out, or add one of them."
+        )
+    return lines
 
 
 HOOKS = hooks.register("estimate", hooks.Hooks(problems=problems))

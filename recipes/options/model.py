@@ -54,7 +54,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
         return [
             *found,
-            *_folder_problems(cfg.model.pretrained),
+            *_folder_problems(cfg.model.pretrained, needs_weights=cfg.recipe.name != "estimate"),
             *(f"{key} is set by the weights of model.pretrained. Leave it out." for key in typed),
         ]
     return found + _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
@@ -143,8 +143,11 @@ def memory_levers(cfg: Config) -> list[Lever]:
     return [Lever("model.attention=sdpa", helps_in=(PASSES,), changes={"model.attention": "sdpa"})]
 
 
-def _folder_problems(pretrained: str) -> list[str]:
-    """What is wrong with `model.pretrained` where it is a folder; a hub id is checked when it is loaded."""
+def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
+    """What is wrong with `model.pretrained` where it is a folder; a hub id is checked when it is loaded.
+
+    An estimate reads no weights: config.json is enough for it.
+    """
     folder = Path(pretrained).expanduser()
     if not folder.exists():
         if pretrained.count("/") > 1 or pretrained.startswith((".", "/", "~")):
@@ -152,11 +155,15 @@ def _folder_problems(pretrained: str) -> list[str]:
         return []
     if not (folder / "config.json").is_file():
         return [f"model.pretrained={pretrained}: the folder has no config.json, so it is no saved model."]
-    if not list(folder.glob("*.safetensors")):
-        return [
-            f"model.pretrained={pretrained}: the folder has no .safetensors file. Pickled weights can run code "
-            "and are not loaded; save the model again with save_pretrained."
-        ]
+    if needs_weights and not list(folder.glob("*.safetensors")):
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+            why = "Pickled weights can run code and are not loaded; save the model again with save_pretrained."
+        else:
+            why = (
+                "Its config.json alone is enough for recipe=estimate and scripts/fit.py; a training needs the weights "
+                "too."
+            )
+        return [f"model.pretrained={pretrained}: the folder has no .safetensors file. {why}"]
     try:
         json.loads((folder / "config.json").read_text())
     except (ValueError, OSError) as error:

@@ -14,6 +14,7 @@ from recipes.config import ESTIMATE_ONLY, identity_of
 from recipes.config.fields import RUN
 
 SCHEMA_VERSION = 1
+FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"  # verdicts of an estimate
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
 
 
@@ -97,6 +98,7 @@ class Memory:
     device_used_bytes: int | None = None
     device_used_at_start_bytes: int | None = None  # by other programs, before this job used the device
     context_bytes: int | None = None  # the CUDA context and its kernels
+    nccl_bytes: int | None = None  # of an estimate for several GPUs: NCCL's buffers, outside torch's allocator
     weights_device_bytes: int | None = None  # increase of NVML's figure while the weights were loaded
     host_peak_rss_bytes: int | None = None
     per_rank: list[dict] = field(default_factory=list)  # the figures above are those of the rank with the largest peak
@@ -107,13 +109,20 @@ class Memory:
 class Estimate:
     """The result of recipe=estimate, whose other figures are predictions."""
 
-    fits: bool
+    fits: bool  # with at least kept_bytes left: the verdict is 'fits'
     margin_bytes: int  # device memory that stays free; negative: how much is missing
     capacity_bytes: int
+    verdict: str | None = None  # fits, tight (less than kept_bytes stay free) or does not fit
+    kept_bytes: int | None = None  # what 'fits' keeps free: estimate.margin times the reserved memory
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports
     largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak and their modules
     levers: list[dict] = field(default_factory=list)  # estimate.explain: the bytes that each option alone would save
+
+
+def verdict_of(estimate: Estimate) -> str:
+    """FITS, TIGHT or DOES_NOT_FIT; records of earlier versions only say whether it fits."""
+    return estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT)
 
 
 @dataclass
@@ -146,6 +155,14 @@ class Record:
     error: Error | None = None
     estimate: Estimate | None = None
     schema_version: int = SCHEMA_VERSION
+
+
+def shown_status(outcome: Record) -> str:
+    """The status as people read it: an estimate has not run out of memory, it does not fit, or is tight."""
+    if outcome.recipe == "estimate" and outcome.status == "oom":
+        return DOES_NOT_FIT
+    tight = outcome.status == "ok" and outcome.estimate is not None and verdict_of(outcome.estimate) == TIGHT
+    return TIGHT if tight else outcome.status
 
 
 def config_key(config: dict, versions: dict) -> str:

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from recipes.errors import Refusal
 from recipes.records import record_file
 from recipes.records.printable import printable
-from recipes.records.record import Estimate, Record
+from recipes.records.record import Estimate, Record, shown_status
 from recipes.records.validate import has_type
 from recipes.report.labels import facts, label_keys, label_of
 from recipes.units import GIB, MIB
 
 DONE = ("ok", "preempted")  # statuses whose figures are valid
-DOES_NOT_FIT = "does not fit"
 # Kinds of memory: (name, meaning). A table shows the first one that all jobs have, so that they can be compared.
 MEMORY_KINDS = {
     "device_used_bytes": ("device", "what the whole device had in use, by NVML"),
@@ -68,8 +67,8 @@ class Row:
 
     @property
     def statuses(self) -> list[str]:
-        """The status of each run; an estimate has not run out of memory, it does not fit."""
-        return [DOES_NOT_FIT if self.estimate and run.status == "oom" else run.status for run in self.runs]
+        """The status of each run; an estimate has not run out of memory, it does not fit, or is tight."""
+        return list(map(shown_status, self.runs))
 
     @property
     def fit(self) -> Estimate | None:

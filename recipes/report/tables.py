@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from recipes.records.record import STATUSES
+from recipes.records.record import DOES_NOT_FIT, STATUSES, TIGHT, verdict_of
 from recipes.report.labels import PACKAGES
-from recipes.report.rows import DOES_NOT_FIT, MAX_KEY_COLUMNS, Row, Spread, Table
+from recipes.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same value.
 CONTEXT = (
@@ -85,7 +85,7 @@ def columns(made: Table) -> dict[str, list[str]]:
         "memory diff.": lambda row: difference(made, row, made.memory),
         f"capacity {unit}": lambda row: number(row.fit.capacity_bytes / size) if row.fit else "",
         f"left {unit}": lambda row: _signed(row.fit.margin_bytes / size) if row.fit else "",
-        "fits": lambda row: ("yes" if row.fit.fits else "no") if row.fit else "",
+        "verdict": lambda row: verdict_of(row.fit) if row.fit else "",
         f"published device memory {unit}": published("device_used_bytes", size),
         "samples/s": lambda row: spread_text(made.speed(row)),
         "samples/s diff.": lambda row: difference(made, row, made.speed),
@@ -116,7 +116,7 @@ def _evaluation(row: Row) -> str:
 def remarks(made: Table) -> list[str]:
     """Sentences beside the table: what all jobs have in common, what memory means, the baseline, the sources."""
     statuses = [status for row in made.rows for status in row.statuses]
-    order = [*STATUSES, DOES_NOT_FIT]
+    order = [*STATUSES, TIGHT, DOES_NOT_FIT]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in order if status in statuses)
     lines = [f"{len(statuses)} job{'s' * (len(statuses) > 1)}: {counts}."]
     common = _common_settings(made)

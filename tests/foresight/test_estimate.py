@@ -6,28 +6,14 @@ import pytest
 from conftest import compose, small
 
 from recipes.cli import single_run
-from recipes.foresight import estimate, prediction, simulation
+from recipes.foresight import estimate
 from recipes.foresight.fake_gpu import op_trace
 from recipes.machine import host
-from recipes.records import record, record_file
+from recipes.records import record_file
 from recipes.units import MIB
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
-
-
-@pytest.fixture
-def predicted(tmp_path):
-    """predicted(*words) -> the record that the command would leave, made in this process."""
-
-    def predicted(*words: str) -> record.Record:
-        cfg, outcome, problems = compose("recipe=estimate", *words)
-        assert not problems, problems
-        seen = simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), cfg.estimate.explain)
-        prediction.fill(cfg, outcome, seen)
-        return outcome
-
-    return predicted
 
 
 # --- the record -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ AUTO = (
     "model.feed_forward=512",
     "model.vocab=2048",
     "data.samples=16",
+    "estimate.margin=0",
 )
 
 

@@ -26,6 +26,11 @@ OPTIONS = sorted(set(menus.options("gpu", [CONF])) - {"auto"})
         ("NVIDIA H200 NVL", "tf32", 417.5),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA A100-PCIE-40GB", "tf32", 156.0),
+        ("NVIDIA GH200 480GB", "bf16", 989.4),
+        ("NVIDIA GeForce GTX 1080 Ti", "fp32", 11.3),
+        ("Tesla P100-SXM2-16GB", "fp32", 10.6),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "bf16", 438.9),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2),
         ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
         ("Tesla V100-SXM2-16GB", "fp32", 15.7),
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
@@ -57,7 +62,9 @@ def test_16_bit_weights_use_the_16_bit_units():
         ("Tesla V100-SXM2-16GB", "bf16"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16"),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16"),
-        ("NVIDIA GH200 480GB", "bf16"),
+        ("NVIDIA GeForce RTX 4060 Ti", "bf16"),
+        ("Quadro RTX 6000", "fp16"),
+        ("NVIDIA GB300", "bf16"),
     ],
 )
 def test_what_the_table_lacks_has_no_peak(name, precision):
@@ -67,6 +74,7 @@ def test_what_the_table_lacks_has_no_peak(name, precision):
 def test_cards_of_one_chip_are_told_apart_by_their_memory():
     assert gpu_specs.find("NVIDIA A100-SXM4-40GB", 40 * GIB)["name"] == "a100_40gb"
     assert gpu_specs.find("NVIDIA A100-SXM4-80GB", 80 * GIB)["name"] == "a100_80gb"
+    assert gpu_specs.find("NVIDIA A100 80GB PCIe", 80 * GIB)["link"] == "pcie"
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -74,9 +82,9 @@ def test_an_option_is_found_by_its_own_name_and_has_every_figure(option):
     figures = gpu_specs.options()[option]
     assert gpu_specs.find(figures["device_name"], figures["memory_bytes"]) == figures
     assert set(figures) == set(config.node_types(config.Gpu)) - {"facts"}
-    nominal = int(option.split("_")[1].removesuffix("gb"))
+    nominal = int(option.split("_")[-1].removesuffix("gb"))
     assert 0.9 * nominal * 1e9 < figures["memory_bytes"] <= nominal * 1.08 * 1e9  # GiB or GB, less what is kept back
-    assert figures["fp32_tflops"] < figures["fp16_tflops"]
+    assert figures["fp32_tflops"] < figures["fp16_tflops"] or option == "gtx1080ti_11gb"
     if float(figures["capability"]) < 8:  # no TF32 and no bf16 before Ampere
         assert figures["tf32_tflops"] is None and figures["bf16_tflops"] is None
     else:

@@ -18,7 +18,7 @@ from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, text
 
 from recipes.errors import Refusal
 from recipes.records import atomic_file, record_file
-from recipes.records.record import Error, Estimate, Evaluation
+from recipes.records.record import TIGHT, Error, Estimate, Evaluation
 from recipes.report import canvas, pareto_plot, plots, report, rows, tables
 from recipes.report.files import csv_text, jsonl
 from recipes.report.read import read_all
@@ -235,10 +235,23 @@ def test_an_estimate_is_marked_and_keeps_its_memory_when_that_will_not_do():
     estimate.estimate = Estimate(False, -50 * MIB, 50 * MIB)
     made = rows.table([job(), estimate])
     cells = columns(made)
-    assert (cells["capacity MiB"], cells["left MiB"], cells["fits"]) == (["50.00", ""], ["-50.00", ""], ["no", ""])
+    assert (cells["capacity MiB"], cells["left MiB"], cells["verdict"]) == (
+        ["50.00", ""],
+        ["-50.00", ""],
+        ["does not fit", ""],
+    )
     assert tables.remarks(made)[0] == "2 jobs: 1 ok, 1 does not fit."
     assert cells["status"] == ["does not fit (estimate)", "ok"] and cells["tensor memory MiB"] == ["100.0", "100.0"]
     assert made.baseline is made.rows[1]
+
+
+def test_a_tight_estimate_is_not_ok():
+    estimate = job()
+    estimate.recipe, estimate.estimate = "estimate", Estimate(False, MIB, 50 * MIB, TIGHT, 2 * MIB)
+    made = rows.table([estimate])
+    cells = columns(made)
+    assert (cells["status"], cells["verdict"]) == (["tight (estimate)"], ["tight"])
+    assert tables.remarks(made)[0] == "1 job: 1 tight." and made.rows[0].done
 
 
 def test_no_table_says_that_nvml_told_an_estimate():

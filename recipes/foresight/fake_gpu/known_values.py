@@ -75,7 +75,7 @@ def read(tensor: Any, warnings: dict[str, None]) -> bool | int | float:
     """The number in a tensor of one element. If it is unknown: 1, with a warning that names the line that reads it."""
     if getattr(tensor, "known_value", None) is not None:
         return tensor.known_value.item()
-    warnings[f"the step reads a number from the device ({_reader()}), and it is taken as 1."] = None
+    warnings[f"the step reads a number from the device ({reader()}), and it is taken as 1."] = None
     return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
 
 
@@ -83,11 +83,11 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Integers that are copied to the host, where their memory is read. Raises UnknownOperation for unknown values."""
     value = value_of(tensor)
     if value is None:
-        raise UnknownOperation(f"the fake device cannot infer the numbers that the step reads ({_reader()})")
+        raise UnknownOperation(f"the fake device cannot infer the numbers that the step reads ({reader()})")
     return value
 
 
-def _reader() -> str:
+def reader() -> str:
     """The line of a library or a model that reads the device: file:line."""
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_OWN_FOLDERS)]
     return f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"

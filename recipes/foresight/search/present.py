@@ -11,7 +11,7 @@ from rich.table import Table
 
 from recipes.foresight.search import space
 from recipes.foresight.validation.error_stats import signed
-from recipes.records.record import Record
+from recipes.records.record import Estimate, Record, verdict_of
 from recipes.units import MIB
 
 if TYPE_CHECKING:
@@ -56,20 +56,29 @@ def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:
-        missing = -result.rows[0].estimate.margin_bytes
-        lines.append(f"Nothing fits. What comes closest misses by {missing / MIB:,.0f} MiB:")
+        lines.append(_closest(result.rows[0].estimate))
     lines += ["", results_table(search, result.rows), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
     lines.append("\nPredicted; the same command with recipe=estimate says more of each.")
     if search.base.parallelism.world_size > 1:
-        lines.append("Batch, memory and margin are of one GPU, samples/s of all together.")
+        lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 
 
+def _closest(estimate: Estimate) -> str:
+    """Why not even the best row fits."""
+    if estimate.margin_bytes < 0:
+        return f"Nothing fits. What comes closest misses by {-estimate.margin_bytes / MIB:,.0f} MiB:"
+    return (
+        f"Nothing fits. What comes closest is tight: it leaves {estimate.margin_bytes / MIB:,.0f} MiB free, and "
+        f"{(estimate.kept_bytes or 0) / MIB:,.0f} are to stay free (estimate.margin):"
+    )
+
+
 def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
-    """One row per configuration: the levers that were searched, memory, margin, speed."""
+    """One row per configuration: the levers that were searched, memory, what stays free, verdict, speed."""
     headings = {lever: lever.split(".")[-1] for lever in search.values if lever != space.BATCH}
     cells = []
     for number, found in enumerate(rows, 1):
@@ -82,11 +91,12 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
                 f"{batch} x {steps}",
                 f"{found.device_used_bytes / MIB:,.0f}",
                 f"{found.estimate.margin_bytes / MIB:,.0f}",
+                verdict_of(found.estimate),
                 f"{outcome.speed.samples_per_second:.2f}",
                 f"{outcome.speed.step_seconds_median:.3f}",
             ]
         )
-    figures = ["memory MiB", "margin MiB", "samples/s", "step s"]
+    figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step s"]
     return terminal_table(["", *headings.values(), "batch", *figures], cells, 2 + len(headings))
 
 

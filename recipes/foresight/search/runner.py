@@ -51,7 +51,7 @@ class Found:
 
 @dataclass
 class Result:
-    """rows: the fastest that fit, or where none does, those that miss by least. refused: reasons. The rest: counts."""
+    """rows: the fastest that fit, or where none does, those that come closest. refused: reasons. The rest: counts."""
 
     rows: list[Found]
     refused: list[str]
@@ -73,7 +73,8 @@ def run(
     capacity = prediction.allocator_bytes(search.base)
     show_status("extrapolating")
     candidates, refused, extrapolated = candidates_of(search, capacity, workers)
-    promising = [one for one in candidates if one.least_bytes <= capacity]
+    usable = capacity / (1 + (search.base.estimate.margin or 0.0))  # the rest is the margin of what fits
+    promising = [one for one in candidates if one.least_bytes <= usable]
     tried: list[Found] = []
     for found in _estimates(search, sorted(promising, key=lambda one: one.step_seconds), workers):
         tried.append(found)
@@ -82,7 +83,7 @@ def run(
             break
     rows = [found for found in tried if found.fits]
     if not rows:
-        others = sorted((one for one in candidates if one.least_bytes > capacity), key=lambda one: one.least_bytes)
+        others = sorted((one for one in candidates if one.least_bytes > usable), key=lambda one: one.least_bytes)
         tried += _estimates(search, others[:top], workers)
         rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
     else:

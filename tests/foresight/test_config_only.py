@@ -1,0 +1,84 @@
+"""recipe=estimate model.pretrained=: config.json is enough, in a folder or in the hub's cache; no weights are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from conftest import compose, small
+
+from recipes.options import validate
+
+WORDS = ["gpu=rtx4090_24gb", "data.seq_len=32", "data.samples=8", "batch.per_device=2", "precision=bf16"]
+HUB_ID = "made-up/tiny-llama"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A saved model's folder, and one with its config.json alone."""
+    import transformers
+
+    whole, alone = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("alone")
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(whole)
+    (alone / "config.json").write_text((whole / "config.json").read_text())
+    return whole, alone
+
+
+def test_the_estimate_of_a_configuration_is_that_of_the_model(predicted, saved):
+    whole, alone = (predicted(*WORDS, f"model.pretrained={folder}") for folder in saved)
+    assert asdict(alone.memory) == asdict(whole.memory) and alone.speed == whole.speed
+    assert alone.memory.parameter_count > 0 and alone.model.architecture == "LlamaForCausalLM"
+
+
+def test_a_classifier_needs_no_weights_either(predicted, saved, tmp_path):
+    config = json.loads((saved[1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForSequenceClassification"]}))
+    outcome = predicted(*WORDS, f"model.pretrained={tmp_path}")
+    assert outcome.model.architecture == "LlamaForSequenceClassification"
+
+
+def test_the_hubs_cache_is_enough(predicted, saved):
+    from huggingface_hub import constants
+
+    cached = Path(constants.HF_HUB_CACHE, f"models--{HUB_ID.replace('/', '--')}")
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots" / "abc" / "config.json").write_text((saved[0] / "config.json").read_text())
+    outcome = predicted(*WORDS, f"model.pretrained={HUB_ID}")
+    assert outcome.model.name == HUB_ID and outcome.estimate.fits
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_a_training_needs_the_weights_and_says_what_does_not(saved, recipe):
+    (problem,) = compose(*small(f"recipe={recipe}", f"model.pretrained={saved[1]}")).problems
+    assert "no .safetensors file" in problem and "enough for recipe=estimate" in problem
+
+
+def test_fit_takes_a_configuration(saved):
+    from fit_search import searched
+
+    from recipes.foresight.search import fit_options, plan
+
+    pinned = ["optim=sgd", "checkpointing=none", "model.attention=sdpa"]
+    search, problems = plan.plan([*WORDS, *pinned, f"model.pretrained={saved[1]}"], fit_options.Options())
+    assert not problems
+    (found,) = searched(search).rows
+    assert found.fits and not validate.validate(search.base)
+
+
+def test_what_is_no_model_is_refused_in_words(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"})[:-1])
+    (problem,) = compose("recipe=estimate", *WORDS, f"model.pretrained={tmp_path}").problems
+    assert "config.json cannot be read" in problem

@@ -1,0 +1,82 @@
+"""Three verdicts: fits, tight, does not fit; and what 'fits' keeps free."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import compose, small
+from fit_search import planned, searched
+
+from recipes.cli import summary
+from recipes.foresight import largest_batch, prediction
+from recipes.foresight.search import present
+from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
+from recipes.units import GIB, MIB
+
+WORDS = ["gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16"]
+
+
+@pytest.mark.parametrize(
+    "margin_bytes,share,verdict",
+    [(-1, 0.03, DOES_NOT_FIT), (0, 0.03, TIGHT), (29, 0.03, TIGHT), (30, 0.03, FITS), (0, 0.0, FITS), (99, 0.1, TIGHT)],
+)
+def test_what_fits_keeps_a_share_of_the_reserved_memory_free(margin_bytes, share, verdict):
+    gpu = compose("recipe=estimate", *WORDS).cfg.gpu
+    judged = prediction.judged(gpu, share, margin_bytes, 1000)
+    assert (judged.verdict, judged.fits) == (verdict, verdict == FITS) and judged.kept_bytes == 1000 * share
+
+
+def test_a_margin_within_the_error_is_tight_and_says_so(predicted, tmp_path):
+    reserved = predicted(*WORDS).memory.peak_reserved_bytes
+    outcome = predicted(*WORDS, f"launch.memory_limit_gib={reserved * 1.01 / GIB}")
+    result = outcome.estimate
+    assert outcome.status == "ok" and (result.verdict, result.fits) == (TIGHT, False)
+    assert 0 <= result.margin_bytes < result.kept_bytes
+    (line,) = (line for line in outcome.warnings if line.startswith("tight"))
+    assert f"{result.kept_bytes / MIB:,.0f} MiB" in line and "estimate.margin" in line
+    text = summary.summary(outcome, tmp_path)
+    assert text.startswith("tight:") and "Verdict" in text
+    assert predicted(*WORDS, f"launch.memory_limit_gib={reserved * 1.04 / GIB}").estimate.verdict == FITS
+
+
+def test_the_margin_belongs_to_what_reads_it():
+    assert "estimate.margin" in compose("estimate.margin=0.1").problems[0]
+    assert not compose("recipe=estimate", *WORDS, "estimate.margin=0.1").problems
+
+
+def test_nccl_is_counted_on_each_of_several_gpus(predicted):
+    one, two = predicted(*WORDS), predicted(*WORDS, "parallelism=ddp", "parallelism.num_processes=2")
+    assert one.memory.nccl_bytes is None and not any("NCCL" in line for line in one.warnings)
+    memory = two.memory
+    assert memory.nccl_bytes == two.config["gpu"]["nccl_bytes"] == round(1.45 * GIB)
+    assert memory.device_used_bytes == memory.context_bytes + memory.nccl_bytes + memory.peak_reserved_bytes
+    assert two.estimate.margin_bytes == two.estimate.capacity_bytes - memory.device_used_bytes
+    assert any("NCCL" in line and "1,485 MiB" in line and "published" in line for line in two.warnings)
+
+
+def test_the_largest_batch_keeps_the_margin(predicted, tmp_path):
+    words = [*WORDS, "model.width=256", "data.seq_len=128", "batch.effective=4"]
+    reserved = predicted(*words, "batch.per_device=4").memory.peak_reserved_bytes
+    words += ["accumulation.steps=1", f"launch.memory_limit_gib={reserved * 1.01 / GIB}"]
+    chosen = {}
+    for share in (0.0, 0.03):
+        cfg = compose("recipe=estimate", *words, "batch.per_device=4", f"estimate.margin={share}").cfg
+        chosen[share] = largest_batch.largest(cfg, str(tmp_path))
+    assert (chosen[0.0]["batch"], chosen[0.03]["batch"]) == (4, 2)
+    assert chosen[0.03]["larger"] == 4 and 0 <= chosen[0.03]["larger_margin_bytes"] < chosen[0.03]["larger_kept_bytes"]
+
+
+def test_fit_proposes_nothing_that_is_tight(predicted):
+    words = ["batch.per_device=2", "precision=fp32", "model.attention=sdpa", "optim=sgd", "checkpointing=none"]
+    (alone,) = searched(planned(*words)).rows
+    reserved = alone.record.memory.peak_reserved_bytes
+    search = planned(*words, f"launch.memory_limit_gib={reserved * 1.01 / GIB}")
+    result = searched(search)
+    assert alone.fits and not result.fits and [row.estimate.verdict for row in result.rows] == [TIGHT]
+    text = present.report(search, result, 1.0)
+    assert "What comes closest is tight" in text and " tight " in text
+
+
+def test_a_tight_estimate_ends_with_0(command):
+    words = small("recipe=estimate", "gpu=v100_16gb", "device=auto", "estimate.margin=0.999", "batch.per_device=4")
+    done = command(*words, "launch.memory_limit_gib=0.04")
+    assert done.code == 0 and "Verdict" in done.out, done
