@@ -86,7 +86,7 @@ def describe(conf: Path) -> str:
     lines = [HEAD]
     for group in GROUPS:
         paths = _options(conf, group)
-        lines += [group, *(f"  {path.stem:<16}{_first_line(path)}" for path in paths), *_shared_keys(group, paths)]
+        lines += [group, *(f"  {path.stem:<18}{_first_line(path)}" for path in paths), *_shared_keys(group, paths)]
     for folder in sorted(p for p in (conf / "experiment").glob("*") if p.is_dir()):
         lines.append(f"+experiment/{folder.name}=   (a whole configuration; 'glob(*)' with -m runs them all)")
         for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
