@@ -8,7 +8,7 @@ import sys
 from typing import TextIO
 
 from recipes.ranks import rank_info
-from recipes.records.messages import Message, PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
+from recipes.records.messages import Message, PhaseAdvanced, PhaseStarted, Shown, StepsDone, WarningRaised
 from recipes.records.printable import printable
 
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
@@ -64,12 +64,20 @@ class Console:
             self._advance(message.step)
         elif isinstance(message, WarningRaised):
             self.warn(message.text)
+        elif isinstance(message, Shown):
+            self._show(message.text)
 
     def warn(self, text: str) -> None:
         """Print a warning, in a line of its own."""
         if not self.quiet:
             with contextlib.suppress(OSError):
                 self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)
+
+    def _show(self, text: str) -> None:
+        """Print a text of the worker as it is."""
+        if not self.quiet:
+            with contextlib.suppress(OSError):
+                self.console.print(printable(text, keep="\n\t"), markup=False)
 
     def _start_phase(self, phase: PhaseStarted) -> None:
         self.total_steps, self.phase_name = phase.total, phase.name

@@ -44,6 +44,11 @@ class Data(Menu):
     task: str | None = one_of("classification", "language_modelling", None)
     text_column: str = UNSET
     label_column: str = UNSET
+    messages_column: str = UNSET
+    prompt_column: str = UNSET
+    completion_column: str = UNSET
+    train_on: str = one_of("answers", "all")
+    preview: int = at_least(0, identity=())
     tokenizer: str | None = UNSET
     encoding: str | None = UNSET
     separator: str | None = one_of("comma", "semicolon", "tab", "bar", None)

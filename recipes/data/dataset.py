@@ -17,7 +17,7 @@ import datasets
 import numpy
 
 from recipes.config import Config
-from recipes.data import collate, rows, text_data, text_files, text_rows
+from recipes.data import chat_rows, collate, conversations, rows, text_data, text_files, text_rows
 from recipes.data import tokens as tokens_module
 from recipes.errors import Refusal
 from recipes.options import batch, data_sources, parallelism
@@ -67,7 +67,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     the token that the model's head looks for at the end of each row, which random rows need.
     Raises Refusal for data that cannot be used.
     """
-    builders = {"source": _source, "text": _text, "mrpc": _published, "wikitext": _published}
+    builders = {"source": _source, "text": _text, "chat": _chat, "mrpc": _published, "wikitext": _published}
     if cfg.data.name == "dummy":
         built = _dummy(cfg, task, vocab, last_id)
     else:
@@ -163,19 +163,42 @@ def _text(cfg: Config, task: str, vocab: int, head: Head) -> Data:
             warnings.append,
         )
 
-    texts, held_out = read("path"), None
+    texts, held_out = _parts(cfg, read, warnings)
+    return _from_texts(cfg, task, texts, held_out, vocab, head, warnings)
+
+
+def _parts(
+    cfg: Config, read: Callable[[str], datasets.Dataset], warnings: list[str]
+) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """(what to train on, what to evaluate on) of data.path and data.eval_path. read(key): the rows of data.<key>."""
+    data, texts = cfg.data, read("path")
     if data.eval_path:
-        held_out = read("eval_path")
-    elif data.eval_fraction and len(texts) > 1:
+        return texts, read("eval_path")
+    if data.eval_fraction and len(texts) > 1:
         kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
         split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
-        texts, held_out = split["train"], split["test"]
-    elif data.eval_fraction and cfg.eval.enabled:
+        return split["train"], split["test"]
+    if data.eval_fraction and cfg.eval.enabled:
         warnings.append(
             f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
             "is none. Give data.eval_path, or a file with a text in each line."
         )
-    return _from_texts(cfg, task, texts, held_out, vocab, head, warnings)
+    return texts, None
+
+
+def _chat(cfg: Config, task: str, vocab: int, head: Head) -> Data:
+    """The conversations in the files of data.path and data.eval_path."""
+    data, warnings = cfg.data, []
+    columns = conversations.Columns(data.messages_column, data.prompt_column, data.completion_column)
+
+    def read(key: str) -> datasets.Dataset:
+        pattern = getattr(data, key)
+        files = data_sources.find(pattern, f"data.{key}")
+        return conversations.read(files, columns, f"data.{key}={pattern}", _format(cfg), warnings.append)
+
+    talks, held_out = _parts(cfg, read, warnings)
+    train, evaluated, tokens = chat_rows.build(cfg, talks, held_out, vocab, warnings.append)
+    return _of_tokens(cfg, task, train, evaluated, tokens, [], warnings)
 
 
 def _format(cfg: Config, keep_linebreaks: bool = False) -> text_files.Format:
@@ -206,6 +229,19 @@ def _from_texts(
     train, evaluated, names, tokens = text_rows.build(
         cfg, task, texts, held_out, vocab, head, warnings.append, one_text
     )
+    return _of_tokens(cfg, task, train, evaluated, tokens, names, warnings)
+
+
+def _of_tokens(
+    cfg: Config,
+    task: str,
+    train: datasets.Dataset,
+    evaluated: text_rows.Part | None,
+    tokens: tokens_module.Tokens,
+    names: list[str],
+    warnings: list[str],
+) -> Data:
+    """Rows of different lengths. names: of the classes."""
     held_out, available = evaluated if evaluated is not None else (None, 0)
     pad = collate.Padding(cfg.data.pad_to_multiple_of, cfg.data.seq_len, tokens.pad, task == "classification")
     return Data(

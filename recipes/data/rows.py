@@ -62,13 +62,13 @@ def windows(
 
 
 def ragged(rows: Iterable[dict[str, Any]]) -> datasets.Dataset:
-    """Rows of lists of ids, of any lengths, and `labels`, one number each; kept in flat arrays."""
+    """Rows of ids, of any lengths, and `labels`, one number or as many as ids; kept in flat arrays."""
     values: dict[str, array] = {}
     ends: dict[str, array] = {}
     for row in rows:
         for key, value in row.items():
             flat = values.setdefault(key, array("q"))
-            if key == "labels":
+            if isinstance(value, int):
                 flat.append(value)
             else:
                 flat.extend(value.tolist() if isinstance(value, numpy.ndarray) else value)

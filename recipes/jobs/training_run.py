@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from recipes.checkpoint import newest, saver, stop_request
 from recipes.config import Config
+from recipes.data import preview
 from recipes.errors import Refusal
 from recipes.jobs import launch
 from recipes.machine import host, nvml, worker_environment
@@ -27,7 +28,7 @@ from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives, failure_store
 from recipes.ranks.rank_info import RankInfo
 from recipes.records import record_file, run_folder
-from recipes.records.messages import Progress, RankFailed
+from recipes.records.messages import Progress, RankFailed, Shown
 from recipes.records.record import Memory
 from recipes.training import evaluate, setup
 from recipes.training.after_step import EvaluateThenSave
@@ -130,6 +131,8 @@ class TrainingRun:
             )
         for text in self.training.warnings:
             self.progress.warn(text)
+        if self.cfg.data.preview:
+            self.progress.send(Shown(preview.samples(self.training.data, self.cfg.data.preview)))
 
     def _train(self) -> None:
         """Train, from the checkpoint that the run resumes from if there is one."""

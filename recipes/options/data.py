@@ -36,26 +36,52 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         )
     if data.name in ENDLESS and data.samples is None:
         return found + [f"data={data.name} needs a number of sequences, not data.samples=null. Type data.samples=512."]
-    if data.name == "text" and data.path is None:
-        return found + ["data=text needs data.path=: .txt, .jsonl, .csv or .parquet, a file, a folder or a pattern."]
+    if data.name in data_sources.OWN_FILES and data.path is None:
+        kinds = ".jsonl, .json, .parquet or .csv" if data.name == "chat" else ".txt, .jsonl, .csv or .parquet"
+        return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
+    return found + _file_problems(cfg) + _window_problems(cfg)
+
+
+def _file_problems(cfg: Config) -> list[str]:
+    """Files that do not exist, or whose kind cannot hold what is trained on."""
+    data, found = cfg.data, []
     for key in ("path", "eval_path"):
         value = getattr(data, key)
-        if value is not None and data.name in data_sources.TEXTS:
-            try:
-                if data.name in data_sources.PUBLISHED:
-                    data_sources.splits(data.name, value)
-                elif (
-                    data_sources.kind(data_sources.find(value, f"data.{key}")[0]) == ".txt"
-                    and task.task(cfg) == "classification"
-                ):
-                    chosen = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
-                    found.append(
-                        f"{chosen} needs labels, and a .txt file has none: data.{key}={value}. Give a .jsonl, "
-                        f".csv or .parquet file with the columns {data.text_column} and {data.label_column}."
-                    )
-            except Refusal as refusal:
-                found.append(str(refusal))
+        if value is None or data.name not in data_sources.TEXTS:
+            continue
+        try:
+            if data.name in data_sources.PUBLISHED:
+                data_sources.splits(data.name, value)
+            elif data_sources.kind(data_sources.find(value, f"data.{key}")[0]) == ".txt":
+                found += _txt_problems(cfg, f"data.{key}={value}")
+        except Refusal as refusal:
+            found.append(str(refusal))
     return found
+
+
+def _txt_problems(cfg: Config, files: str) -> list[str]:
+    """Why a .txt file does not do. files: the key that names it, with its value."""
+    data = cfg.data
+    if data.name == "chat":
+        return [
+            f"data=chat: a .txt file has no conversations: {files}. Give a .jsonl file with {data.messages_column} in "
+            "each line, or type data=text."
+        ]
+    if task.task(cfg) != "classification":
+        return []
+    chosen = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
+    return [
+        f"{chosen} needs labels, and a .txt file has none: {files}. Give a .jsonl, "
+        f".csv or .parquet file with the columns {data.text_column} and {data.label_column}."
+    ]
+
+
+def _window_problems(cfg: Config) -> list[str]:
+    """Keys of a window that slides over one long text, where each row is a sample of its own."""
+    typed = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key)) is not None]
+    if not typed or cfg.data.name != "chat":
+        return []
+    return [f"{' and '.join(typed)}: a window slides over one long text, not over conversations. Leave it out."]
 
 
 def _tokenizer_problems(cfg: Config) -> list[str]:

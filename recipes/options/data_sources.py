@@ -28,7 +28,8 @@ PUBLISHED = {
     "mrpc": Published("nyu-mll/glue", "mrpc", {"sentence1": "text", "sentence2": "pair", "label": "label"}),
     "wikitext": Published("Salesforce/wikitext", "wikitext-2-raw-v1", {"text": "text"}),
 }
-TEXTS = ("text", *PUBLISHED)  # options of the menu whose texts a tokenizer turns into ids
+OWN_FILES = ("text", "chat")  # options of the menu that read files of any name
+TEXTS = (*OWN_FILES, *PUBLISHED)  # options of the menu whose texts a tokenizer turns into ids
 SPLITS = ("train", "validation")
 
 

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # Data of one task; all other data is for any.
-TASKS = {"source": "language_modelling", "wikitext": "language_modelling", "mrpc": "classification"}
+TASKS = {
+    "source": "language_modelling",
+    "wikitext": "language_modelling",
+    "chat": "language_modelling",
+    "mrpc": "classification",
+}
 
 
 def task(cfg: Config) -> str | None:

@@ -48,6 +48,13 @@ class WarningRaised:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A text for the console alone, of several lines."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """Why a rank ended. lost_contact: it only saw that another rank had ended, so it is not the cause."""
 
@@ -80,7 +87,7 @@ class WorkerExits:
     code: int
 
 
-Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | RankFailed | RecordUnwritten | WorkerExits
+Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | Shown | RankFailed | RecordUnwritten | WorkerExits
 
 
 @dataclass

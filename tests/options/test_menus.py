@@ -34,9 +34,11 @@ def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     rows = [{"text": f"text number {n} " * (n + 1), "label": n % 2} for n in range(8)]
     pairs = [{"sentence1": row["text"], "sentence2": "another", "label": row["label"]} for row in rows]
-    for name, lines in (("text", rows), ("wikitext", rows), ("mrpc", pairs)):  # data that no network is needed for
+    talks = [{"prompt": "ask", "completion": row["text"]} for row in rows]
+    # data that no network is needed for
+    for name, lines in (("text", rows), ("chat", talks), ("wikitext", rows), ("mrpc", pairs)):
         (folder / name).mkdir()
-        for split in ("train", "validation")[: 1 if name == "text" else 2]:
+        for split in ("train", "validation")[: 1 if name in ("text", "chat") else 2]:
             (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def told(options) -> list[str]:
@@ -101,7 +103,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     assert uniform >= {("optim", "adamw_fused")}
     unplanned = {model for model in models if not model[1].startswith("llama")} | uniform
     assert others == (
-        {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext")}
+        {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext", "chat")}
         | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
         | {frozenset([("parallelism", mode), ("adapter", "lora")]) for mode in ("fsdp", "fsdp_tp")}

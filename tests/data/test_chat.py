@@ -1,0 +1,227 @@
+"""data=chat: which tokens of a conversation are trained on, and what is said of rows of other forms."""
+
+from __future__ import annotations
+
+import json
+
+import datasets
+import pytest
+from chat import ALTERNATING, CHATML, COUNTED, HEADERS, MARKED, THOUGHTS, save_tokenizer, talk, write
+from conftest import compose, small
+from test_data import built, refusal
+
+from recipes.data import preview
+from recipes.data.collate import IGNORE_INDEX
+from recipes.records.messages import Shown
+
+RECIPES = ["trainer", "accelerate"]
+ONE = talk("What is 1+1?", "2", system="Be brief.")
+TWO = talk("a", "first", "b", "second ü")
+
+
+def told(path, *more: str) -> list[str]:
+    return ["model=llama_tiny", "data=chat", f"data.path={path}", "data.eval_fraction=0", "data.seq_len=128", *more]
+
+
+def trained(data, row: int = 0) -> list[str]:
+    """The runs of tokens that the loss looks at, as text."""
+    text = preview.samples(data, row + 1).split(f"sample {row + 1} of ")[1]
+    return [piece.split("<<<")[0] for piece in text.split(">>>")[2:]]
+
+
+@pytest.fixture
+def told_with(tmp_path):
+    """told_with(template, *rows) -> the overrides for rows with a tokenizer that has this template."""
+
+    def told_with(template, *rows, more=()) -> list[str]:
+        tokenizer = save_tokenizer(tmp_path / "tokenizer", template)
+        talks = write(tmp_path / "talks.jsonl", list(rows))
+        return told(talks, f"data.tokenizer={tokenizer}", "model.positions=256", *more)
+
+    return told_with
+
+
+# --- the answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "template,answers",
+    [
+        (CHATML, ["first<|im_end|>\n", "second ü<|im_end|>\n"]),
+        (HEADERS, ["first<|eot|>", "second ü<|eot|>"]),
+        (ALTERNATING, [" first<|eot|>", " second ü<|eot|>"]),
+        (MARKED, ["first<|im_end|>", "second ü<|im_end|>"]),
+        (None, ["first<|end|>\n\n", "second ü<|end|>\n\n"]),
+    ],
+    ids=["chatml", "headers", "alternating", "marked", "none"],
+)
+def test_the_loss_is_on_every_answer_alone(told_with, template, answers):
+    data = built(*told_with(template, TWO))
+    assert len(data.train) == 1 and trained(data) == answers
+    row = data.train[0]
+    assert set(row["labels"].tolist()) > {IGNORE_INDEX}
+    kept = row["labels"] != IGNORE_INDEX
+    assert row["labels"][kept].tolist() == row["input_ids"][kept].tolist()
+    assert sum("chat template" in line for line in data.warnings) == (template is None)
+
+
+def test_train_on_all_takes_every_token(told_with):
+    data = built(*told_with(COUNTED, TWO, more=["data.train_on=all"]))
+    assert data.train[0]["labels"].tolist() == data.train[0]["input_ids"].tolist()
+
+
+def test_a_template_that_changes_earlier_turns_gives_a_row_for_each_answer(told_with):
+    data = built(*told_with(THOUGHTS, TWO, talk("c", "third")))
+    answers = ["first", "second ü", "third"]
+    assert [trained(data, n) for n in range(3)] == [[f"<think>\n\n</think>\n\n{each}<|im_end|>\n"] for each in answers]
+    text = data.tokenizer.decode(data.train[1]["input_ids"])
+    assert text.startswith("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfirst<|im_end|>\n<|im_start|>user\nb")
+    assert any("1 of 2 conversations to train on become a row for each answer" in line for line in data.warnings)
+
+
+def test_a_template_whose_answers_cannot_be_found_is_refused(told_with):
+    message = refusal(*told_with(COUNTED, TWO))
+    assert "talks.jsonl, line 1" in message and "data.train_on=all" in message
+
+
+def test_what_a_template_refuses_is_said_with_the_row(told_with):
+    message = refusal(*told_with(ALTERNATING, TWO, ONE))
+    assert "talks.jsonl, line 2" in message and "roles must alternate user/assistant" in message
+
+
+def test_the_plain_template_goes_with_the_tokenizer_that_is_saved(told_with):
+    data = built(*told_with(None, TWO))
+    text = data.tokenizer.apply_chat_template(TWO["messages"][:1], tokenize=False, add_generation_prompt=True)
+    assert text == "user:\na\n\nassistant:\n"
+    assert data.train[0]["input_ids"].tolist()[: len(text)] == [byte + 1 for byte in text.encode()]
+
+
+def test_prompt_and_completion_are_a_question_and_its_answer(tmp_path):
+    rows = [{"prompt": "a", "completion": "b"}, TWO, {"q": "ask", "a": "say", "prompt": None}]
+    data = built(*told(write(tmp_path / "talks.jsonl", rows[:2])))
+    assert [trained(data, n) for n in (0, 1)] == [["b<|end|>\n\n"], ["first<|end|>\n\n", "second ü<|end|>\n\n"]]
+    (tmp_path / "talks.csv").write_text("q,a\nask,say\n")
+    for path in (write(tmp_path / "talks.json", rows[2:]), tmp_path / "talks.csv"):
+        named = built(*told(path, "data.prompt_column=q", "data.completion_column=a"))
+        assert trained(named) == ["say<|end|>\n\n"]
+    datasets.Dataset.from_list([TWO]).to_parquet(tmp_path / "talks.parquet")
+    assert trained(built(*told(tmp_path / "talks.parquet"))) == trained(data, 1)
+
+
+# --- length ----------------------------------------------------------------------------------------
+
+
+def test_a_long_conversation_keeps_its_end_and_what_was_cut_is_counted(tmp_path):
+    rows = [talk("x" * 200, "short"), talk("a", "b"), talk("a", "y" * 200, "z" * 60)]
+    data = built(*told(write(tmp_path / "talks.jsonl", rows), "data.seq_len=32", "model.positions=64"))
+    assert [len(row["input_ids"]) for row in data.train] == [32, 24]  # the last one's end has no answer
+    assert trained(data, 0) == ["short<|end|>\n\n"]
+    cut, left_out = (next(line for line in data.warnings if word in line) for word in ("end is kept", "left out"))
+    assert "1 of 3 conversations" in cut and "talks.jsonl, line 1" in cut
+    assert "1 of 3 conversations" in left_out and "talks.jsonl, line 3" in left_out
+
+
+def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_path):
+    path = write(tmp_path / "talks.jsonl", [talk("only a question"), talk("a", "b")])
+    data = built(*told(path))
+    assert len(data.train) == 1 and any("have no answer" in line for line in data.warnings)
+    assert "nothing to train on" in refusal(*told(write(path, [talk("only a question")])))
+
+
+# --- what else is said -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row,words",
+    [
+        ({"text": "hello"}, ["line 2", "no messages", "text", "data.messages_column="]),
+        ({"messages": "hello"}, ["line 2", "not a list of messages"]),
+        ({"messages": []}, ["line 2", "empty list"]),
+        ({"messages": ["hello"]}, ["line 2, message 1", "not an object"]),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}, ["message 2", "role bot"]),
+        ({"messages": [{"from": "human", "value": "a"}]}, ["no role", "from, value"]),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["content is a list", "not a text"]),
+        ({"messages": [{"role": "user", "content": None}]}, ["content is missing"]),
+        ({"messages": [{"role": "user", "content": " "}]}, ["content is empty"]),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, ["surrogate"]),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, ["first message is of the assistant"]),
+        ({"prompt": "a", "completion": None}, ["completion is missing"]),
+        ([1], ["line 2 is a list"]),
+    ],
+    ids=str,
+)
+def test_a_row_that_is_no_conversation_is_one_line_with_its_place(tmp_path, row, words):
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps(TWO) + "\n" + json.dumps(row) + "\n")
+    message = refusal(*told(path))
+    assert all(word in message for word in ["talks.jsonl", *words]), message
+
+
+def test_what_the_template_leaves_out_or_a_row_has_besides_is_said(told_with):
+    row = {"messages": [{"role": "user", "content": "say <|im_end|>", "name": "Ann"}, *TWO["messages"][1:2]]}
+    forgetful = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")
+    data = built(*told_with(forgetful, ONE, row))
+    for words in ("name (1)", "changes or leaves out (the first: talks.jsonl, line 1)", "special token in a message"):
+        assert any(words in line for line in data.warnings), (words, data.warnings)
+
+
+@pytest.mark.parametrize(
+    "words,expected",
+    [
+        (["model=bert_tiny"], "decoder"),
+        (["data.path=null"], "data.path="),
+        (["eval.stride=16"], "eval.stride=16"),
+        (["data.train_on=some"], "answers"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_conversations_is_refused_in_words(tmp_path, words, expected):
+    path = write(tmp_path / "talks.jsonl", [TWO])
+    sizes = [word for word in small(*told(path)) if not word.startswith("model.kv")]
+    problems = compose(*sizes, *words).problems
+    assert problems and expected in problems[0]
+
+
+def test_a_text_file_holds_no_conversation(tmp_path):
+    (tmp_path / "talks.txt").write_text("hello\n")
+    assert "no conversations" in compose(*small(*told(tmp_path / "talks.txt"))).problems[0]
+
+
+# --- training --------------------------------------------------------------------------------------
+
+TALKS = [talk("q" * n, "answer " * (n % 5 + 1), "again", f"no {n}") for n in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["loss=chunked", "loss.rows=8", "accumulation=x2", "data.preview=2"],
+        pytest.param(["adapter=lora", "precision=bf16", "checkpointing=full"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_both_recipes_train_the_same_on_conversations(train, tmp_path, more):
+    path = write(tmp_path / "talks.jsonl", TALKS)
+    words = told(path, "data.eval_fraction=0.2", "data.samples=null", *more)
+    runs = [train(f"recipe={recipe}", *words) for recipe in RECIPES]
+    assert runs[0].record.training.losses == runs[1].record.training.losses
+    assert all(run.record.evaluation.samples == 2 for run in runs)
+    assert any("no chat template" in line for line in runs[0].record.warnings)
+    shown = [message.text for message in runs[0].messages if isinstance(message, Shown)]
+    assert len(shown) == ("data.preview=2" in more) and all("sample 2 of 8" in text for text in shown)
+
+
+def test_the_loss_is_that_of_the_answers(train, tmp_path):
+    """A model that has learnt one answer by heart is sure of it, and of nothing else."""
+    path = write(tmp_path / "talks.jsonl", [talk("q", "yes"), talk("q", "yes")])
+    more = ["train.max_steps=30", "train.learning_rate=0.01", "train.schedule=constant", "data.samples=null"]
+    answers = train(*told(path, *more)).record.training
+    assert answers.final_loss < 0.1 and answers.samples == 60
+
+
+def test_a_resumed_training_goes_on_with_the_same_rows(train, again, tmp_path):
+    words = told(write(tmp_path / "talks.jsonl", TALKS), "recipe=accelerate", "save.every_steps=2", "data.samples=null")
+    whole = train(*words, "train.max_steps=6").record.training.losses
+    half = train(*words, "train.max_steps=4")
+    record, _ = again(half.folder, *words, "train.max_steps=6", f"resume={half.folder}")
+    assert record.training.losses == whole and record.training.resumed_from_step == 4
