@@ -100,8 +100,8 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
     cfg, outcome = compose_job(recipe, steps, sizes)
 
     class InTurn(StepLog):
-        def step(self, loss, samples, tokens, learning_rate=None, gradient_norm=None):
-            super().step(loss, samples, tokens, learning_rate, gradient_norm)
+        def step(self, *figures):
+            super().step(*figures)
             turns.done(side)
 
     loop = setup.build(cfg, folder).loop

@@ -74,6 +74,7 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
     speed, training = outcome.speed, outcome.training
     if speed.train_seconds is not None:
         note = f"{training.steps} steps, {training.samples} samples"
+        note += f", {training.padding_share:.0%} of the tokens padding" if training.padding_share else ""
         if training.resumed_from_step:
             since = training.steps - training.resumed_from_step
             note = f"{since} steps since the resume at step {training.resumed_from_step}; {note} in all"

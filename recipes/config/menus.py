@@ -48,6 +48,7 @@ class Data(Menu):
     prompt_column: str = UNSET
     completion_column: str = UNSET
     train_on: str = one_of("answers", "all")
+    packing: bool = UNSET
     preview: int = at_least(0, identity=())
     tokenizer: str | None = UNSET
     encoding: str | None = UNSET

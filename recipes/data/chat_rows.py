@@ -9,7 +9,7 @@ from typing import Any, cast
 import datasets
 
 from recipes.config import Config
-from recipes.data import rows, tokens
+from recipes.data import packing, rows, tokens
 from recipes.data.chat_template import ChatTemplate
 from recipes.data.collate import IGNORE_INDEX
 from recipes.data.text_data import Warn
@@ -56,6 +56,8 @@ def build(
             f"data.path={cfg.data.path} leaves nothing to train on: no answer has a token within "
             f"data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or data.train_on=all."
         )
+    if cfg.data.packing:
+        train = packing.packed(train, cfg.data.seq_len)
     if held_out is None:
         return train, None, encoder
     kept = held_out.select(rows.chosen(len(held_out), cfg.eval.max_samples, cfg.train.seed))

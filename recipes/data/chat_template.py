@@ -23,7 +23,7 @@ from recipes.errors import Refusal
 
 PLAIN = (
     "{% for message in messages %}{{ message['role'] }}:\n{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' and eos_token is defined %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{% if message['role'] == 'assistant' and eos_token is defined %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:\n{% endif %}"
 )
 PLAIN_SHOWN = "role:, the content in the next line, the token that ends a text after an answer, an empty line"

@@ -27,7 +27,8 @@ class Padding:
     def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         length = max(len(row["input_ids"]) for row in rows)
         length = max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
-        fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "labels": IGNORE_INDEX}
+        # Each position of padding is 0: a sample of its own.
+        fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "position_ids": 0, "labels": IGNORE_INDEX}
         batch = {
             key: torch.stack(
                 [

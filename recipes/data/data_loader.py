@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
-from pyarrow import compute
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
-from recipes.data import collate
+from recipes.data import collate, rows
 from recipes.data.dataset import Data
 
 
@@ -22,8 +22,8 @@ def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shu
     args: its `data_seed` determines the order. batch: rows in one forward pass of one process.
     """
     sampler = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
-    even = data.collate is collate.stack  # equally long rows without ignored labels
-    return BatchLoader(part, data.collate, args, sampler, even, keep_workers=shuffle)
+    figures = None if data.collate is collate.stack else RowFigures(rows.lengths(part), rows.samples_in(part))
+    return BatchLoader(part, data.collate, args, sampler, figures, keep_workers=shuffle)
 
 
 def largest_step(data: Data, args: TrainingArguments) -> BatchLoader:
@@ -32,10 +32,16 @@ def largest_step(data: Data, args: TrainingArguments) -> BatchLoader:
     count = min(args.train_batch_size * data.ranks * args.gradient_accumulation_steps, len(data.train))
     chosen = range(count)
     if data.collate is not collate.stack:
-        ids = data.train.with_format("arrow")["input_ids"]
-        lengths = compute.call_function("list_value_length", [ids]).to_numpy()
-        chosen = numpy.argsort(-lengths, kind="stable")[:count].tolist()
+        chosen = numpy.argsort(-rows.lengths(data.train), kind="stable")[:count].tolist()
     return batch_loader(data, data.train.select(chosen), args, args.train_batch_size, shuffle=False)
+
+
+@dataclass(frozen=True)
+class RowFigures:
+    """Of rows of different lengths: the tokens of each, (N,), and the samples in each, (N,)."""
+
+    tokens: numpy.ndarray
+    samples: numpy.ndarray
 
 
 class Batch(dict):
@@ -43,12 +49,15 @@ class Batch(dict):
 
     rows: of this rank; 0 if the rank has one row only so that it takes part in the step, as every rank must.
     rows_everywhere: of all `ranks` together. even: all rows have the same numbers of tokens and of labels.
+    samples_everywhere: in the rows of all ranks. unpadded_everywhere: their tokens without padding.
     """
 
     rows: int
     rows_everywhere: int
     ranks: int
     even: bool
+    samples_everywhere: int
+    unpadded_everywhere: int
 
 
 class DistributedBatchSampler:
@@ -71,24 +80,31 @@ class DistributedBatchSampler:
         share, remainder = divmod(total, self.ranks)
         return share + (self.rank < remainder), total
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def order(self) -> list[int]:
+        """The rows of the epoch in their order, of all ranks."""
         if self.seed is None:
-            order = range(self.count)
-        else:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(self.count, generator=generator).tolist()
+            return list(range(self.count))
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return torch.randperm(self.count, generator=generator).tolist()
+
+    def everywhere(self, order: Sequence[int], index: int) -> Sequence[int]:
+        """The rows of all ranks in a micro-batch. order: from `order`."""
+        begin = index * self.per_rank * self.ranks
+        return order[begin : begin + self.per_rank * self.ranks]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.order()
         for index in range(self.first, len(self)):
-            begin = index * self.per_rank * self.ranks
             rows, total = self.sizes(index)
             share, remainder = divmod(total, self.ranks)
-            begin += self.rank * share + min(self.rank, remainder)
-            yield list(order[begin : begin + rows]) or [order[0]]
+            begin = self.rank * share + min(self.rank, remainder)
+            yield list(self.everywhere(order, index)[begin : begin + rows]) or [order[0]]
 
 
 class BatchLoader:
     """Batches of one rank on its device, one epoch per iteration. Does not advance the global random generators.
 
-    rows: a map-style dataset. collate: rows -> dict of tensors. even: see `Batch`.
+    rows: a map-style dataset. collate: rows -> dict of tensors. figures: of the rows; None if all are even (`Batch`).
     """
 
     def __init__(
@@ -97,10 +113,10 @@ class BatchLoader:
         collate: Callable[[list[dict]], dict[str, torch.Tensor]],
         args: TrainingArguments,
         sampler: DistributedBatchSampler,
-        even: bool,
+        figures: RowFigures | None,
         keep_workers: bool = True,
     ):
-        self.device, self.even = args.device, even
+        self.device, self.figures = args.device, figures
         self.batch_sampler = sampler  # the Trainer reads this attribute
         self._loader = DataLoader(
             rows,
@@ -124,10 +140,16 @@ class BatchLoader:
         self.batch_sampler.first = batches
 
     def __iter__(self) -> Iterator[Batch]:
-        first = self.batch_sampler.first
+        first, order = self.batch_sampler.first, self.batch_sampler.order()
         for index, tensors in enumerate(self._loader, first):
             batch = Batch({key: value.to(self.device, non_blocking=True) for key, value in tensors.items()})
             batch.rows, batch.rows_everywhere = self.batch_sampler.sizes(index)
-            batch.ranks, batch.even = self.batch_sampler.ranks, self.even
+            batch.ranks, batch.even = self.batch_sampler.ranks, self.figures is None
+            batch.samples_everywhere = batch.rows_everywhere
+            batch.unpadded_everywhere = batch.rows_everywhere * batch["input_ids"].shape[1]
+            if self.figures is not None:
+                chosen = self.batch_sampler.everywhere(order, index)
+                batch.samples_everywhere = int(self.figures.samples[chosen].sum())
+                batch.unpadded_everywhere = int(self.figures.tokens[chosen].sum())
             yield batch
         self.batch_sampler.first = 0

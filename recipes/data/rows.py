@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy
 import pyarrow
+from pyarrow import compute
 
 from recipes.data import collate
 
@@ -17,6 +18,28 @@ from recipes.data import collate
 def dataset(ids: Any, labels: Any) -> datasets.Dataset:
     """Rows of ids (T,), of any lengths, and labels () or (T,)."""
     return datasets.Dataset.from_dict({"input_ids": ids, "labels": labels}).with_format("torch")
+
+
+def lengths(part: datasets.Dataset) -> numpy.ndarray:
+    """The tokens of each row, (N,)."""
+    ids = part.with_format("arrow")["input_ids"]
+    return compute.call_function("list_value_length", [ids]).to_numpy()
+
+
+def flat(part: datasets.Dataset, key: str) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """(all values of a column of lists one after the other, where each row ends in them)."""
+    column = part.with_format("arrow")[:][key]
+    counts = compute.call_function("list_value_length", [column]).to_numpy()
+    return compute.call_function("list_flatten", [column]).to_numpy(), numpy.cumsum(counts)
+
+
+def samples_in(part: datasets.Dataset) -> numpy.ndarray:
+    """The samples in each row, (N,): 1, or more if they are packed."""
+    if "position_ids" not in part.column_names:
+        return numpy.ones(len(part), dtype=numpy.int64)
+    positions, ends = flat(part, "position_ids")
+    begun = numpy.concatenate([[0], numpy.cumsum(positions == 0)])
+    return numpy.diff(begun[numpy.concatenate([[0], ends])])
 
 
 def chosen(count: int, most: int | None, seed: int) -> list[int]:
@@ -62,7 +85,7 @@ def windows(
 
 
 def ragged(rows: Iterable[dict[str, Any]]) -> datasets.Dataset:
-    """Rows of ids, of any lengths, and `labels`, one number or as many as ids; kept in flat arrays."""
+    """Rows of any lengths; each value is a list with an entry for each token, or one number. Kept in flat arrays."""
     values: dict[str, array] = {}
     ends: dict[str, array] = {}
     for row in rows:

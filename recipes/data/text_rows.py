@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -11,7 +12,7 @@ import numpy
 
 from recipes.config import Config
 from recipes.data import labels as labels_module
-from recipes.data import rows, tokens
+from recipes.data import packing, rows, tokens
 from recipes.data.labels import Classes
 from recipes.data.text_data import Warn
 from recipes.data.tokens import Tokens
@@ -86,6 +87,8 @@ def language_modelling(
     cfg: Config, texts: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens, one_text: bool
 ) -> tuple[datasets.Dataset, Part | None]:
     """(rows to train on, rows to evaluate on). one_text: the texts are the lines of one."""
+    if cfg.data.packing:
+        return _texts_apart(cfg, texts, held_out, encoder)
     length = cfg.data.seq_len
 
     def ids(part: datasets.Dataset, count: int | None) -> numpy.ndarray:
@@ -101,14 +104,39 @@ def language_modelling(
     return train, rows.windows(ids(held_out, count), *settings, most=most, seed=cfg.train.seed)
 
 
+def _texts_apart(
+    cfg: Config, texts: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens
+) -> tuple[datasets.Dataset, Part | None]:
+    """`language_modelling` with samples that begin with a text, and end with it or after data.seq_len tokens: packed to
+    train on, alone to evaluate on."""
+    length = cfg.data.seq_len
+
+    def samples(part: datasets.Dataset) -> Iterator[dict[str, Any]]:
+        for text in part["text"]:
+            ids = _ended(text, encoder)
+            for begin in range(0, len(ids) - 1, length):  # one token predicts nothing
+                if len(ids) - begin > 1:
+                    yield {"input_ids": ids[begin : begin + length], "labels": ids[begin : begin + length]}
+
+    train = packing.packed(rows.ragged(itertools.islice(samples(texts), cfg.data.samples)), length)
+    if held_out is None:
+        return train, None
+    evaluated = rows.ragged(samples(held_out))
+    return train, (evaluated.select(rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)), len(evaluated))
+
+
+def _ended(text: str, encoder: Tokens) -> numpy.ndarray:
+    """The ids of a text with the end id behind them, (T,)."""
+    ids = numpy.asarray(encoder.ids(text), dtype=numpy.int64)
+    return ids if len(ids) and ids[-1] == encoder.end else numpy.append(ids, encoder.end)
+
+
 def _stream(texts: datasets.Dataset, encoder: Tokens, one_text: bool) -> numpy.ndarray:
     """All texts concatenated, (N,) ids, each followed by the end id. one_text: they are lines of one text, without."""
     flat = array("q")
     for text in texts["text"]:
-        ids = encoder.ids(text, special=not one_text)
-        flat.frombytes(numpy.asarray(ids, dtype=numpy.int64).tobytes())
-        if not one_text and not (len(ids) and ids[-1] == encoder.end):
-            flat.append(encoder.end)
+        ids = numpy.asarray(encoder.ids(text, special=False), dtype=numpy.int64) if one_text else _ended(text, encoder)
+        flat.frombytes(ids.tobytes())
     return numpy.frombuffer(flat, dtype=numpy.int64)
 
 

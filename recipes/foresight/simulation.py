@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from recipes.config import Config
 from recipes.data import collate, data_loader
+from recipes.data.rows import samples_in
 from recipes.foresight.fake_gpu import library_patches
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
@@ -108,7 +109,7 @@ def simulate_step(
     return SimulatedStep(
         parts=trace.ledger.parts(),
         parameter_count=sum(weight.numel() for weight in model.parameters()),
-        samples=samples,
+        samples=samples if rows.collate is collate.stack else round(samples * samples_in(rows.train).mean()),
         tokens=round(tokens * scale),
         micro_batches=steps,
         model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),

@@ -58,6 +58,7 @@ class StepLog:
         unknown = [None] * self.resumed_from  # checkpoints of earlier versions have neither
         self.learning_rates: list[float | None] = before.get("learning_rates", unknown)
         self.gradient_norms: list[float | None] = before.get("gradient_norms", list(unknown))
+        self.unpadded: list[int | None] = before.get("unpadded", list(unknown))
         self.evaluations: list[dict[str, Any]] = before.get("evaluations", [])
         self.compiling: list[bool] = [False] * self.resumed_from
         self._pending: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = []  # (loss, norm, time), not yet read
@@ -76,17 +77,19 @@ class StepLog:
         tokens: Any,
         learning_rate: float | None = None,
         gradient_norm: torch.Tensor | None = None,
+        unpadded: int | None = None,
     ) -> None:
         """Adds an optimizer step, which may still run on the device.
 
         loss: (), the mean over the effective batch, on the device. samples, tokens: of all ranks; tokens may be a
         tensor () on the device. learning_rate: of this step. gradient_norm: (), of all gradients before clipping, on
-        the device; None where nothing is clipped.
+        the device; None where nothing is clipped. unpadded: the tokens that are no padding; None: not known.
         """
         self._pending.append((loss, gradient_norm, self._time()))
         self.samples.append(samples)
         self.tokens.append(tokens)
         self.learning_rates.append(learning_rate)
+        self.unpadded.append(unpadded)
         if self.compiled:
             before, self._graphs = self._graphs, torch_private.compiled_graphs()
             self.compiling.append(self._graphs != before)
@@ -160,6 +163,7 @@ class StepLog:
             "tokens": self.tokens,
             "learning_rates": self.learning_rates,
             "gradient_norms": self.gradient_norms,
+            "unpadded": self.unpadded,
             "evaluations": self.evaluations,
         }
 
@@ -180,13 +184,16 @@ class StepLog:
     def training(self) -> Training:
         """The steps so far, also of a training that failed."""
         steps = len(self.losses)
+        tokens = sum(self.tokens[:steps])
+        unpadded = [count for count in self.unpadded[:steps] if count is not None]
         return Training(
             steps,
             sum(self.samples[:steps]),
-            sum(self.tokens[:steps]),
+            tokens,
             list(self.losses),
             self.losses[-1] if steps else None,
             self.resumed_from or None,
+            round(1 - sum(unpadded) / tokens, 6) if tokens and len(unpadded) == steps else None,
         )
 
     def speed(self) -> Speed:

@@ -15,6 +15,7 @@ from transformers.models.auto import modeling_auto
 
 from recipes.config import Config
 from recipes.errors import Refusal
+from recipes.models import packing
 from recipes.options import adapter
 from recipes.options import model as model_options
 from recipes.options.model import AUTO
@@ -51,6 +52,8 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             "Type checkpointing=none."
         )
     _check_lengths(cfg, name, positions(config))
+    if cfg.data.packing:
+        packing.check(cfg, name, config)
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:

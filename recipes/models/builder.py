@@ -10,7 +10,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.models import architectures, moe, pretrained
+from recipes.models import architectures, moe, packing, pretrained
 from recipes.models.pretrained import Warn
 from recipes.options import model_families, precision
 from recipes.options.model import AUTO
@@ -67,6 +67,8 @@ def build_model(
         model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
     else:
         model = kind.from_config(config, **settings)
+    if cfg.data.packing:
+        packing.keep_samples_apart(model)
     model.config.use_cache = False  # the keys and values of every layer, which only generation needs
     return model
 

@@ -43,7 +43,8 @@ def larger_than_data(cfg: Config, count: int) -> str:
     )
     most = count // devices
     smaller = f"Type batch.per_device={most} or less" if most else f"Choose at most {count} devices"
-    samples = f"{count:,} sample{'s' * (count != 1)}"
+    samples = f"{count:,} {'row' if cfg.data.packing else 'sample'}{'s' * (count != 1)}"
+    samples += " of packed samples" * bool(cfg.data.packing)
     return f"{asked}: larger than the data, which has {samples} to train on. {smaller}, or give more data."
 
 

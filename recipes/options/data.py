@@ -39,7 +39,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if data.name in data_sources.OWN_FILES and data.path is None:
         kinds = ".jsonl, .json, .parquet or .csv" if data.name == "chat" else ".txt, .jsonl, .csv or .parquet"
         return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
-    return found + _file_problems(cfg) + _window_problems(cfg)
+    return found + _file_problems(cfg) + _window_problems(cfg) + _packing_problems(cfg)
 
 
 def _file_problems(cfg: Config) -> list[str]:
@@ -79,9 +79,27 @@ def _txt_problems(cfg: Config, files: str) -> list[str]:
 def _window_problems(cfg: Config) -> list[str]:
     """Keys of a window that slides over one long text, where each row is a sample of its own."""
     typed = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key)) is not None]
-    if not typed or cfg.data.name != "chat":
+    if not typed or not (cfg.data.name == "chat" or cfg.data.packing):
         return []
-    return [f"{' and '.join(typed)}: a window slides over one long text, not over conversations. Leave it out."]
+    apart = "over conversations" if cfg.data.name == "chat" else "over texts that data.packing=true keeps apart"
+    return [f"{' and '.join(typed)}: a window slides over one long text, not {apart}. Leave it out."]
+
+
+def _packing_problems(cfg: Config) -> list[str]:
+    """Why samples cannot be packed; models are checked where they are built."""
+    if not cfg.data.packing:
+        return []
+    if task.task(cfg) == "classification":
+        return [
+            "data.packing=true is for causal language models, which have a label for each token; this configuration "
+            "trains a classifier. Type data.packing=false."
+        ]
+    if cfg.model.attention == "flash_attention_2":
+        return [
+            "data.packing=true keeps samples apart by a mask, which model.attention=flash_attention_2 does not take. "
+            "Type model.attention=sdpa."
+        ]
+    return []
 
 
 def _tokenizer_problems(cfg: Config) -> list[str]:

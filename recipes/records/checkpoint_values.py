@@ -142,7 +142,7 @@ def _check_step_log(values: dict[str, Any], step: int) -> None:
         for entry in entries:
             if not _number(entry) and not (name == "losses" and isinstance(entry, float) and not math.isfinite(entry)):
                 raise ValueError(f"{name} of the step log are not numbers")
-    for name in ("learning_rates", "gradient_norms"):  # which earlier versions do not have
+    for name in ("learning_rates", "gradient_norms", "unpadded"):  # which earlier versions do not have
         entries = lists.get(name, [None] * step)
         if not isinstance(entries, list) or len(entries) != step or not all(map(_number_or_none, entries)):
             raise ValueError(f"{name} of the step log are not those of {step} steps")

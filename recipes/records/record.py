@@ -38,11 +38,12 @@ class Training:
     """What was trained, and the losses."""
 
     steps: int = 0
-    samples: int = 0
+    samples: int = 0  # with data.packing a row of the batch has several
     tokens: int = 0  # positions computed, including padding
     losses: list[float | None] = field(default_factory=list)  # one per optimizer step; null: not a finite number
     final_loss: float | None = None
     resumed_from_step: int | None = None  # the steps before it are in the losses, and not in the speed
+    padding_share: float | None = None  # of tokens, 0 to 1: what is padding
 
 
 @dataclass

@@ -70,11 +70,11 @@ class Loop:
                 if saver.after_step(done) or done == self.total_steps:
                     return
 
-    def step(self, batches: list[Batch]) -> tuple[Tensor, Any, Any, float, Tensor | None]:
+    def step(self, batches: list[Batch]) -> tuple[Tensor, int, Any, float, Tensor | None, int]:
         """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens, learning rate, norm of the
-        gradients) of all ranks."""
+        gradients, tokens without padding) of all ranks."""
         losses = []
-        shares, samples, tokens = step_shares(batches)
+        shares, samples, tokens, unpadded = step_shares(batches)
         for index, (batch, share) in enumerate(zip(batches, shares)):
             last = self.accelerator.sync_gradients = index == len(batches) - 1
             sync = nullcontext() if last else self.accelerator.no_sync(self.model)
@@ -88,7 +88,8 @@ class Loop:
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
-        return collectives.all_reduce_mean(sum(losses[1:], losses[0])), samples, tokens, learning_rate, norm
+        loss = collectives.all_reduce_mean(sum(losses[1:], losses[0]))
+        return loss, samples, tokens, learning_rate, norm, unpadded
 
     def one_more_step(self, ledger: AbstractContextManager) -> int:
         """The same step once more under the ledger, on the largest batches of the data. Returns its tokens."""

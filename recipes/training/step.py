@@ -29,20 +29,22 @@ def labels_in(labels: torch.Tensor) -> Any:
     return labels.numel() if labels.dim() == 1 else (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
-def step_shares(batches: Sequence[Batch]) -> tuple[list, Any, Any]:
-    """(shares, samples, tokens) of an optimizer step: the weight of each micro-batch, and the totals of all ranks.
+def step_shares(batches: Sequence[Batch]) -> tuple[list, int, Any, int]:
+    """(shares, samples, tokens, tokens without padding) of an optimizer step: the weight of each micro-batch, and the
+    totals of all ranks.
 
     A share is a micro-batch's part of the step's labels, times the number of ranks, because engines average gradients
     over ranks; None stands for 1. Tokens of uneven batches on several ranks: () on the device.
     """
     first = batches[0]
     labels, T = first["labels"], first["input_ids"].shape[1]
-    samples = sum(batch.rows_everywhere for batch in batches)
+    rows = sum(batch.rows_everywhere for batch in batches)
+    sizes = sum(batch.samples_everywhere for batch in batches), sum(batch.unpadded_everywhere for batch in batches)
     counts: list[Any]
     everything: Any
     tokens: Any
     if first.even:  # rows are proportional to labels: no need to read the device or to ask the other ranks
-        counts, everything, tokens = [batch.rows for batch in batches], samples, samples * T
+        counts, everything, tokens = [batch.rows for batch in batches], rows, rows * T
     else:
         counts = [labels_in(batch["labels"]) * bool(batch.rows) for batch in batches]
         everything = sum(counts)
@@ -52,9 +54,9 @@ def step_shares(batches: Sequence[Batch]) -> tuple[list, Any, Any]:
                 collectives.all_reduce_sum([everything, tokens], labels.device) * first.ranks / collectives.world_size()
             )
     if len(batches) == 1 and first.ranks == 1:
-        return [None], samples, tokens
+        return [None], sizes[0], tokens, sizes[1]
     shares = [count * first.ranks / everything for count in counts]
-    return [share.float() if hasattr(share, "float") else share for share in shares], samples, tokens
+    return [share.float() if hasattr(share, "float") else share for share in shares], sizes[0], tokens, sizes[1]
 
 
 def forward_backward(

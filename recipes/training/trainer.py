@@ -84,10 +84,10 @@ class StepCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         trainer = self.loop.trainer
-        samples, tokens = trainer.step_size
+        samples, tokens, unpadded = trainer.step_size
         assert trainer.step_loss is not None, "a step has a micro-batch"
         loss = collectives.all_reduce_mean(trainer.step_loss)
-        self.step_log.step(loss, samples, tokens, self.learning_rate, whole_norm(trainer.clipped_norm))
+        self.step_log.step(loss, samples, tokens, self.learning_rate, whole_norm(trainer.clipped_norm), unpadded)
         if self.saver.after_step(state.global_step):
             control.should_training_stop = True
 

@@ -20,7 +20,8 @@ TWO = talk("a", "first", "b", "second ü")
 
 
 def told(path, *more: str) -> list[str]:
-    return ["model=llama_tiny", "data=chat", f"data.path={path}", "data.eval_fraction=0", "data.seq_len=128", *more]
+    sizes = ["data.seq_len=128", "model.positions=256"]
+    return ["model=llama_tiny", "data=chat", f"data.path={path}", "data.eval_fraction=0", *sizes, *more]
 
 
 def trained(data, row: int = 0) -> list[str]:
@@ -36,7 +37,7 @@ def told_with(tmp_path):
     def told_with(template, *rows, more=()) -> list[str]:
         tokenizer = save_tokenizer(tmp_path / "tokenizer", template)
         talks = write(tmp_path / "talks.jsonl", list(rows))
-        return told(talks, f"data.tokenizer={tokenizer}", "model.positions=256", *more)
+        return told(talks, f"data.tokenizer={tokenizer}", *more)
 
     return told_with
 
@@ -113,7 +114,7 @@ def test_prompt_and_completion_are_a_question_and_its_answer(tmp_path):
 
 def test_a_long_conversation_keeps_its_end_and_what_was_cut_is_counted(tmp_path):
     rows = [talk("x" * 200, "short"), talk("a", "b"), talk("a", "y" * 200, "z" * 60)]
-    data = built(*told(write(tmp_path / "talks.jsonl", rows), "data.seq_len=32", "model.positions=64"))
+    data = built(*told(write(tmp_path / "talks.jsonl", rows), "data.seq_len=32"))
     assert [len(row["input_ids"]) for row in data.train] == [32, 24]  # the last one's end has no answer
     assert trained(data, 0) == ["short<|end|>\n\n"]
     cut, left_out = (next(line for line in data.warnings if word in line) for word in ("end is kept", "left out"))

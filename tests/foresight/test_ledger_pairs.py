@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 import torch
+from chat import talk, write
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
 
@@ -106,6 +107,18 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
 )
 def test_settings_count_the_same(options, tmp_path):
     assert not differing(real(options, tmp_path), fake(options, tmp_path))
+
+
+@pytest.mark.parametrize("model", ["llama_tiny", "gpt2_tiny"])
+@pytest.mark.parametrize("more", [["precision=bf16"], ["model.attention=eager", "checkpointing=full"]], ids=" ".join)
+def test_packed_rows_count_the_same(tmp_path, model, more):
+    talks = write(tmp_path / "talks.jsonl", [talk("q" * (n % 7 + 1), "answer " * (n % 3 + 1)) for n in range(20)])
+    options = [f"model={model}", "data=chat", f"data.path={talks}", "data.samples=null", "data.seq_len=64", *more]
+    counted = {}
+    for packing in ("false", "true"):
+        counted[packing] = real([*options, f"data.packing={packing}"], tmp_path)
+        assert not differing(counted[packing], fake([*options, f"data.packing={packing}"], tmp_path))
+    assert counted["true"]["peak_tensor_bytes"] > counted["false"]["peak_tensor_bytes"]
 
 
 @pytest.mark.parametrize("optim", ["rmsprop", "adagrad", "muon", "lion", "ademamix", "ademamix8bit"])
