@@ -49,6 +49,7 @@ class Data(Menu):
     completion_column: str = UNSET
     train_on: str = one_of("answers", "all")
     packing: bool = UNSET
+    group_by_length: bool = UNSET
     preview: int = at_least(0, identity=())
     tokenizer: str | None = UNSET
     encoding: str | None = UNSET

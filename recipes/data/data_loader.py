@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from recipes.data import collate, rows
 from recipes.data.dataset import Data
@@ -21,8 +22,10 @@ def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shu
 
     args: its `data_seed` determines the order. batch: rows in one forward pass of one process.
     """
-    sampler = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
     figures = None if data.collate is collate.stack else RowFigures(rows.lengths(part), rows.samples_in(part))
+    sampler = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
+    if shuffle and data.group_by_length and figures is not None:
+        sampler.group_by_length(figures.tokens.tolist(), batch * data.ranks * args.gradient_accumulation_steps)
     return BatchLoader(part, data.collate, args, sampler, figures, keep_workers=shuffle)
 
 
@@ -70,6 +73,12 @@ class DistributedBatchSampler:
     def __init__(self, count: int, per_rank: int, seed: int | None, rank: int = 0, ranks: int = 1):
         self.count, self.per_rank, self.seed, self.rank, self.ranks = count, per_rank, seed, rank, ranks
         self.epoch = self.first = 0
+        self.lengths: list[int] | None = None
+
+    def group_by_length(self, lengths: list[int], together: int) -> None:
+        """From now on each `together` rows, one optimizer step, are of about the same length, as by
+        transformers.LengthGroupedSampler; the longest row comes first. lengths: of the rows."""
+        self.lengths, self.together = lengths, together
 
     def __len__(self) -> int:
         return math.ceil(self.count / (self.per_rank * self.ranks))
@@ -85,6 +94,8 @@ class DistributedBatchSampler:
         if self.seed is None:
             return list(range(self.count))
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        if self.lengths is not None:
+            return get_length_grouped_indices(self.lengths, self.together, generator=generator)
         return torch.randperm(self.count, generator=generator).tolist()
 
     def everywhere(self, order: Sequence[int], index: int) -> Sequence[int]:

@@ -38,6 +38,7 @@ class Data:
     collate: list of rows -> batch. vocab: one more than the largest possible token id.
     classes, names: their number and names; no names if unknown. tokenizer: of transformers, None for random ids.
     eval_available: rows of the evaluation split, of which eval.max_samples may have kept fewer; 0: those in eval.
+    group_by_length: rows of about the same length come together.
     warnings: what was assumed, left out or cut.
     rank, ranks: of the parts into which every batch is split, this process has part `rank`.
     """
@@ -54,6 +55,7 @@ class Data:
     rank: int = 0
     ranks: int = 1
     eval_available: int = 0
+    group_by_length: bool = False
     warnings: list[str] = field(default_factory=list)
 
 
@@ -255,6 +257,7 @@ def _of_tokens(
         tokenizer=tokens.tokenizer,
         names=names,
         eval_available=available,
+        group_by_length=bool(cfg.data.group_by_length),
         warnings=warnings,
     )
 

@@ -89,6 +89,8 @@ def language_modelling(
     """(rows to train on, rows to evaluate on). one_text: the texts are the lines of one."""
     if cfg.data.packing:
         return _texts_apart(cfg, texts, held_out, encoder)
+    if cfg.data.group_by_length:
+        raise Refusal(data_options.even_rows(cfg))
     length = cfg.data.seq_len
 
     def ids(part: datasets.Dataset, count: int | None) -> numpy.ndarray:

@@ -53,7 +53,7 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
         )
     _check_lengths(cfg, name, positions(config))
     if cfg.data.packing:
-        packing.check(cfg, name, config)
+        packing.check(cfg, name, config, task)
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:

@@ -13,15 +13,33 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from recipes.config import Config
 from recipes.errors import Refusal
+from recipes.options import data
 
 # Families that compute the same logits for a packed sample as for it alone, as tests/models/test_packing.py proves.
-FAMILIES = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3")
+FAMILIES = (
+    "gemma",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "starcoder2",
+)
 MASKED = ("sdpa", "eager")
 LAYERS = {"full_attention", "sliding_attention"}
 
 
-def check(cfg: Config, name: str, config: PretrainedConfig) -> None:
+def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for a model that cannot train on packed rows. name: of the model, as it was typed."""
+    if task == "classification":
+        raise Refusal(data.PACKED_CLASSIFIER)
     text = config.get_text_config()
     if config.model_type not in FAMILIES:
         raise Refusal(

@@ -17,6 +17,11 @@ ENDLESS = ("dummy", "source")  # data that is made; of other data null means all
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
 
+PACKED_CLASSIFIER = (
+    "data.packing=true is for causal language models, which have a label for each token; this configuration trains a "
+    "classifier. Type data.packing=false."
+)
+
 
 def resolve(cfg: Config) -> list[str]:
     """Fills in the tokenizer: the one that pretrained weights bring, bytes for the models of the menu."""
@@ -39,7 +44,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if data.name in data_sources.OWN_FILES and data.path is None:
         kinds = ".jsonl, .json, .parquet or .csv" if data.name == "chat" else ".txt, .jsonl, .csv or .parquet"
         return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
-    return found + _file_problems(cfg) + _window_problems(cfg) + _packing_problems(cfg)
+    return found + _file_problems(cfg) + _window_problems(cfg) + _packing_problems(cfg) + _group_problems(cfg)
 
 
 def _file_problems(cfg: Config) -> list[str]:
@@ -85,15 +90,32 @@ def _window_problems(cfg: Config) -> list[str]:
     return [f"{' and '.join(typed)}: a window slides over one long text, not {apart}. Leave it out."]
 
 
+def _group_problems(cfg: Config) -> list[str]:
+    """Why there is nothing to group: rows of one length."""
+    data = cfg.data
+    if not data.group_by_length:
+        return []
+    if data.packing:
+        return ["data.group_by_length=true: packed rows are about equally long. Leave it out, or data.packing=true."]
+    if data.name != "chat" and task.task(cfg) == "language_modelling":
+        return [even_rows(cfg)]
+    return []
+
+
+def even_rows(cfg: Config) -> str:
+    """Why data.group_by_length has nothing to do for a stream of texts."""
+    return (
+        f"data.group_by_length=true: the rows of data={cfg.data.name} are blocks of data.seq_len={cfg.data.seq_len} "
+        "tokens, all of one length. Leave it out."
+    )
+
+
 def _packing_problems(cfg: Config) -> list[str]:
     """Why samples cannot be packed; models are checked where they are built."""
     if not cfg.data.packing:
         return []
     if task.task(cfg) == "classification":
-        return [
-            "data.packing=true is for causal language models, which have a label for each token; this configuration "
-            "trains a classifier. Type data.packing=false."
-        ]
+        return [PACKED_CLASSIFIER]
     if cfg.model.attention == "flash_attention_2":
         return [
             "data.packing=true keeps samples apart by a mask, which model.attention=flash_attention_2 does not take. "

@@ -15,11 +15,12 @@ from recipes.models import packing, tiny
 
 LENGTHS = [7, 1, 12, 5]
 PADDING = 3
+LM = "language_modelling"
 
 
 def wide_apart(kind: str, attention: str) -> torch.nn.Module:
     """A tiny model whose logits depend much on what a token sees."""
-    model = tiny.tiny_model(kind, "language_modelling")
+    model = tiny.tiny_model(kind, LM)
     model.set_attn_implementation(attention)
     model.config.use_cache = False
     with torch.no_grad():
@@ -65,13 +66,19 @@ def test_the_mask_hides_other_samples_and_later_tokens():
 def test_a_model_whose_samples_would_see_each_other_is_refused(kind, values, words):
     cfg = compose(*small("model=llama_tiny", "data=chat", "data.path=x", "data.packing=true")).cfg
     with pytest.raises(Refusal, match="data.packing=") as caught:
-        packing.check(cfg, "model.pretrained=x", AutoConfig.for_model(kind, **values))
+        packing.check(cfg, "model.pretrained=x", AutoConfig.for_model(kind, **values), LM)
     assert words in str(caught.value)
 
 
 def test_a_window_as_long_as_a_row_hides_nothing():
     cfg = compose(*small("model=llama_tiny", "data=chat", "data.path=x", "data.packing=true")).cfg
-    packing.check(cfg, "model.pretrained=x", AutoConfig.for_model("mistral", sliding_window=32))
+    packing.check(cfg, "model.pretrained=x", AutoConfig.for_model("mistral", sliding_window=32), LM)
+
+
+def test_a_classifier_is_refused():
+    cfg = compose(*small("model=llama_tiny", "data=chat", "data.path=x", "data.packing=true")).cfg
+    with pytest.raises(Refusal, match="classifier"):
+        packing.check(cfg, "model.pretrained=x", AutoConfig.for_model("llama"), "classification")
 
 
 def test_attention_without_a_mask_is_refused():
