@@ -57,7 +57,7 @@ def small(*overrides: str) -> list[str]:
         sizes = [word for word in SMALL if not word.startswith("model.")]
     elif chosen.get("model", "").startswith("llama"):
         sizes = [*SMALL, "model.heads=4", "model.kv_heads=2"]
-    if chosen.get("data", "dummy") not in ("text", "chat"):
+    if chosen.get("data", "dummy") not in ("text", "chat", "hub"):
         sizes = [*sizes, "data.eval_samples=4"]
     return [*sizes, *overrides]
 

@@ -41,8 +41,13 @@ class Data(Menu):
     eval_fraction: float = fraction()
     eval_path: str | None = UNSET
     path: str | None = UNSET
-    task: str | None = one_of("classification", "language_modelling", None)
+    subset: str | None = UNSET
+    split: str = UNSET
+    eval_split: str | None = UNSET
+    streaming: bool = UNSET
+    task: str | None = one_of("classification", "language_modelling", "chat", None)
     text_column: str = UNSET
+    pair_column: str | None = UNSET
     label_column: str = UNSET
     messages_column: str = UNSET
     prompt_column: str = UNSET

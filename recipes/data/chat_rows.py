@@ -13,8 +13,7 @@ from recipes.data import packing, rows, tokens
 from recipes.data.chat_template import ChatTemplate
 from recipes.data.collate import IGNORE_INDEX
 from recipes.data.text_data import Warn
-from recipes.data.text_rows import Part
-from recipes.data.tokens import Tokens
+from recipes.data.text_rows import Built
 from recipes.errors import Refusal
 
 
@@ -37,10 +36,8 @@ class _Notes:
         ]
 
 
-def build(
-    cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn
-) -> tuple[datasets.Dataset, Part | None, Tokens]:
-    """(rows to train on, rows to evaluate on, tokens) of conversations.
+def build(cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn) -> Built:
+    """The rows of conversations.
 
     vocab: of the model. warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
     """
@@ -59,9 +56,9 @@ def build(
     if cfg.data.packing:
         train = packing.packed(train, cfg.data.seq_len)
     if held_out is None:
-        return train, None, encoder
+        return train, None, [], encoder
     kept = held_out.select(rows.chosen(len(held_out), cfg.eval.max_samples, cfg.train.seed))
-    return train, (_rows(cfg, kept, template, "evaluate on", warn), len(held_out)), encoder
+    return train, (_rows(cfg, kept, template, "evaluate on", warn), len(held_out)), [], encoder
 
 
 def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn) -> datasets.Dataset:

@@ -97,6 +97,8 @@ class ChatTemplate:
         if self.marks_answers:
             return [self._marked(messages, where)], whole
         answers = self._answers(messages, whole, where)
+        if not answers:
+            return [], whole
         if all(whole.startswith(text) for text, _ in answers):
             return [self._encoded(whole, [span for _, span in answers])], whole
         return [self._encoded(text, [span]) for text, span in answers], whole

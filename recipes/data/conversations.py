@@ -15,7 +15,7 @@ import datasets
 
 from recipes.data import text_files
 from recipes.data.text_data import Warn
-from recipes.data.text_files import Format
+from recipes.data.text_files import Format, Rows
 from recipes.errors import Refusal
 from recipes.options import data_sources
 
@@ -49,25 +49,29 @@ def read(files: list[Path], columns: Columns, source: str, form: Format, warn: W
     source: key and value of the option that names the files. warn: is given what is left out or assumed.
     Raises Refusal, with the file and the row, for a row that holds no conversation.
     """
+
+    def rows() -> Rows:
+        for path in files:
+            wanted = columns.of_kind(data_sources.kind(path))
+            for place, row in text_files.rows(path, wanted, form, source, lambda text: warn(f"{source}: {text}")):
+                yield f"{path.name}, {place}", row
+
+    return collect(rows(), columns, source, warn)
+
+
+def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.Dataset:
+    """The conversations of rows, each with its place. The other arguments are those of `read`."""
     found: dict[str, list] = {"messages": [], "place": []}
     unread: Counter[str] = Counter()
-    for path in files:
-        wanted = columns.of_kind(data_sources.kind(path))
-        for place, row in text_files.rows(path, wanted, form, source, lambda text: warn(f"{source}: {text}")):
-            place = f"{path.name}, {place}"
-            found["messages"].append(conversation(row, columns, f"{source}: {place}", unread))
-            found["place"].append(place)
+    for place, row in rows:
+        found["messages"].append(conversation(row, columns, f"{source}: {place}", unread))
+        found["place"].append(place)
     if not found["place"]:
-        raise Refusal(f"{source}: {data_sources.listed(path.name for path in files[:3])} has no rows.")
-    warn_of_unread(unread, source, warn)
-    return datasets.Dataset.from_dict(found, features=FEATURES)
-
-
-def warn_of_unread(unread: Counter[str], source: str, warn: Warn) -> None:
-    """Warns of keys of messages that no part of the training sees."""
+        raise Refusal(f"{source} has no rows.")
     if unread:
         listed = data_sources.listed(f"{key} ({count:,})" for key, count in unread.most_common(5))
         warn(f"{source}: of a message only role and content are read; others have: {listed}.")
+    return datasets.Dataset.from_dict(found, features=FEATURES)
 
 
 def conversation(row: dict[str, Any], columns: Columns, where: str, unread: Counter[str]) -> list[dict[str, str]]:

@@ -6,7 +6,6 @@ Shapes: T tokens. A row has `input_ids` (T,) and `labels`: () for classification
 
 from __future__ import annotations
 
-import math
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ import datasets
 import numpy
 
 from recipes.config import Config
-from recipes.data import chat_rows, collate, conversations, rows, text_data, text_files, text_rows
+from recipes.data import collate, rows, sources
 from recipes.data import tokens as tokens_module
 from recipes.errors import Refusal
-from recipes.options import batch, data_sources, parallelism
+from recipes.options import batch, parallelism
 from recipes.options import data as data_options
 from recipes.options.data_sources import BYTE_VOCAB
 
@@ -69,11 +68,12 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     the token that the model's head looks for at the end of each row, which random rows need.
     Raises Refusal for data that cannot be used.
     """
-    builders = {"source": _source, "text": _text, "chat": _chat, "mrpc": _published, "wikitext": _published}
     if cfg.data.name == "dummy":
         built = _dummy(cfg, task, vocab, last_id)
+    elif cfg.data.name == "source":
+        built = _source(cfg, task, vocab, head)
     else:
-        built = builders[cfg.data.name](cfg, task, vocab, head)
+        built = _tokenised(cfg, task, vocab, head)
     built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal(
@@ -146,111 +146,16 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     return Data(task, train, held_out, pad, BYTE_VOCAB, tokenizer=encoder.tokenizer, warnings=warnings)
 
 
-def _text(cfg: Config, task: str, vocab: int, head: Head) -> Data:
-    """The files of data.path and data.eval_path."""
-    data, warnings = cfg.data, []
-    keys = {data.text_column: "data.text_column"}
-    if task == "classification":
-        keys[data.label_column] = "data.label_column"
-    columns = {column: "text" if key == "data.text_column" else "label" for column, key in keys.items()}
-
-    def read(key: str) -> datasets.Dataset:
-        pattern = getattr(data, key)
-        return text_data.read(
-            data_sources.find(pattern, f"data.{key}"),
-            columns,
-            f"data.{key}={pattern}",
-            lambda column: f"Name the right one with {keys[column]}=.",
-            _format(cfg),
-            warnings.append,
-        )
-
-    texts, held_out = _parts(cfg, read, warnings)
-    return _from_texts(cfg, task, texts, held_out, vocab, head, warnings)
-
-
-def _parts(
-    cfg: Config, read: Callable[[str], datasets.Dataset], warnings: list[str]
-) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """(what to train on, what to evaluate on) of data.path and data.eval_path. read(key): the rows of data.<key>."""
-    data, texts = cfg.data, read("path")
-    if data.eval_path:
-        return texts, read("eval_path")
-    if data.eval_fraction and len(texts) > 1:
-        kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
-        split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
-        return split["train"], split["test"]
-    if data.eval_fraction and cfg.eval.enabled:
-        warnings.append(
-            f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
-            "is none. Give data.eval_path, or a file with a text in each line."
-        )
-    return texts, None
-
-
-def _chat(cfg: Config, task: str, vocab: int, head: Head) -> Data:
-    """The conversations in the files of data.path and data.eval_path."""
-    data, warnings = cfg.data, []
-    columns = conversations.Columns(data.messages_column, data.prompt_column, data.completion_column)
-
-    def read(key: str) -> datasets.Dataset:
-        pattern = getattr(data, key)
-        files = data_sources.find(pattern, f"data.{key}")
-        return conversations.read(files, columns, f"data.{key}={pattern}", _format(cfg), warnings.append)
-
-    talks, held_out = _parts(cfg, read, warnings)
-    train, evaluated, tokens = chat_rows.build(cfg, talks, held_out, vocab, warnings.append)
-    return _of_tokens(cfg, task, train, evaluated, tokens, [], warnings)
-
-
-def _format(cfg: Config, keep_linebreaks: bool = False) -> text_files.Format:
-    """How the files of data.path are written."""
-    return text_files.Format(cfg.data.encoding or "utf-8", cfg.data.separator, keep_linebreaks)
-
-
-def _published(cfg: Config, task: str, vocab: int, head: Head) -> Data:
-    """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
+def _tokenised(cfg: Config, task: str, vocab: int, head: Head) -> Data:
+    """Texts or conversations in tokens: rows of different lengths."""
     warnings: list[str] = []
-    # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
-    form = _format(cfg, keep_linebreaks=True)
-    texts, held_out = text_data.published(cfg.data.name, cfg.data.path, form, warnings.append)
-    return _from_texts(cfg, task, texts, held_out, vocab, head, warnings, one_text=task == "language_modelling")
-
-
-def _from_texts(
-    cfg: Config,
-    task: str,
-    texts: datasets.Dataset,
-    held_out: datasets.Dataset | None,
-    vocab: int,
-    head: Head,
-    warnings: list[str],
-    one_text: bool = False,
-) -> Data:
-    """Tokenised texts. warnings: so far."""
-    train, evaluated, names, tokens = text_rows.build(
-        cfg, task, texts, held_out, vocab, head, warnings.append, one_text
-    )
-    return _of_tokens(cfg, task, train, evaluated, tokens, names, warnings)
-
-
-def _of_tokens(
-    cfg: Config,
-    task: str,
-    train: datasets.Dataset,
-    evaluated: text_rows.Part | None,
-    tokens: tokens_module.Tokens,
-    names: list[str],
-    warnings: list[str],
-) -> Data:
-    """Rows of different lengths. names: of the classes."""
+    train, evaluated, names, tokens = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
     held_out, available = evaluated if evaluated is not None else (None, 0)
-    pad = collate.Padding(cfg.data.pad_to_multiple_of, cfg.data.seq_len, tokens.pad, task == "classification")
     return Data(
         task,
         train,
         held_out or None,
-        pad,
+        collate.Padding(cfg.data.pad_to_multiple_of, cfg.data.seq_len, tokens.pad, task == "classification"),
         tokens.vocab,
         classes=len(names),
         pad_token_id=tokens.pad,

@@ -16,7 +16,7 @@ from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
 from recipes.data import text_files
-from recipes.data.text_files import Format
+from recipes.data.text_files import Format, Rows
 from recipes.errors import Refusal
 from recipes.options import data_sources
 
@@ -53,58 +53,76 @@ def read(
     if data_sources.kind(files[0]) == ".txt":
         data_sources.refuse_without_labels(files, columns, source.partition("=")[2])
         columns = {"text": "text"}
+    counts = dict.fromkeys(files, 0)
+
+    def warn_of_file(text: str) -> None:
+        warn(f"{source}: {text}")
+
+    def rows() -> Rows:
+        for path in files:
+            for place, row in text_files.rows(path, list(columns), form, source, warn_of_file):
+                counts[path] += 1
+                yield f"{path.name}, {place}", row
+
+    values = collect(rows(), columns, source, advice, warn)
+    empty = [path.name for path in files if not counts[path]]
+    if empty:
+        said = f"{source}: {data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
+        if not any(counts.values()):
+            raise Refusal(f"{said}: there is nothing to read.")
+        warn(f"{said}.")
+    separated = data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR
+    if separated:
+        for column, name in columns.items():
+            if name != "label" and all(map(_is_number, values[name])):
+                raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
+        if "label" in values and all(_is_whole(label) for label in values["label"]):
+            values["label"] = [int(label) for label in values["label"]]
+    label_column = next((column for column, name in columns.items() if name == "label"), "")
+    return dataset(values, _class_label(files[0], label_column))
+
+
+def collect(
+    rows: Rows, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
+) -> dict[str, list]:
+    """text, pair and label -> the values of the rows that lack none. The arguments are those of `read`.
+
+    rows: (the place, column -> value). Raises Refusal for a column that is not there, and for values of other kinds.
+    """
     values: dict[str, list] = {name: [] for name in columns.values()}
-    dropped, names, total, empty = Dropped(), {}, 0, []
-    for path in files:
-        before = total
-        for place, row in text_files.rows(path, list(columns), form, source, lambda text: warn(f"{source}: {text}")):
-            total += 1
-            if len(names) < 100:  # enough for a message about a column that is not there
-                names |= dict.fromkeys(row)
-            place = f"{path.name}, {place}"
-            found = {
-                name: _value(row.get(column), name, column, place, source, advice) for column, name in columns.items()
-            }
-            lacking = [name for name, value in found.items() if value is None]
-            if lacking:
-                dropped.add(lacking[0], place)
-                continue
-            for name, value in found.items():
-                values[name].append(value)
-        if total == before:
-            empty.append(path.name)
+    dropped, names, total = Dropped(), {}, 0
+    for place, row in rows:
+        total += 1
+        if len(names) < 100:  # enough for a message about a column that is not there
+            names |= dict.fromkeys(row)
+        found = {name: _value(row.get(column), name, column, place, source, advice) for column, name in columns.items()}
+        lacking = [name for name, value in found.items() if value is None]
+        if lacking:
+            dropped.add(lacking[0], place)
+            continue
+        for name, value in found.items():
+            values[name].append(value)
     missing = [column for column in columns if column not in names]
     if missing and total:
         raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice(missing[0])}")
-    if empty:
-        said = f"{source}: {data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
-        if not total:
-            raise Refusal(f"{said}: there is nothing to read.")
-        warn(f"{said}.")
     if dropped.counts:
         said = f"{source}: {sum(dropped.counts.values()):,} of {total:,} rows are left out: {dropped}"
         if not values["text"]:
             raise Refusal(f"{source} has no text to use: {said.partition(': ')[2]}.")
         warn(f"{said}.")
-    if data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR:
-        for column, name in columns.items():
-            if name != "label" and all(map(_is_number, values[name])):
-                raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
-    return _dataset(files[0], values, {name: column for column, name in columns.items()})
+    return values
 
 
-def _dataset(file: Path, values: dict[str, list], columns: dict[str, str]) -> datasets.Dataset:
-    """The rows as a data set. Labels of a .csv file that are all whole numbers are numbers; other ones are words,
-    unless all are numbers or the .parquet file has their names."""
+def dataset(values: dict[str, list], classes: datasets.ClassLabel | None) -> datasets.Dataset:
+    """What `collect` has found as a data set. Labels are words, unless all are numbers. classes: the names of the
+    numbers, if they are known."""
     features: dict[str, Any] = {name: datasets.Value("string") for name in values}
     if "label" in values:
         labels = values["label"]
-        if data_sources.kind(file) in text_files.DEFAULT_SEPARATOR and all(_is_whole(label) for label in labels):
-            labels = [int(label) for label in labels]
         numbers = all(type(label) is int and abs(label) < 2**63 for label in labels)
         values["label"] = labels if numbers else [str(label) for label in labels]
         if numbers:
-            features["label"] = _class_label(file, columns["label"]) or datasets.Value("int64")
+            features["label"] = classes or datasets.Value("int64")
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
 
 

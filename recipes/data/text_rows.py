@@ -21,6 +21,8 @@ from recipes.options import data as data_options
 from recipes.options.model_families import ENCODERS
 
 Part = tuple[datasets.Dataset, int]  # rows, and how many there are without a bound
+Built = tuple[datasets.Dataset, Part | None, list[str], Tokens]
+"""Rows to train on, rows to evaluate on, names of the classes, and the tokens."""
 
 
 def classification(
@@ -151,8 +153,8 @@ def build(
     head: Mapping[str, int] | None,
     warn: Warn,
     one_text: bool = False,
-) -> tuple[datasets.Dataset, Part | None, list[str], Tokens]:
-    """(rows to train on, rows to evaluate on, names of the classes, tokens) for a task.
+) -> Built:
+    """The rows of texts for a task.
 
     Raises Refusal if there is nothing to train on.
     """

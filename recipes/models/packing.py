@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.options import data
+from recipes.third_party import transformers_models_private
 
 # Families that compute the same logits for a packed sample as for it alone, as tests/models/test_packing.py proves.
 FAMILIES = (
@@ -61,7 +62,7 @@ def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> None:
 
 def keep_samples_apart(model: PreTrainedModel) -> None:
     """Give the model's layers a mask whenever position ids come in. Raises Refusal for attention that takes none."""
-    attention = model.config._attn_implementation
+    attention = transformers_models_private.attention_of(model)
     if attention not in MASKED:
         raise Refusal(
             f"data.packing=true needs a mask, which {attention} does not take. Type model.attention=sdpa, or "

@@ -44,6 +44,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if data.name in data_sources.OWN_FILES and data.path is None:
         kinds = ".jsonl, .json, .parquet or .csv" if data.name == "chat" else ".txt, .jsonl, .csv or .parquet"
         return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
+    if data.name == "text" and data.task == "chat":
+        return found + ["data.task=chat with data=text: type data=chat, which reads conversations from files."]
+    if data.name == "hub":
+        found += _hub_problems(cfg)
     return found + _file_problems(cfg) + _window_problems(cfg) + _packing_problems(cfg) + _group_problems(cfg)
 
 
@@ -52,7 +56,7 @@ def _file_problems(cfg: Config) -> list[str]:
     data, found = cfg.data, []
     for key in ("path", "eval_path"):
         value = getattr(data, key)
-        if value is None or data.name not in data_sources.TEXTS:
+        if value is None or data.name not in (*data_sources.OWN_FILES, *data_sources.PUBLISHED):
             continue
         try:
             if data.name in data_sources.PUBLISHED:
@@ -61,6 +65,21 @@ def _file_problems(cfg: Config) -> list[str]:
                 found += _txt_problems(cfg, f"data.{key}={value}")
         except Refusal as refusal:
             found.append(str(refusal))
+    return found
+
+
+def _hub_problems(cfg: Config) -> list[str]:
+    """A data set that is not named, or lies in no folder, and streaming. The hub is asked later."""
+    data, found = cfg.data, []
+    if data.path is None:
+        found.append("data=hub needs data.path=: an id such as stanfordnlp/imdb, or a folder of data sets.")
+    elif not Path(data.path).expanduser().exists() and (data.path.count("/") > 1 or data.path[0] in "./~"):
+        found.append(f"data.path={data.path}: there is no such folder.")
+    if data.streaming:
+        found.append(
+            "data.streaming=true is not supported: the order, the epochs and the exact resume need the whole data set. "
+            "Take a part of it with data.split='train[:10%]', or data.samples=."
+        )
     return found
 
 
@@ -84,9 +103,9 @@ def _txt_problems(cfg: Config, files: str) -> list[str]:
 def _window_problems(cfg: Config) -> list[str]:
     """Keys of a window that slides over one long text, where each row is a sample of its own."""
     typed = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key)) is not None]
-    if not typed or not (cfg.data.name == "chat" or cfg.data.packing):
+    if not typed or not (task.has_conversations(cfg) or cfg.data.packing):
         return []
-    apart = "over conversations" if cfg.data.name == "chat" else "over texts that data.packing=true keeps apart"
+    apart = "over conversations" if task.has_conversations(cfg) else "over texts that data.packing=true keeps apart"
     return [f"{' and '.join(typed)}: a window slides over one long text, not {apart}. Leave it out."]
 
 
@@ -97,7 +116,7 @@ def _group_problems(cfg: Config) -> list[str]:
         return []
     if data.packing:
         return ["data.group_by_length=true: packed rows are about equally long. Leave it out, or data.packing=true."]
-    if data.name != "chat" and task.task(cfg) == "language_modelling":
+    if not task.has_conversations(cfg) and task.task(cfg) == "language_modelling":
         return [even_rows(cfg)]
     return []
 

@@ -29,7 +29,7 @@ PUBLISHED = {
     "wikitext": Published("Salesforce/wikitext", "wikitext-2-raw-v1", {"text": "text"}),
 }
 OWN_FILES = ("text", "chat")  # options of the menu that read files of any name
-TEXTS = (*OWN_FILES, *PUBLISHED)  # options of the menu whose texts a tokenizer turns into ids
+TEXTS = (*OWN_FILES, "hub", *PUBLISHED)  # options of the menu whose texts a tokenizer turns into ids
 SPLITS = ("train", "validation")
 
 

@@ -19,6 +19,11 @@ TASKS = {
 }
 
 
+def has_conversations(cfg: Config) -> bool:
+    """Whether the rows of the data are conversations."""
+    return cfg.data.name == "chat" or cfg.data.task == "chat"
+
+
 def task(cfg: Config) -> str | None:
     """'classification' or 'language_modelling': what the data asks for, else what the family is made for.
 
@@ -27,7 +32,7 @@ def task(cfg: Config) -> str | None:
     if cfg.data.name in TASKS:
         return TASKS[cfg.data.name]
     if cfg.data.task is not None:
-        return cfg.data.task
+        return "language_modelling" if cfg.data.task == "chat" else cfg.data.task
     if cfg.model.pretrained:
         return None
     return "classification" if cfg.model.family in model_families.ENCODERS else "language_modelling"

@@ -102,7 +102,7 @@ def test_prompt_and_completion_are_a_question_and_its_answer(tmp_path):
     data = built(*told(write(tmp_path / "talks.jsonl", rows[:2])))
     assert [trained(data, n) for n in (0, 1)] == [["b<|end|>\n\n"], ["first<|end|>\n\n", "second ü<|end|>\n\n"]]
     (tmp_path / "talks.csv").write_text("q,a\nask,say\n")
-    for path in (write(tmp_path / "talks.json", rows[2:]), tmp_path / "talks.csv"):
+    for path in (write(tmp_path / "talks.json", rows[2:] * 2), tmp_path / "talks.csv"):
         named = built(*told(path, "data.prompt_column=q", "data.completion_column=a"))
         assert trained(named) == ["say<|end|>\n\n"]
     datasets.Dataset.from_list([TWO]).to_parquet(tmp_path / "talks.parquet")
@@ -222,6 +222,7 @@ def test_the_loss_is_that_of_the_answers(train, tmp_path):
 
 def test_a_resumed_training_goes_on_with_the_same_rows(train, again, tmp_path):
     words = told(write(tmp_path / "talks.jsonl", TALKS), "recipe=accelerate", "save.every_steps=2", "data.samples=null")
+    words.append("train.schedule=constant")
     whole = train(*words, "train.max_steps=6").record.training.losses
     half = train(*words, "train.max_steps=4")
     record, _ = again(half.folder, *words, "train.max_steps=6", f"resume={half.folder}")

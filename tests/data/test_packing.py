@@ -137,6 +137,7 @@ def test_a_batch_of_more_rows_than_were_packed_says_so(train, talks):
 
 def test_a_resumed_training_goes_on_with_the_same_rows(train, again, talks):
     words = told(talks, "recipe=accelerate", "save.every_steps=2", "data.samples=null", "data.seq_len=64")
+    words.append("train.schedule=constant")
     whole = train(*words, "train.max_steps=6").record.training
     half = train(*words, "train.max_steps=4")
     record, _ = again(half.folder, *words, "train.max_steps=6", f"resume={half.folder}")

@@ -36,9 +36,9 @@ def told(tmp_path_factory):
     pairs = [{"sentence1": row["text"], "sentence2": "another", "label": row["label"]} for row in rows]
     talks = [{"prompt": "ask", "completion": row["text"]} for row in rows]
     # data that no network is needed for
-    for name, lines in (("text", rows), ("chat", talks), ("wikitext", rows), ("mrpc", pairs)):
+    for name, lines in (("text", rows), ("chat", talks), ("hub", rows), ("wikitext", rows), ("mrpc", pairs)):
         (folder / name).mkdir()
-        for split in ("train", "validation")[: 1 if name in ("text", "chat") else 2]:
+        for split in ("train", "validation")[: 2 if name in ("wikitext", "mrpc") else 1]:
             (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def told(options) -> list[str]:
