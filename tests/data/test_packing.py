@@ -18,7 +18,8 @@ TALKS = [talk("q" * (n % 7 + 1), "answer " * (n % 3 + 1)) for n in range(20)]
 
 
 def told(path, *more: str) -> list[str]:
-    return ["model=llama_tiny", "data=chat", f"data.path={path}", "data.packing=true", "data.eval_fraction=0", *more]
+    sizes = ["data.seq_len=128", "model.positions=128", "data.samples=null", "data.eval_fraction=0"]
+    return ["model=llama_tiny", "data=chat", f"data.path={path}", "data.packing=true", *sizes, *more]
 
 
 @pytest.fixture
@@ -55,10 +56,10 @@ def samples_of(data) -> list[tuple]:
 
 
 def test_packed_rows_hold_the_samples_that_rows_of_their_own_do(talks):
-    words = [*told(talks), "data.seq_len=64", "data.samples=null"]
+    words = told(talks)
     plain, packed = (built(*words, f"data.packing={packing}") for packing in ("false", "true"))
     assert samples_of(packed) == samples_of(plain) and len(plain.train) == 20
-    assert len(packed.train) < 14 and all(len(row["input_ids"]) <= 64 for row in packed.train)
+    assert len(packed.train) < 9 and all(len(row["input_ids"]) <= 128 for row in packed.train)
 
 
 def test_texts_are_kept_apart_and_long_ones_are_several_samples(tmp_path):
@@ -74,7 +75,7 @@ def test_texts_are_kept_apart_and_long_ones_are_several_samples(tmp_path):
 
 
 def test_a_batch_of_packed_rows_pads_with_samples_of_one_token(talks):
-    data = built(*told(talks), "data.seq_len=64", "data.samples=null")
+    data = built(*told(talks))
     batch = data.collate([data.train[0], data.train[len(data.train) - 1]])
     ends = [len(data.train[0]["input_ids"]), len(data.train[len(data.train) - 1]["input_ids"])]
     assert batch["position_ids"].shape == batch["input_ids"].shape and "attention_mask" not in batch
@@ -83,9 +84,9 @@ def test_a_batch_of_packed_rows_pads_with_samples_of_one_token(talks):
 
 def test_both_recipes_train_on_packed_rows_as_on_rows_of_their_own(train, talks):
     """The same samples in one step: the loss of the first step, and the weights after it, are the same."""
-    words = ["data.seq_len=64", "data.samples=null", "train.max_steps=2", "train.schedule=constant", "optim=sgd"]
+    words = ["train.max_steps=2", "train.schedule=constant", "optim=sgd"]
     packed = [
-        train(f"recipe={recipe}", *told(talks), *words, "batch.per_device=4", "accumulation.steps=4").record.training
+        train(f"recipe={recipe}", *told(talks), *words, "batch.per_device=2", "accumulation.steps=4").record.training
         for recipe in RECIPES
     ]
     plain = train(*told(talks, "data.packing=false"), *words, "batch.per_device=20").record.training
@@ -100,16 +101,16 @@ def test_the_record_counts_samples_and_padding(train, tmp_path):
     answers = ["x" * 4, "y" * 3]  # 20 bytes around an answer
     rows = [talk("q", answer) for answer in answers]
     path = write(tmp_path / "talks.jsonl", rows)
-    lengths = [len(row["input_ids"]) for row in built(*told(path), "data.packing=false", "data.samples=null").train]
-    run = train(*told(path, "data.packing=false"), "data.samples=null", "train.max_steps=1").record.training
+    lengths = [len(row["input_ids"]) for row in built(*told(path), "data.packing=false").train]
+    run = train(*told(path, "data.packing=false"), "train.max_steps=1").record.training
     width = -(-max(lengths) // 8) * 8
-    assert run.samples == 2 and run.tokens == 2 * min(width, 32)
+    assert run.samples == 2 and run.tokens == 2 * width
     assert run.padding_share == pytest.approx(1 - sum(lengths) / run.tokens, abs=1e-6)
     assert train().record.training.padding_share == 0
 
 
 def test_packed_rows_with_every_lever_of_a_language_model(train, talks):
-    words = ["data.seq_len=64", "data.samples=null", "loss=chunked", "checkpointing=full", "precision=bf16"]
+    words = ["loss=chunked", "checkpointing=full", "precision=bf16"]
     for attention in ("sdpa", "eager"):
         run = train(*told(talks), *words, f"model.attention={attention}", "accumulation=x2", "model=gpt2_tiny")
         assert None not in run.record.training.losses
@@ -131,12 +132,12 @@ def test_what_cannot_be_packed_is_refused_in_words(talks, words, expected):
 
 
 def test_a_batch_of_more_rows_than_were_packed_says_so(train, talks):
-    words = [*told(talks), "data.seq_len=64", "data.samples=null", "batch.per_device=16"]
+    words = [*told(talks), "batch.per_device=16"]
     assert "rows of packed samples" in train(*words, status="refused").record.error.message
 
 
 def test_a_resumed_training_goes_on_with_the_same_rows(train, again, talks):
-    words = told(talks, "recipe=accelerate", "save.every_steps=2", "data.samples=null", "data.seq_len=64")
+    words = told(talks, "recipe=accelerate", "save.every_steps=2")
     words.append("train.schedule=constant")
     whole = train(*words, "train.max_steps=6").record.training
     half = train(*words, "train.max_steps=4")
@@ -145,7 +146,7 @@ def test_a_resumed_training_goes_on_with_the_same_rows(train, again, talks):
 
 
 def test_ranks_share_packed_rows(train, talks):
-    words = told(talks, "data.seq_len=64", "data.samples=null", "optim=sgd", "train.max_steps=3")
+    words = told(talks, "optim=sgd", "train.max_steps=3")
     one = train(*words, "batch.per_device=4").record.training
     two = train(*words, "parallelism=ddp", "parallelism.num_processes=2").record.training
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
