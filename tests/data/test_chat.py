@@ -9,9 +9,12 @@ import pytest
 from chat import ALTERNATING, CHATML, COUNTED, HEADERS, MARKED, THOUGHTS, save_tokenizer, talk, write
 from conftest import compose, small
 from test_data import built, refusal
+from transformers import AutoTokenizer
 
 from recipes.data import preview
+from recipes.data.chat_template import PLAIN
 from recipes.data.collate import IGNORE_INDEX
+from recipes.models import tiny
 from recipes.records.messages import Shown
 
 RECIPES = ["trainer", "accelerate"]
@@ -210,6 +213,20 @@ def test_both_recipes_train_the_same_on_conversations(train, tmp_path, more):
     assert any("no chat template" in line for line in runs[0].record.warnings)
     shown = [message.text for message in runs[0].messages if isinstance(message, Shown)]
     assert len(shown) == ("data.preview=2" in more) and all("sample 2 of 8" in text for text in shown)
+
+
+@pytest.mark.parametrize("template", [HEADERS, None], ids=["headers", "none"])
+def test_a_pretrained_folder_brings_its_template_and_the_saved_model_has_it(train, tmp_path, template):
+    tiny.tiny_model("llama", "language_modelling").save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model", template)
+    path = write(tmp_path / "talks.jsonl", TALKS)
+    words = ["data=chat", f"data.path={path}", f"model.pretrained={tmp_path / 'model'}", "data.seq_len=64"]
+    run = train(*words, "save.final=true", "data.eval_fraction=0", "data.samples=null")
+    saved = AutoTokenizer.from_pretrained(run.folder / "model")
+    assert saved.chat_template == (template or PLAIN)
+    assert any("no chat template" in line for line in run.record.warnings) == (template is None)
+    estimate = train(*words, "recipe=estimate", "gpu=l4_24gb", "data.packing=true").record
+    assert estimate.estimate is not None and estimate.speed.samples_per_second
 
 
 def test_the_loss_is_that_of_the_answers(train, tmp_path):
