@@ -225,7 +225,7 @@ def test_a_pretrained_folder_brings_its_template_and_the_saved_model_has_it(trai
     saved = AutoTokenizer.from_pretrained(run.folder / "model")
     assert saved.chat_template == (template or PLAIN)
     assert any("no chat template" in line for line in run.record.warnings) == (template is None)
-    estimate = train(*words, "recipe=estimate", "gpu=l4_24gb", "data.packing=true").record
+    estimate = train(*words, "recipe=estimate", "device=auto", "gpu=l4_24gb", "data.packing=true").record
     assert estimate.estimate is not None and estimate.speed.samples_per_second
 
 
