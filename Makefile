@@ -24,6 +24,12 @@ test: setup  ## run the tests without the long ones, in two processes
 test-all: setup  ## run the long tests too: every pair of options, many kills, every launcher
 	$(RUN) -m pytest -q -n 2 --dist loadfile -m "" $(ARGS)
 
+test-browser: setup  ## the pages in a real browser: installs playwright, and Chromium where there is none
+	@$(RUN) -c "import playwright" 2>/dev/null || $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@command -v chromium chromium-browser google-chrome >/dev/null || $(RUN) -m playwright install chromium \
+	  || { echo "No Chromium: install Debian's (apt install chromium), or see playwright.dev/python/docs/browsers"; exit 1; }
+	$(RUN) -m pytest -q tests/report/test_browser.py $(ARGS)
+
 check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -43,4 +49,4 @@ clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all check check-latest bench clean
+.PHONY: help setup train test test-all test-browser check check-latest bench clean

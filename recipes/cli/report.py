@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import webbrowser
 from pathlib import Path
 
 from recipes.cli import console
 from recipes.errors import Refusal
 from recipes.report import read, report, screen_table
+from recipes.report.page import sweep_page
 
 
 def main(argv: list[str], description: str) -> int:
@@ -18,13 +20,13 @@ def main(argv: list[str], description: str) -> int:
     folders = arguments.folders
     target = arguments.into or (folders[0] if len(folders) == 1 else Path("outputs", "report"))
     try:
-        records, warnings = read.read_all(folders)
+        found, warnings = read.read_with_folders(folders)
         for line in warnings:
             print(f"warning: {line}", file=sys.stderr)
-        if not records:
+        if not found:
             raise Refusal(f"There are no records in {', '.join(map(str, folders))}.")
-        made = report.compare(records, arguments.baseline)
-        paths = report.write(made, target)
+        made = report.compare([record for record, _ in found], arguments.baseline)
+        paths = report.write(made, target, folders={id(record): folder for record, folder in found})
     except Refusal as problem:
         print(f"refused: {problem}", file=sys.stderr)
         return 2
@@ -38,12 +40,16 @@ def main(argv: list[str], description: str) -> int:
     shown = min(str(target), os.path.relpath(target), key=len)
     names = ", ".join(path.name for path in paths)
     console.say(f"{screen_table.screen_text(made)}\n\nWritten to {shown}: {names}")
+    page = target / sweep_page.PAGE
+    if arguments.open and not webbrowser.open(page.resolve().as_uri()):
+        console.say(f"No browser was found: open {page} yourself.")
     return 0
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder with runs, at any depth")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--into", type=Path, metavar="DIR", help="the folder for the files")
     parser.add_argument(
         "--baseline",

@@ -18,6 +18,7 @@ from recipes.options import compose, hydra_errors, resume, validate
 from recipes.ranks.rank_info import current_rank
 from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.messages import Message
+from recipes.report.page import run_page
 from recipes.tracking import trackers
 
 # One run's exit code by its status; 1 for any other.
@@ -95,7 +96,8 @@ def _run_and_report(
     try:
         with run_lock.hold(folder):
             outcome = run_in(folder, cfg, outcome, problems, console.Console(), source)
-            resume.keep_figures(before, outcome, folder)
+            if resume.keep_figures(before, outcome, folder):
+                write_page(outcome, folder)
     except Refusal as error:
         return _refuse([str(error)])
     except OSError as error:
@@ -148,7 +150,8 @@ def run_in(
         return outcome
     run_folder.check_files(folder)
     record_file.prepare(folder)  # raises OSError now, before hours of training, if no record could be written
-    Path(folder, record_file.FILE_NAME).unlink(missing_ok=True)  # the record of the training that is resumed
+    for name in (record_file.FILE_NAME, *run_folder.PAGE_FILES):  # of the training that is resumed
+        Path(folder, name).unlink(missing_ok=True)
     outcome.warnings += validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
@@ -160,13 +163,29 @@ def run_in(
         for line in outcome.warnings:
             display.warn(line)
         outcome = supervise.run(launch.Job(outcome, folder, current_rank()), on_message, source)
-        tracker_warnings = tracker.finish(outcome)
-    if tracker_warnings:
-        outcome.warnings += tracker_warnings
+        new_warnings = tracker.finish(outcome)
+    new_warnings += write_page(outcome, folder, None if group is None else folder.parent)
+    if new_warnings:
+        outcome.warnings += new_warnings
         record_file.write(outcome, folder)
     if tracker.line:
         console.say(tracker.line)
     return outcome
+
+
+def write_page(outcome: record.Record, folder: Path, sweep: Path | None = None) -> list[str]:
+    """Write the run's page, which shows its record. Returns a warning where that fails.
+
+    sweep: the folder of the run's sweep.
+    """
+    try:
+        run_page.write(outcome, folder, sweep)
+    except Exception as error:  # the record is complete, and the page can be made from it later
+        return [
+            f"the page could not be made ({type(error).__name__}: {error}). When this is mended, run "
+            f"python scripts/report.py {folder}"
+        ]
+    return []
 
 
 def unwritable(error: OSError, key: str = "hydra.run.dir") -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recipes.options.model import AUTO
 from recipes.records.record import Estimate, Memory, Record, Speed, shown_status, verdict_of
-from recipes.records.run_folder import log_name
+from recipes.records.run_folder import PAGE_FILES, log_name
 from recipes.units import MIB, PARTS
 
 Row = tuple[str, str, str]  # name, value, note
@@ -34,7 +34,8 @@ def summary(outcome: Record, folder: Path) -> str:
     lines += [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in _rows(outcome)]
     lines += _error_lines(outcome, folder)
     lines += [f"  warning: {text}" for text in outcome.warnings]
-    lines.append(f"  Record: {_shorter(folder / 'result.json')}")
+    page = folder / PAGE_FILES[0]
+    lines.append(f"  Record: {_shorter(folder / 'result.json')}{f'   Page: {page.name}' if page.is_file() else ''}")
     return "\n".join(lines)
 
 

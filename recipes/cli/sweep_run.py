@@ -119,7 +119,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
         try:
             paths = report.make([folder], folder)
             console.say(report.for_screen([folder]))
-            console.say(f"Table and pictures: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+            console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             for line in send_report(jobs, folder, [path for path in paths if path.suffix == ".png"]):
                 console.say(line)
         except Exception as error:  # the records are complete, and the report can be made from them later

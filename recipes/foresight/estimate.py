@@ -13,6 +13,8 @@ from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import explain, prediction, simulation
 from recipes.foresight.simulation import SimulatedStep
 from recipes.machine import host
+from recipes.measure.timeline import timeline
+from recipes.records import step_file
 from recipes.records.record import Record
 
 TIMELINE = "timeline.png"
@@ -27,7 +29,7 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
     progress.enter("load", "estimating")
     start = time.perf_counter()
     try:
-        simulated = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+        simulated = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), record_origins=True)
     except UnknownOperation as error:
         operation = str(error).split(":")[0]
         raise Refusal(
@@ -35,11 +37,22 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
             "(train.max_steps=5); the record has the same figures, measured."
         ) from error
     prediction.fill(cfg, outcome, simulated)
+    _write_step_file(outcome, simulated, folder)
     if cfg.estimate.explain:
         progress.enter("load", "trying levers")
         _explain(cfg, outcome, simulated, folder)
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
+
+
+def _write_step_file(outcome: Record, simulated: SimulatedStep, folder: Path) -> None:
+    """Write what the estimate's page shows of the step."""
+    trace = simulated.trace
+    assert trace.origins is not None, "the trace was recorded without origins"
+    try:
+        step_file.write({"rank": 0, "timeline": timeline(trace.log, trace.origins)}, folder)
+    except OSError as error:
+        outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
 
 
 def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path) -> None:

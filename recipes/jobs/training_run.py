@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -27,7 +28,7 @@ from recipes.models import architectures
 from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives, failure_store
 from recipes.ranks.rank_info import RankInfo
-from recipes.records import record_file, run_folder
+from recipes.records import record_file, run_folder, step_file
 from recipes.records.messages import Progress, RankFailed, Shown
 from recipes.records.record import Memory
 from recipes.training import evaluate, setup
@@ -211,10 +212,23 @@ class TrainingRun:
                 with contextlib.suppress(OSError):
                     record_file.write(self.record, self.folder)
             self.progress.enter("count", "counting memory")
-            memory_breakdown.count(self.cfg, self.record, self.loop, self.step_log, self.progress)
+            keeps = self.rank_info.is_main and self.folder is not None
+            memory_timeline = memory_breakdown.count(
+                self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=keeps
+            )
+            if memory_timeline is not None and self.folder is not None:
+                self._write_step_file({"rank": 0, "timeline": memory_timeline})
         memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
         if self.rank_info.world_size > 1:
             memory_breakdown.take_largest(memory)
+
+    def _write_step_file(self, values: dict[str, Any]) -> None:
+        """Write what the run's page shows of one step."""
+        assert self.folder is not None
+        try:
+            step_file.write(values, self.folder)
+        except OSError as error:
+            self.progress.warn(f"the page lacks the timeline of the memory: {error.strerror}.")
 
 
 def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:

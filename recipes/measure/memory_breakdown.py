@@ -14,6 +14,7 @@ from recipes.config import Config
 from recipes.machine import gpu_specs
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.step_log import StepLog
+from recipes.measure.timeline import timeline
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.ranks.rank_info import RankInfo
@@ -21,13 +22,17 @@ from recipes.records.messages import Progress
 from recipes.records.record import Memory, Record
 
 
-def count(cfg: Config, record: Record, loop: Any, step_log: StepLog, progress: Progress) -> None:
+def count(
+    cfg: Config, record: Record, loop: Any, step_log: StepLog, progress: Progress, with_timeline: bool = False
+) -> dict[str, Any] | None:
     """Takes one more step under the ledger, and puts the five parts of memory and the FLOPs into the record.
 
-    loop: a `Loop` of either recipe. A failure is a warning with one rank, and raised with several.
+    loop: a `Loop` of either recipe. A failure is a warning with one rank, and raised with several. Returns the timeline
+    of the step's memory (`measure.timeline`) where it is wanted and nothing failed.
     """
     start = time.perf_counter()
-    ledger = MemoryLedger(loop.bare_model, unwrap.inner_optimizer(loop.optimizer), loop.accelerator.device)
+    optimizer = unwrap.inner_optimizer(loop.optimizer)
+    ledger = MemoryLedger(loop.bare_model, optimizer, loop.accelerator.device, record_origins=with_timeline)
     try:
         if cfg.compile:  # the ledger does not see allocations of compiled code
             torch.compiler.set_stance("force_eager")
@@ -39,13 +44,14 @@ def count(cfg: Config, record: Record, loop: Any, step_log: StepLog, progress: P
             raise
         traceback.print_exc()
         progress.warn(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
-        return
+        return None
     finally:
         record.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
         setattr(record.memory, key, value)
     if ledger.model_flops is not None and cfg.model.attention != "flash_attention_2":  # which has no FLOP formula
         _set_flops(cfg, record, ledger.model_flops, step_tokens, statistics.mean(step_log.tokens), loop)
+    return None if ledger.origins is None else timeline(ledger.log, ledger.origins)
 
 
 def _set_flops(cfg: Config, record: Record, model_flops: int, step_tokens: int, mean_tokens: float, loop: Any) -> None:

@@ -22,6 +22,7 @@ from recipes.measure.memory_attribution import (
 from recipes.measure.op_flops import backward_flops, has_flop_formula, operation_flops
 from recipes.measure.op_observer import OpObserverMode
 from recipes.measure.storage_log import StorageLog
+from recipes.measure.tensor_origins import TensorOrigins
 from recipes.models import checkpointing
 from recipes.third_party.torch_private import observed_resizes, storage_key
 
@@ -30,15 +31,23 @@ class MemoryLedger:
     """Use as `with MemoryLedger(model, optimizer, device) as ledger: step()`, then read `parts()` and `model_flops`.
 
     model: the plain module, whose parameters carry the gradients. optimizer: its states must exist, so at least one
-    step has been taken. device: storages on other types of device are not counted.
+    step has been taken. device: storages on other types of device are not counted. record_origins: also record which
+    module and operation made each tensor (`origins`).
 
     It is an OpObserver. Without `with`, call `begin_step`, pass on every operation, and call `end_step`.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device | str,
+        record_origins: bool = False,
+    ):
         self.model, self.optimizer = model, optimizer
         self.log = StorageLog(torch.device(device).type)
         self.attribution = MemoryAttribution(model, optimizer, self.log)
+        self.origins = TensorOrigins(model, optimizer, self.log) if record_origins else None
         # Of the forward passes and of the gradients that they need, without recomputation; None: an operation has no
         # formula. With all weights trained the gradients take twice the forward (Kaplan et al. 2020, section 2.1).
         self.model_flops: int | None = 0
@@ -47,6 +56,8 @@ class MemoryLedger:
     # --- during the step ---
 
     def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        if self.origins is not None:
+            self.origins.before(func, tensors)
         self.attribution.record_arguments(tensors)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
@@ -85,12 +96,17 @@ class MemoryLedger:
                 torch.autograd.graph.saved_tensors_hooks(attribution.saved_for_backward, lambda tensor: tensor)
             )
             hooks.enter_context(checkpointing.observed_by(attribution.saved_for_backward))
+            if self.origins is not None:
+                self.origins.name_states()
+                hooks.enter_context(self.origins.recording())
             self._hooks = hooks.pop_all()
 
     def end_step(self) -> list[int]:
         """Remove all hooks. Returns the indices in the log of allocations that were moved to the step's beginning."""
         self._hooks.close()
         self.attribution.mark_model_and_optimizer()
+        if self.origins is not None:
+            self.origins.name_states()
         return self.log.move_preexisting_first()
 
     def __enter__(self) -> MemoryLedger:

@@ -163,8 +163,11 @@ def is_finished(cfg: Config, folder: Path, before: record.Record | None) -> bool
     return not (model_missing(cfg, folder) and checkpoint_files.found(folder))
 
 
-def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> None:
-    """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model."""
+def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> bool:
+    """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model.
+
+    Returns whether the record has changed.
+    """
     if (
         before is not None
         and before.status == outcome.status == "ok"
@@ -172,6 +175,8 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
     ):
         outcome.speed, outcome.memory = before.speed, before.memory
         record_file.write(outcome, folder)
+        return True
+    return False
 
 
 def model_missing(cfg: Config, folder: Path) -> bool:

@@ -9,6 +9,9 @@ LOG_FILE = "log.txt"  # what the libraries print
 STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 
 
+PAGE_FILES = ("page.html", "page-data.js", "step.json.gz")  # what shows the run in a browser
+
+
 def log_name(rank: int) -> str:
     """The file in a run's folder to which a rank's libraries print."""
     return LOG_FILE if rank == 0 else f"log-rank{rank}.txt"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from recipes.errors import Refusal
@@ -15,7 +15,8 @@ from recipes.records import atomic_file
 from recipes.records.record import Record
 from recipes.report import reference
 from recipes.report.files import csv_text, jsonl
-from recipes.report.read import read_all
+from recipes.report.page import sweep_page
+from recipes.report.read import read_all, read_with_folders
 from recipes.report.rows import Row, Table, table
 from recipes.report.tables import markdown
 
@@ -58,17 +59,26 @@ def make(
     baseline, published: see `compare`. warn: called with a line for each file left out (default: print it on stderr).
     Returns the paths written. Raises Refusal (no folder, no records, an unknown baseline) or OSError (`target`).
     """
-    records, warnings = read_all(folders)
+    found, warnings = read_with_folders(folders)
     warn = warn or _to_stderr
     for line in warnings:
         warn(line)
-    if not records:
+    if not found:
         raise Refusal(f"There are no records in {', '.join(map(str, folders))}.")
-    return write(compare(records, baseline, published), target, warn)
+    of_records = {id(record): folder for record, folder in found}
+    return write(compare([record for record, _ in found], baseline, published), target, warn, of_records)
 
 
-def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = None) -> list[Path]:
-    """Write a table's files and pictures, each atomically. Returns their paths. Raises OSError."""
+def write(
+    made: Table,
+    target: Path | str,
+    warn: Callable[[str], None] | None = None,
+    folders: Mapping[int, Path] | None = None,
+) -> list[Path]:
+    """Write a table's files, pictures and page, each atomically. Returns their paths. Raises OSError.
+
+    folders: id of a record -> its folder, for the pages of the jobs.
+    """
     from recipes.report import plots
 
     try:
@@ -83,7 +93,7 @@ def write(made: Table, target: Path | str, warn: Callable[[str], None] | None = 
     contents |= {target / name: picture for name, picture in pictures.items()}
     for path, content in contents.items():
         atomic_file.write(path, content)
-    return list(contents)
+    return [*contents, *sweep_page.write(made, target, folders or {})]
 
 
 def prepare() -> None:

@@ -17,7 +17,6 @@ import torch
 
 from recipes.foresight.fake_gpu import attention
 from recipes.foresight.fake_gpu.device import FakeDevice
-from recipes.foresight.fake_gpu.tensor_origins import TensorOrigins
 from recipes.foresight.speed.operation_names import PRODUCTS
 from recipes.foresight.speed.operations import Tally
 from recipes.measure.memory_attribution import OTHER
@@ -58,9 +57,8 @@ class OpTrace:
         record_origins: bool = False,
     ):
         self.fake, self.model = fake, model
-        self.ledger = MemoryLedger(model, optimizer, fake.device)
-        self.log = self.ledger.log
-        self.origins = TensorOrigins(self.ledger) if record_origins else None
+        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins)
+        self.log, self.origins = self.ledger.log, self.ledger.origins
         self.workspaces: list[Workspace] = []
         self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
         self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
@@ -75,8 +73,6 @@ class OpTrace:
 
     def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
         self._arguments = tensors
-        if self.origins is not None:
-            self.origins.operation = op_name(func)
         self.ledger.before(func, tensors)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
@@ -118,9 +114,6 @@ class OpTrace:
                 lambda *_: self.passes.append(Tally(seen=self._seen)), prepend=True
             )
             contexts.callback(hook.remove)
-            if self.origins is not None:
-                self.origins.name_states()
-                contexts.enter_context(self.origins.recording())
             self._contexts = contexts.pop_all()
         return self
 
@@ -129,8 +122,6 @@ class OpTrace:
 
     def _end_ledger_step(self) -> None:
         moved = self.ledger.end_step()
-        if self.origins is not None:
-            self.origins.name_states()
         self.workspaces = [
             replace(workspace, index=workspace.index + sum(index >= workspace.index for index in moved))
             if workspace.index >= self.log.step_start

@@ -1,0 +1,272 @@
+"""The pages in a real browser: they draw, without an error, and sorting, hovering and choosing do what they say.
+
+Marked `browser`; `make test-browser` installs playwright and runs them with a Chromium of this machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import zlib
+
+import pytest
+from made_up_records import job, put, sixty
+
+from recipes.measure.memory_attribution import KINDS
+from recipes.records import record_file, step_file
+from recipes.records.record import Error, Estimate
+from recipes.report import report
+from recipes.report.page import run_page, sweep_page
+from recipes.report.rows import table
+from recipes.units import GIB, MIB
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
+pytestmark = pytest.mark.browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = "</script><script>window.hostile=1</script><img src=x onerror='window.hostile=1'>"
+SIZES = [(width, scheme) for width in (1440, 400) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        try:
+            made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium starts (apt install chromium, or playwright install chromium): {error}")
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """opened(path, width, scheme) -> the page in the browser; its errors are collected in `page.errors`."""
+    contexts = []
+
+    def opened(path, width=1440, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.errors = []
+        page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.goto(path.resolve().as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def timeline(layers=6, size=64 * MIB, hostile=False):
+    """Weights, activations that grow in the forward pass and are freed in the backward pass, and gradients."""
+    blocks = {key: [] for key in ("start", "end", "bytes", "kind", "name")}
+    names, moments = [], 3 * layers + 2
+
+    def add(name, kind, start, end, bytes):
+        names.append(name)
+        for key, value in zip(blocks, (start, end, bytes, KINDS.index(kind), len(names) - 1)):
+            blocks[key].append(value)
+
+    for n in range(layers):
+        add(f"model.layers.{n}.mlp.weight", "parameters", 0, moments, size)
+    for n in range(layers):
+        add(f"model.layers.{n}.mlp mm", "activations", 1 + n, 1 + 2 * layers - n, size)
+    for n in range(layers):
+        add(f"model.layers.{layers - n - 1}.mlp.weight gradient", "gradients", layers + 2 + n, moments - 1, size)
+    if hostile:
+        names[0] = HOSTILE
+    phases = [[0, "forward"], [layers + 1, "backward"], [2 * layers + 1, "step"]]
+    rest = {"at": [], "bytes": []}
+    return {"moments": moments, "kinds": list(KINDS), "phases": phases, "peak": layers + 2, "names": names,
+            "blocks": blocks, "rest": rest}  # fmt: skip
+
+
+def a_run(folder, found, **options):
+    folder.mkdir()
+    record_file.write(found, folder)
+    step_file.write({"rank": 0, "timeline": timeline(**options)}, folder)
+    (folder / "steps.jsonl").write_text("".join(f'{{"step":{n},"loss":{2 / n},"seconds":0.1}}\n' for n in range(1, 30)))
+    return run_page.write(found, folder)
+
+
+def an_estimate():
+    found = job("recipe=estimate", "gpu=rtx4090_24gb", device="cuda", device_name="NVIDIA GeForce RTX 4090")
+    found.memory.device_used_bytes, found.memory.context_bytes = 30 * GIB, GIB // 2
+    found.status, found.error = "oom", Error("backward", "PredictedOutOfMemory", "it would not fit", "Try optim=sgd.")
+    found.estimate = Estimate(False, -6 * GIB, 24 * GIB, "assumed")
+    found.estimate.levers = [
+        {"words": "optim=sgd", "device_used_bytes": 20 * GIB, "saved_bytes": 10 * GIB, "step_seconds": 0.5}
+    ]
+    return found
+
+
+def different_pixels(png: bytes) -> int:
+    """How many different lines of pixels a picture has: an empty page has few."""
+    data, at = b"", 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + length]
+        at += 12 + length
+    width, _, _, colour = struct.unpack(">IIBB", png[16:26])
+    line = 1 + width * {2: 3, 6: 4}[colour]
+    raw = zlib.decompress(data)
+    return len({raw[start : start + line] for start in range(0, len(raw), line)})
+
+
+def draws_everywhere(opened, path, name, folder):
+    """Opens a page in both widths and both schemes: no error, no scrolling sideways, not empty."""
+    for width, scheme in SIZES:
+        page = opened(path, width, scheme)
+        page.wait_for_selector("canvas")
+        picture = page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
+        assert page.errors == [], (width, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+        assert len(picture) > 30_000 and different_pixels(picture) > 300, (width, scheme)
+
+
+# --- a run, an estimate ------------------------------------------------------------------------------
+
+
+def test_a_run(opened, tmp_path):
+    path = a_run(tmp_path / "run", job(overrides=["train.max_steps=29"]))
+    draws_everywhere(opened, path, "run", tmp_path)
+    page = opened(path)
+    assert "tensors at the peak" in page.inner_text("main")
+    assert page.inner_text("pre") == "python train.py train.max_steps=29"
+    assert page.inner_text("#event").startswith("Moment 8 of 19, backward")
+
+
+def test_moments_are_chosen_by_keyboard_and_by_pointer(opened, tmp_path):
+    page = opened(a_run(tmp_path / "run", job()))
+    page.focus("#moment")
+    page.keyboard.press("Home")
+    assert page.inner_text("#event").startswith("Moment 0 of 19, forward: 384 MiB")
+    rows = page.locator("#alive tbody tr")
+    assert rows.count() == 1 and "model.layers.*.mlp.weight" in rows.first.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "allocates 64.0 MiB: model.layers.0.mlp mm" in page.inner_text("#event") and rows.count() == 2
+    box = page.locator("#timeline").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_function("document.querySelector('#timeline').innerText.includes('largest tensors')")
+    said = page.inner_text("#timeline")
+    assert "activations" in said and "model.layers." in said
+    page.mouse.click(box["x"] + box["width"] - 40, box["y"] + box["height"] / 2)
+    assert "step" in page.inner_text("#event")
+
+
+def test_an_estimate_says_first_whether_it_fits(opened, tmp_path):
+    path = a_run(tmp_path / "run", an_estimate())
+    draws_everywhere(opened, path, "estimate", tmp_path)
+    page = opened(path)
+    said = page.inner_text("#verdict")
+    assert said.startswith("Does not fit: 6.00 GiB are missing") and "Try optim=sgd." in said and "24.0 GiB" in said
+    assert page.locator("#verdict .capacity").count() == 1
+    assert page.locator("#verdict").bounding_box()["y"] < 200
+
+
+def test_names_from_a_record_do_nothing(opened, tmp_path):
+    found = job(overrides=[f"model.pretrained={HOSTILE}"], device_name=HOSTILE)
+    found.warnings = [HOSTILE]
+    page = opened(a_run(tmp_path / "run", found, hostile=True))
+    box = page.locator("#timeline").bounding_box()
+    page.mouse.move(box["x"] + 120, box["y"] + box["height"] / 2)
+    page.wait_for_function("document.querySelector('#timeline').innerText.includes('largest tensors')")
+    assert page.evaluate("window.hostile") is None and page.locator("img").count() == 0
+    assert HOSTILE in page.inner_text(".warnings") and "onerror" in page.inner_text("#timeline")
+
+
+# --- a sweep ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Sixty jobs; the first two with timelines of their own."""
+    folder = put(tmp_path_factory.mktemp("sweep") / "s", sixty())
+    for number, path in enumerate(sorted(folder.glob("*/result.json"))):
+        step_file.write({"rank": 0, "timeline": timeline(size=(64 + number) * MIB)}, path.parent)
+    report.make([folder], folder)
+    return folder
+
+
+def cells(page, column):
+    heading = page.locator("#table thead th").all_inner_texts()
+    index = next(i for i, text in enumerate(heading) if text.startswith(column))
+    return page.locator(f"#table tbody td:nth-child({index + 1})").all_inner_texts()
+
+
+def test_a_sweep(opened, sweep, tmp_path):
+    draws_everywhere(opened, sweep / "page.html", "sweep", tmp_path)
+    page = opened(sweep / "page.html")
+    assert page.locator("#table tbody tr").count() == 60 and len(page.locator("canvas").all()) >= 3
+
+
+def test_the_table_sorts_filters_and_compares(opened, sweep):
+    page = opened(sweep / "page.html")
+    page.get_by_role("button", name="samples/s").first.click()
+    speeds = [float(text) for text in cells(page, "samples/s") if text]
+    assert speeds == sorted(speeds, reverse=True) and len(speeds) == 55 and cells(page, "samples/s")[-1] == ""
+    page.get_by_role("button", name="samples/s").first.press("Enter")
+    assert [float(text) for text in cells(page, "samples/s") if text] == sorted(speeds)
+    page.fill("#filter", "precision=bf16 adam8bit")
+    assert set(cells(page, "optim")) == {"adam8bit"} and set(cells(page, "precision")) == {"bf16"}
+    page.locator("#table tbody tr").nth(1).get_by_role("button", name="baseline").click()
+    assert cells(page, "memory diff.").count("baseline") == 1
+    page.locator("summary", has_text="Columns").click()
+    page.get_by_label("memory diff.").uncheck()
+    assert not any(text.startswith("memory diff.") for text in page.locator("#table thead th").all_inner_texts())
+    assert page.errors == []
+
+
+def test_a_click_opens_a_jobs_page_and_leads_back(opened, sweep):
+    page = opened(sweep / "page.html")
+    page.locator("#table tbody tr a").first.click()
+    page.wait_for_selector("#treemap canvas")
+    assert page.url.count("page.html") == 1 and "/s/page.html" not in page.url and page.errors == []
+    page.get_by_text("the sweep").click()
+    page.wait_for_selector("#pareto canvas")
+
+
+def test_hovering_names_a_job(opened, sweep):
+    page = opened(sweep / "page.html")
+    at = page.evaluate(
+        """() => { const entry = headroom.charts.find((one) => one.place.id === "pareto");
+           const option = entry.made.getOption();
+           const point = entry.made.convertToPixel({ seriesIndex: 1 }, option.series[1].data[0].value);
+           const box = entry.place.getBoundingClientRect(); entry.place.scrollIntoView();
+           const now = entry.place.getBoundingClientRect(); return [now.x + point[0], now.y + point[1]]; }"""
+    )
+    page.mouse.move(*at)
+    page.wait_for_function("document.querySelector('#pareto').innerText.includes('samples/s')")
+    assert "precision=" in page.inner_text("#pareto")
+
+
+def test_two_jobs_side_by_side(opened, sweep):
+    page = opened(sweep / "page.html")
+    page.select_option("#first", index=0)
+    page.select_option("#second", index=5)
+    page.wait_for_selector("#difference-chart canvas")
+    rows = page.locator("#difference tbody tr").all_inner_texts()
+    assert any(row.startswith("optim") for row in rows) and page.errors == []
+
+
+def test_one_job_is_a_sweep_too(opened, tmp_path):
+    folder = put(tmp_path / "s", [job()])
+    report.make([folder], folder)
+    page = opened(folder / "page.html")
+    page.wait_for_selector("canvas")
+    assert page.locator("#table tbody tr").count() == 1 and page.errors == []
+
+
+def test_five_hundred_jobs_open_in_two_seconds(opened, tmp_path):
+    records = [one for _ in range(9) for one in sixty()][:500]
+    for number, one in enumerate(records):
+        one.config["train"]["learning_rate"] = number / 1000
+    (tmp_path / "page.html").write_text(sweep_page.whole(table(records)))
+    page = opened(tmp_path / "page.html")
+    page.wait_for_selector("#pareto canvas")
+    ready = page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
+    assert page.locator("#table tbody tr").count() == 500 and page.errors == []
+    assert ready < 2000, f"{ready:.0f} ms"
