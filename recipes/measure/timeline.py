@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Any
 
 from recipes.measure.memory_attribution import KINDS
@@ -73,7 +74,7 @@ def _rest(lives: list[tuple[int, int, StorageEntry]], moments: int, peak: int) -
         kind = KINDS.index(entry.kind)
         changes[first][kind] = changes[first].get(kind, 0) + entry.bytes
         changes[end][kind] = changes[end].get(kind, 0) - entry.bytes
-    width = max(1, moments // MOST_POINTS)
+    width = math.ceil(moments / MOST_POINTS)
     now, best, best_sum = [0] * len(KINDS), [0] * len(KINDS), -1
     found: dict[int, list[int]] = {}
     for moment in range(moments):

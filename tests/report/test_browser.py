@@ -211,6 +211,7 @@ def test_the_table_sorts_filters_and_compares(opened, sweep):
     page.get_by_role("button", name="samples/s").first.press("Enter")
     assert [float(text) for text in cells(page, "samples/s") if text] == sorted(speeds)
     page.fill("#filter", "precision=bf16 adam8bit")
+    page.wait_for_function("document.querySelectorAll('#table tbody tr').length == 4")
     assert set(cells(page, "optim")) == {"adam8bit"} and set(cells(page, "precision")) == {"bf16"}
     page.locator("#table tbody tr").nth(1).get_by_role("button", name="baseline").click()
     assert cells(page, "memory diff.").count("baseline") == 1
@@ -266,7 +267,10 @@ def test_five_hundred_jobs_open_in_two_seconds(opened, tmp_path):
         one.config["train"]["learning_rate"] = number / 1000
     (tmp_path / "page.html").write_text(sweep_page.whole(table(records)))
     page = opened(tmp_path / "page.html")
-    page.wait_for_selector("#pareto canvas")
-    ready = page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
-    assert page.locator("#table tbody tr").count() == 500 and page.errors == []
-    assert ready < 2000, f"{ready:.0f} ms"
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # the processor's time: others may use it, too
+    page.reload()
+    page.wait_for_selector("#parts canvas")
+    page.wait_for_function("document.querySelectorAll('#table tbody tr').length == 500")
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    assert metrics["TaskDuration"] < 2 and page.errors == [], metrics

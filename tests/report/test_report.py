@@ -440,8 +440,9 @@ def test_every_file_is_written_and_nothing_else(tmp_path):
         "bars.png",
         "tradeoff.png",
         "parts.png",
+        "page.html",
     }
-    assert sorted(paths) == sorted((tmp_path / "new" / "out").iterdir())
+    assert sorted([*paths, tmp_path / "new/out/page"]) == sorted((tmp_path / "new" / "out").iterdir())
 
 
 def test_the_csv_has_a_row_a_job_with_the_records_own_numbers(tmp_path):
@@ -523,7 +524,7 @@ def test_a_failure_leaves_the_old_files_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left.*results.jsonl"):
         report.make([tmp_path / "runs", tmp_path / "runs2"], out)
     monkeypatch.undo()
-    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
     report.make([tmp_path / "runs", tmp_path / "runs2"], out)
     assert all(path.read_bytes() != old for path, old in before.items())
 
@@ -541,7 +542,7 @@ def test_without_matplotlib_there_is_a_table_and_a_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     lines = []
     paths = report.make([tmp_path / "runs"], tmp_path, warn=lines.append)
-    assert {path.name for path in paths} == {"results.jsonl", "results.csv", "table.md"}
+    assert {path.name for path in paths} == {"results.jsonl", "results.csv", "table.md", "page.html"}
     assert len(lines) == 1 and "pip install matplotlib" in lines[0] and "png" not in (tmp_path / "table.md").read_text()
 
 

@@ -22,6 +22,7 @@ function h(tag, attributes, ...children) {
 
 // --- numbers ---------------------------------------------------------------------------------------------
 
+const collator = new Intl.Collator(undefined, { numeric: true });  // 2 before 10
 const MIB = 2 ** 20, GIB = 2 ** 30;
 
 /** Significant digits without an exponent: 14949, 9.313, 0.0783. */
@@ -121,10 +122,12 @@ function lines(heading, rows) {
 
 // --- tables ----------------------------------------------------------------------------------------------
 
+const AT_FIRST = 80;  // rows of a long table that are there at once
+
 /** A table that is sorted by a click on a heading, or by Enter on it.
     columns: {name, key: value of a row to sort by, text: what is shown (an element or a text), number, class}. */
 function table(columns, rows, options = {}) {
-  let { sorted = null, descending = true } = options;
+  let { sorted = null, descending = true } = options, drawing = 0;
   const body = h("tbody"), head = h("tr");
   const headings = columns.map((column) => {
     const button = h("button", { type: "button", onclick: () => {
@@ -144,7 +147,7 @@ function table(columns, rows, options = {}) {
         const a = sorted.key(one), b = sorted.key(other);
         if (missing(a) || missing(b)) return missing(a) - missing(b);  // at the end in both directions
         const before = typeof a === "number" && typeof b === "number" ? a - b
-          : String(a).localeCompare(String(b), undefined, { numeric: true });
+          : collator.compare(String(a), String(b));
         return descending ? -before : before;
       });
     }
@@ -153,9 +156,14 @@ function table(columns, rows, options = {}) {
       headings[i].setAttribute("aria-sort", is ? (descending ? "descending" : "ascending") : "none");
       headings[i].firstChild.textContent = column.name + (is ? (descending ? " ▾" : " ▴") : "");
     });
-    body.replaceChildren(...order.map((row) => h("tr", options.attributes ? options.attributes(row) : {},
+    const lineOf = (row) => h("tr", options.attributes ? options.attributes(row) : {},
       columns.map((column) => h("td", { class: column.number ? "number" : column.class || null },
-        column.text ? column.text(row) : column.key(row))))));
+        column.text ? column.text(row) : column.key(row))));
+    const mine = ++drawing;  // what cannot be seen yet is added when the page has been shown
+    body.replaceChildren(...order.slice(0, AT_FIRST).map(lineOf));
+    if (order.length > AT_FIRST) {
+      setTimeout(() => { if (mine === drawing) body.append(...order.slice(AT_FIRST).map(lineOf)); });
+    }
   }
   draw();
   return h("div", { class: "scroll " + (options.class || "") }, h("table", {}, h("thead", {}, head), body));

@@ -9,7 +9,15 @@ function sweepPage(sweep, place) {
     row.index = i;
     row.short = sweep.keys.length > 6 || !sweep.keys.length ? row.name : sweep.keys.map((key) => row.label[key] ?? "–").join(" · ");
   });
-  const draw = () => redraw.forEach((one) => one());
+  let drawing = 0;
+  const draw = () => {  // one after another, so that the first are seen at once
+    const mine = ++drawing, next = (i) => {
+      if (mine !== drawing || i >= redraw.length) return;
+      redraw[i]();
+      if (i < 2) next(i + 1); else setTimeout(() => next(i + 1));
+    };
+    next(0);
+  };
   place.replaceChildren(h("header", {}, h("h1", {}, sweep.title), h("ul", { class: "quiet" }, sweep.remarks.map((line) => h("li", {}, line)))));
   place.append(bestCards(sweep, state, redraw));
   const cards = [tableCard(sweep, state, redraw, draw), paretoCard(sweep, state, redraw, draw), partsCard(sweep, state, redraw),
@@ -108,7 +116,7 @@ function keyChoice(sweep, label, chosen, changed) {
     sweep.keys.map((key) => h("option", { value: key, selected: key === chosen }, key))));
 }
 function valuesOf(rows, key) {
-  return [...new Set(rows.map((row) => row.label[key] ?? "–"))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+  return [...new Set(rows.map((row) => row.label[key] ?? "–"))].sort(collator.compare);
 }
 function rowLines(sweep, state, row) {
   const base = sweep.rows[state.baseline] || {};
@@ -120,7 +128,7 @@ const openJob = (row) => { const run = row && row.runs.find((one) => one.page); 
 function paretoCard(sweep, state, redraw) {
   const box = h("div", { class: "chart", id: "pareto" }), key = h("div", { class: "controls" }), signs = h("div");
   let drawn = null;
-  key.append(keyChoice(sweep, "Colour and shape by", state.colour, (value) => { state.colour = value; redraw.forEach((one) => one()); }));
+  key.append(keyChoice(sweep, "Colour and shape by", state.colour, (value) => { state.colour = value; mark(); }));
   const options = (colours) => {
     const rows = state.shown.filter(good), best = front(rows), values = valuesOf(sweep.rows, state.colour);
     const style = (row) => Math.min(values.indexOf(row.label[state.colour] ?? "–"), 7);
@@ -138,7 +146,7 @@ function paretoCard(sweep, state, redraw) {
           itemStyle: { color: SERIES[style(row)], opacity: row.estimate ? 0.75 : 1, borderColor: row.index === state.baseline ? colours.text : colours.card, borderWidth: row.index === state.baseline ? 2.5 : 1 } })) },
       ] });
   };
-  redraw.push(() => {
+  const mark = () => {
     const values = valuesOf(sweep.rows, state.colour);
     signs.replaceChildren(legend([...values.slice(0, 7).map((value, i) => [SERIES[i], `${state.colour}=${value}`]), ...(values.length > 7 ? [[SERIES[7], "others"]] : [])]));
     if (drawn) drawn.draw();
@@ -146,7 +154,8 @@ function paretoCard(sweep, state, redraw) {
       drawn = chart(box, options, "memory against throughput of every job; the same figures are in the table above");
       drawn.made.on("click", (event) => openJob(event.data && event.data.row));
     }
-  });
+  };
+  redraw.push(mark);
   if (!sweep.rows.some(good)) return section("Memory against throughput", "No job has both figures.");
   return section("Memory against throughput", "The dashed line is the Pareto front: no job is better in both. The large mark with an outline is the baseline. Click a job to open its page.", key, signs, box);
 }
@@ -171,10 +180,13 @@ function partsCard(sweep, state, redraw) {
   redraw.push(() => {
     rows = state.shown.filter((row) => row.parts).sort((a, b) => a.peak - b.peak);
     box.style.height = `${60 + 24 * Math.max(2, Math.min(rows.length, 40))}px`;
-    if (!drawn) drawn = chart(box, options, "live tensors at the peak by part");
-    drawn.made.resize();
-    drawn.draw();
-    if (!drawn.clicks) { drawn.clicks = true; drawn.made.on("click", (event) => openJob(rows[event.dataIndex])); }
+    if (drawn) {
+      drawn.made.resize();
+      drawn.draw();
+    } else {
+      drawn = chart(box, options, "live tensors at the peak by part");
+      drawn.made.on("click", (event) => openJob(rows[event.dataIndex]));
+    }
   });
   return section("What takes the memory", "Live tensors at the moment of the peak, the least first. Click a bar to open the job's page.", legend(names.map(([key, name]) => [partOf(key).colour, name || partOf(key).name])), box);
 }
@@ -184,30 +196,33 @@ function multiplesCard(sweep, state, redraw) {
   if (!keys.length || !sweep.rows.some(good)) return null;
   let key = keys[0], drawn = null;
   const box = h("div", { class: "chart", id: "multiples" });
+  const across = () => Math.max(1, Math.min(4, valuesOf(sweep.rows, key).length, Math.floor(box.clientWidth / 240)));
   const options = (colours) => {
-    const values = valuesOf(sweep.rows, key), across = Math.max(1, Math.min(4, values.length, Math.floor(box.clientWidth / 240)));
-    const rows = state.shown.filter(good), down = Math.ceil(values.length / across);
-    const most = Math.max(1, ...rows.map((row) => row.memory)) * 1.08, fastest = Math.max(0, ...rows.map((row) => row.speed)) * 1.12;
+    const values = valuesOf(sweep.rows, key), columns = across();
+    const rows = state.shown.filter(good);
+    const most = Math.max(1, ...rows.map((row) => row.memory)) * 1.08, fastest = Math.max(0, ...rows.map((row) => row.speed)) * 1.12, everything = rows.map((row) => [row.memory, row.speed]);
     const grid = [], x = [], y = [], series = [], title = [];
     values.forEach((value, i) => {
-      const left = 100 * (i % across) / across, top = 210 * Math.floor(i / across);
-      grid.push({ left: `${left + 100 * 46 / Math.max(300, box.clientWidth)}%`, width: `${100 / across - 100 * 62 / Math.max(300, box.clientWidth)}%`, top: top + 30, height: 140 });
+      const left = 100 * (i % columns) / columns, top = 210 * Math.floor(i / columns);
+      grid.push({ left: `${left + 100 * 46 / Math.max(300, box.clientWidth)}%`, width: `${100 / columns - 100 * 62 / Math.max(300, box.clientWidth)}%`, top: top + 30, height: 140 });
       title.push({ text: `${key}=${value}`, left: `${left + 1}%`, top, textStyle: { fontSize: 13, color: colours.text } });
       x.push(byteAxis(colours, most, { gridIndex: i, interval: undefined, splitNumber: 3 }));
       y.push(axis(colours, { type: "value", gridIndex: i, max: fastest, splitNumber: 3, axisLabel: { color: colours.quiet, formatter: (v) => number(v, 3), showMaxLabel: false } }));
       const mine = (row) => (row.label[key] ?? "–") === value;
-      series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 5, silent: true, itemStyle: { color: colours.line }, data: rows.filter((row) => !mine(row)).map((row) => [row.memory, row.speed]) });
+      series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 5, silent: true, itemStyle: { color: colours.line }, data: everything, large: true });
       series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 8, itemStyle: { color: SERIES[Math.min(i, 7) % 8], borderColor: colours.card, borderWidth: 0.5 }, data: rows.filter(mine).map((row) => ({ value: [row.memory, row.speed], row })) });
     });
-    box.dataset.height = 210 * down + 10;
     return base(colours, { grid, xAxis: x, yAxis: y, series, title, tooltip: tooltip(colours, { trigger: "item", formatter: (found) => (found.data.row ? rowLines(sweep, state, found.data.row) : "") }) });
   };
   const fit = () => {
-    if (!drawn) { drawn = chart(box, options, "memory against throughput for each value of a key"); drawn.made.on("click", (event) => openJob(event.data && event.data.row)); }
-    drawn.draw();
-    box.style.height = box.dataset.height + "px";
-    drawn.made.resize();
-    drawn.draw();
+    box.style.height = 210 * Math.ceil(valuesOf(sweep.rows, key).length / across()) + 10 + "px";
+    if (drawn) {
+      drawn.made.resize();
+      drawn.draw();
+    } else {
+      drawn = chart(box, options, "memory against throughput for each value of a key");
+      drawn.made.on("click", (event) => openJob(event.data && event.data.row));
+    }
   };
   redraw.push(fit);
   return section("What each value does", "Memory against samples per second, as above: coloured the jobs with the value, grey all others.",

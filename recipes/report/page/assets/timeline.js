@@ -239,7 +239,7 @@ function treemap(place, of) {
     } }),
     series: [{ type: "treemap", name: "all", data: moduleTree(...of()), roam: false, nodeClick: "zoomToNode", left: 0, right: 0, top: 4, bottom: 34,
       visibleMin: 150, childrenVisibleMin: 1200,
-      label: { show: true, formatter: (found) => `${found.name}\n${bytes(found.value)}`, fontSize: 12, overflow: "truncate" },
+      label: { show: true, formatter: (found) => `${found.name}\n${bytes(found.value)}`, fontSize: 12, lineHeight: 16, overflow: "truncate" },
       upperLabel: { show: true, height: 20, color: colours.text, fontSize: 12, formatter: (found) => `${found.name}  ${bytes(found.value)}` },
       itemStyle: { borderColor: colours.card, borderWidth: 1, gapWidth: 1 },
       breadcrumb: { bottom: 2, itemStyle: { color: colours.soft, borderColor: colours.line, textStyle: { color: colours.text } }, emphasis: { itemStyle: { color: colours.line } } },
