@@ -189,9 +189,10 @@ function command(text) {
 }
 
 function statusText(record) {
-  return record.estimate && record.status === "oom" ? "does not fit" : record.status;
+  if (!record.estimate) return record.status;
+  return record.status === "oom" ? "does not fit" : record.estimate.verdict === "tight" ? "tight" : record.status;
 }
 function chip(status) {
   const good = /^(ok|preempted|yes|fits)/.test(status), bad = /oom|fail|killed|timeout|refused|not fit/.test(status);
-  return h("span", { class: "chip" + (good ? " good" : bad ? " bad" : "") }, status);
+  return h("span", { class: "chip" + (good ? " good" : bad ? " bad" : /tight/.test(status) ? " tight" : "") }, status);
 }

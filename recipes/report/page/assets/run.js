@@ -78,14 +78,15 @@ function outcome(record) {
 
 /** Does it fit? What takes the memory? */
 function verdict(record, capacity) {
-  const { estimate, memory } = record, fits = estimate.fits;
+  const { estimate, memory } = record, verdict = estimate.verdict || (estimate.fits ? "fits" : "does not fit");
   const gap = bytes(Math.abs(estimate.margin_bytes)), device = record.environment.device_name || "the GPU";
-  const certain = estimate.verdict ? `${estimate.verdict}: ` : "";
-  const headline = fits ? `${certain ? certain : "Fits: "}${gap} of ${bytes(estimate.capacity_bytes)} stay free` : `${certain ? certain : "Does not fit: "}${gap} are missing`;
+  const headline = { fits: `Fits: ${gap} of ${bytes(estimate.capacity_bytes)} stay free`, tight: `Tight: only ${gap} of ${bytes(estimate.capacity_bytes)} stay free`,
+    "does not fit": `Does not fit: ${gap} are missing` }[verdict];
   const where = memory.peak_phase === "step" ? "in the optimizer's step" : `in the ${memory.peak_phase} pass`;
-  return h("section", { class: "card verdict " + (fits ? "good" : "bad"), id: "verdict" },
+  return h("section", { class: "card verdict " + ({ fits: "good", tight: "tight" }[verdict] || "bad"), id: "verdict" },
     h("div", { class: "headline" }, headline),
-    h("p", {}, `${bytes(memory.device_used_bytes)} are needed, and ${device} has ${bytes(estimate.capacity_bytes)}. The peak is ${where}.`),
+    h("p", {}, `${bytes(memory.device_used_bytes)} are needed, and ${device} has ${bytes(estimate.capacity_bytes)}. The peak is ${where}.` +
+      (verdict === "tight" ? ` An estimate can be off by more than what stays free: ${bytes(estimate.kept_bytes)} would make sure.` : "")),
     partsBar(record, estimate.capacity_bytes),
     record.error && record.error.hint ? h("p", {}, h("b", {}, record.error.hint)) : "",
     numbers(speedNumbers(record)),
