@@ -95,7 +95,7 @@ def an_estimate():
     found = job("recipe=estimate", "gpu=rtx4090_24gb", device="cuda", device_name="NVIDIA GeForce RTX 4090")
     found.memory.device_used_bytes, found.memory.context_bytes = 30 * GIB, GIB // 2
     found.status, found.error = "oom", Error("backward", "PredictedOutOfMemory", "it would not fit", "Try optim=sgd.")
-    found.estimate = Estimate(False, -6 * GIB, 24 * GIB, "assumed")
+    found.estimate = Estimate(False, -6 * GIB, 24 * GIB, efficiencies_from="assumed")
     found.estimate.levers = [
         {"words": "optim=sgd", "device_used_bytes": 20 * GIB, "saved_bytes": 10 * GIB, "step_seconds": 0.5}
     ]
