@@ -30,10 +30,13 @@ def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
     Parameters that are not trained are left out: the same weights are built again before a checkpoint is restored.
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
-    named, seen = {}, set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    named, seen, tensors = {}, set(), model.state_dict(keep_vars=True)
+    known = {
+        id(tensor) for tensor in (*model.parameters(), *model.buffers())
+    }  # the scales of quantised weights are neither
+    for name, tensor in tensors.items():
         frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
-        if isinstance(tensor, torch.Tensor) and not frozen and id(tensor) not in seen:
+        if id(tensor) in known and not frozen and id(tensor) not in seen:
             seen.add(id(tensor))
             named[name] = tensor
     return named

@@ -93,6 +93,7 @@ class Checkpointing(Menu):
 
 @dataclass
 class Adapter(Menu):
+    bits: int = one_of(4, 8)
     rank: int = at_least(1)
     alpha: float = at_least(0)
     dropout: float = fraction()

@@ -25,8 +25,8 @@ from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED, settings_from
 from recipes.foresight.speed.operations import Tally
 from recipes.machine import host
-from recipes.models import architectures
-from recipes.options import parallelism
+from recipes.models import architectures, quantized
+from recipes.options import adapter, parallelism
 from recipes.parallelism import fsdp
 from recipes.ranks import collectives
 from recipes.records.record import Model
@@ -74,7 +74,7 @@ def simulate_step(
     asked, cfg = cfg, replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
-    with fake, library_patches.libraries_on(fake), library_patches.rank_0_of(cfg, fake):
+    with fake, library_patches.libraries_on(fake, bool(adapter.bits(cfg))), library_patches.rank_0_of(cfg, fake):
         training = setup.build(
             cfg,
             folder,
@@ -108,7 +108,7 @@ def simulate_step(
         warnings += [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
     return SimulatedStep(
         parts=trace.ledger.parts(),
-        parameter_count=sum(weight.numel() for weight in model.parameters()),
+        parameter_count=sum(map(quantized.elements, model.parameters())),
         samples=samples if rows.collate is collate.stack else round(samples * samples_in(rows.train).mean()),
         tokens=round(tokens * scale),
         micro_batches=steps,

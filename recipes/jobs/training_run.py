@@ -24,7 +24,7 @@ from recipes.jobs import launch
 from recipes.machine import host, nvml, worker_environment
 from recipes.measure import device_memory, memory_breakdown
 from recipes.measure.step_log import StepLog
-from recipes.models import architectures
+from recipes.models import architectures, quantized
 from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives, failure_store
 from recipes.ranks.rank_info import RankInfo
@@ -235,7 +235,7 @@ def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreT
     """`setup.model_on_device`; notes the number of parameters and, on a GPU, the bytes that the weights take."""
     before_bytes = device_memory.nvml_used_bytes()
     model = setup.model_on_device(cfg, build_model)
-    memory.parameter_count = sum(weight.numel() for weight in model.parameters())
+    memory.parameter_count = sum(map(quantized.elements, model.parameters()))
     if host.device(cfg) == "cuda":
         memory.weights_device_bytes = _difference(device_memory.nvml_used_bytes(), before_bytes)
         torch.cuda.reset_peak_memory_stats()

@@ -19,7 +19,8 @@ import torch
 
 from recipes.measure.op_flops import tensors_in
 from recipes.measure.storage_log import StorageEntry, StorageLog
-from recipes.third_party.torch_private import local_tensor
+from recipes.models import quantized
+from recipes.third_party.torch_private import local_tensor, op_name
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters",
@@ -56,6 +57,8 @@ class MemoryAttribution:
         kind = OTHER
         if func is torch.ops.aten._to_copy.default and self._is_parameter(args[0]):
             kind = COPY  # autocast's cast of a parameter
+        elif op_name(func) == "dequantize_4bit":
+            kind = COPY  # a quantised weight, for one product
         # Autograd runs the backward pass without grad mode; checkpointing enables it to run a forward pass again.
         recomputed = phase == "backward" and torch.is_grad_enabled()
         for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in((result,)):
@@ -97,6 +100,8 @@ class MemoryAttribution:
                 self.mark(kept, PARAMETER)
             if weight.grad is not None:
                 self.mark(weight.grad, GRADIENT)
+        for scale in quantized.scales(self.model):
+            self.mark(scale, PARAMETER)
         for state in self.optimizer.state.values():
             for value in tensors_in((state,)):
                 self.mark(value, OPTIMIZER)

@@ -23,7 +23,7 @@ from recipes.measure.op_flops import backward_flops, has_flop_formula, operation
 from recipes.measure.op_observer import OpObserverMode
 from recipes.measure.storage_log import StorageLog
 from recipes.measure.tensor_origins import TensorOrigins
-from recipes.models import checkpointing
+from recipes.models import checkpointing, quantized
 from recipes.third_party.torch_private import observed_resizes, storage_key
 
 
@@ -137,6 +137,7 @@ class MemoryLedger:
             if index == peak_index:
                 at_peak = dict(live_bytes)
         stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in kept_tensors(weight)]
+        stored += [scale.untyped_storage() for scale in quantized.scales(self.model)]
         weights = {storage_key(storage): storage.nbytes() for storage in stored}
         return {
             "parameters_bytes": at_peak[PARAMETER] + at_peak[COPY],

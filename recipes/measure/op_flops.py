@@ -13,6 +13,11 @@ from recipes.third_party.torch_private import op_packet, qualified_packet_name
 WITH_ADDEND = ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation")  # whose first argument is added
 
 
+# Products of activations (..., K), the first argument, with a weight (N, K) -> the weight's argument. torch has no
+# formula for them: a linear layer is other operations by then, but for one with quantised weights.
+LINEAR_PRODUCTS = {"aten::linear": 1, "bitsandbytes::int8_mixed_scaled_mm": 2}
+
+
 def has_flop_formula(func: Any) -> bool:
     """Whether torch has a formula for the operation. func: an OpOverload."""
     return op_packet(func) in flop_registry
@@ -32,6 +37,8 @@ def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         heads = query[1]
         shapes = query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
         return sdpa_backward_flop_count(tuple(args[0].shape), *shapes) if backward else sdpa_flop_count(*shapes)
+    if qualified_packet_name(packet) in LINEAR_PRODUCTS:
+        return 2 * args[0].numel() * args[LINEAR_PRODUCTS[qualified_packet_name(packet)]].shape[0]
     formula = flop_registry.get(packet)
     return formula(*args, **kwargs, out_val=result) if formula else 0
 

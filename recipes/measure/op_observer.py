@@ -7,15 +7,23 @@ interface, because a second mode would double the overhead of every operation.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from recipes.measure import compound_ops
 from recipes.measure.op_flops import tensors_in
-from recipes.third_party.torch_private import DispatchMode, runs_on_fake_tensors
+from recipes.third_party.torch_private import DispatchMode, dispatching_to, runs_on_fake_tensors
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def have_own_dispatch(types: Sequence[type]) -> bool:
+    """Whether one of these is a subclass of tensor that handles operations itself, as DTensor does and a subclass that
+    only carries attributes (bitsandbytes' weights) does not. types: as `__torch_dispatch__` receives them."""
+    plain = torch.Tensor.__torch_dispatch__
+    return any(kind not in PLAIN_TYPES and kind.__torch_dispatch__ is not plain for kind in types)
 
 
 class OpObserver(Protocol):
@@ -42,10 +50,15 @@ class OpObserverMode(DispatchMode):
         kwargs = kwargs or {}
         if runs_on_fake_tensors(types):
             return func(*args, **kwargs)
-        if types and any(kind not in PLAIN_TYPES for kind in types):
+        if types and have_own_dispatch(types):
             self.observer.on_subclass(func)
             return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
         self.observer.before(func, tensors_in(args) + tensors_in(kwargs.values()))
-        result = func(*args, **kwargs)
+        compound = compound_ops.parts_of(func)
+        if compound is None:
+            result = func(*args, **kwargs)
+        else:
+            with dispatching_to(self):
+                result = compound(*args, **kwargs)
         self.observer.after(func, args, kwargs, result, None)
         return result

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.models import architectures, moe, packing, pretrained
+from recipes.machine import host
+from recipes.models import architectures, moe, packing, pretrained, quantized
 from recipes.models.pretrained import Warn
-from recipes.options import model_families, precision
+from recipes.options import adapter, model_families, precision
 from recipes.options.model import AUTO
 from recipes.third_party import transformers_models_private
 
@@ -63,7 +67,10 @@ def build_model(
         settings["experts_implementation"] = moe.register()
     if new_head:
         warn(pretrained.new_head_warning(str(cfg.model.pretrained), config))
-    if cfg.model.pretrained and weights:
+    bits = adapter.bits(cfg)
+    if bits:
+        model = _build_quantised(cfg, config, kind, new_head, settings, bits, weights, warn)
+    elif cfg.model.pretrained and weights:
         model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
     else:
         model = kind.from_config(config, **settings)
@@ -71,6 +78,27 @@ def build_model(
         packing.keep_samples_apart(model)
     model.config.use_cache = False  # the keys and values of every layer, which only generation needs
     return model
+
+
+def _build_quantised(
+    cfg: Config,
+    config: PretrainedConfig,
+    kind: Any,
+    new_head: bool,
+    settings: dict[str, Any],
+    bits: int,
+    weights: bool,
+    warn: Warn,
+) -> PreTrainedModel:
+    """The model with linear layers in `bits` bits; a model of several processes has them on its GPU already."""
+    dtype = settings["dtype"] = adapter.compute_dtype(cfg)
+    build = functools.partial(kind.from_config, config, **settings)
+    if not (cfg.model.pretrained and weights):
+        return quantized.finish(quantized.random_model(build, bits, dtype, host.device(cfg) if weights else None))
+    with torch.device("meta"):
+        shape = kind.from_config(copy.deepcopy(config), **settings)
+    settings |= quantized.loading_arguments(shape, bits, dtype, host.device(cfg))
+    return quantized.finish(pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings))
 
 
 def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None:

@@ -1,4 +1,8 @@
-"""adapter: train small matrices beside the model's linear layers (LoRA), and leave its own weights as they are."""
+"""adapter: train small matrices beside the model's linear layers (LoRA), and leave its own weights as they are.
+
+With qlora these are quantised (Dettmers et al. 2023, arXiv 2305.14314); what is not quantised of them is kept in the
+type of the computation, because nothing is added to it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.config import Config
-from recipes.options import hooks
+from recipes.machine import host
+from recipes.options import hooks, precision
 from recipes.options.hooks import Cost, Lever
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers beside which an adapter may lie
 WHOLE_MODEL = ("single", "dp", "ddp")  # modes in which every rank has whole weights
 ALL_LINEAR = "all-linear"
+INT8_CAPABILITY = (7, 5)  # of matrix units for integers
 
 
 def is_used(cfg: Config) -> bool:
     """Whether an adapter is trained. A configuration of an older record has none."""
     return cfg.adapter.name not in (None, "none")
+
+
+def bits(cfg: Config) -> int | None:
+    """The bits of the quantised weights; None where none are."""
+    return cfg.adapter.bits if cfg.adapter.name == "qlora" else None
+
+
+def compute_dtype(cfg: Config) -> torch.dtype:
+    """The type in which products with quantised weights are computed, and the other frozen weights are kept."""
+    import torch
+
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16_pure": torch.bfloat16}.get(
+        cfg.precision.name, torch.float32
+    )
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
@@ -32,11 +54,36 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"adapter={adapter.name} does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp: "
             "the weights that are not trained have neither gradients nor optimizer states."
         )
+    if bits(cfg):
+        found += _quantised_problems(cfg)
     names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
     if not names or not all(isinstance(name, str) and name for name in names):
         found.append(
             f"adapter.targets={adapter.targets} names no layers. Type adapter.targets={ALL_LINEAR}, or a list as "
             "adapter.targets=[q_proj,v_proj]."
+        )
+    return found
+
+
+def _quantised_problems(cfg: Config) -> list[str]:
+    """What does not go with weights in 4 or 8 bits."""
+    found, gpu = [], host.gpu(cfg)
+    if cfg.parallelism.name == "dp":
+        found.append(
+            "adapter=qlora does not go with parallelism=dp, whose copies lose the scales. Choose parallelism=ddp."
+        )
+    if cfg.compile:
+        found.append("adapter=qlora does not go with compile=true. Choose adapter=lora, or leave compile out.")
+    if cfg.eval.precision:
+        found.append("eval.precision casts the whole model, which adapter=qlora has quantised. Leave it out.")
+    if cfg.adapter.bits == 8 and cfg.adapter.dora:
+        found.append(
+            "adapter.dora=true does not go with adapter.bits=8. Type adapter.bits=4, or leave adapter.dora out."
+        )
+    if cfg.adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
+        found.append(
+            f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."
+            f"{gpu.capability[1]}. Type adapter.bits=4."
         )
     return found
 
@@ -73,9 +120,20 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
         task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
     )
     try:
-        return peft.get_peft_model(model, settings)  # type: ignore[arg-type]
+        wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
+    if bits(cfg):
+        _train_in_weights_dtype(cfg, wrapped)
+    return wrapped
+
+
+def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
+    """Casts layers that are trained whole from the type of the frozen weights to that of the precision."""
+    dtype = precision.weights_dtype(cfg)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "lora_" not in name:
+            weight.data = weight.data.to(dtype)
 
 
 def _check_targets(cfg: Config, model: nn.Module) -> None:
@@ -86,7 +144,7 @@ def _check_targets(cfg: Config, model: nn.Module) -> None:
     layers = [name for name, _ in model.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in layers):
-            linear = [name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")]
+            linear = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
             names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
             raise Refusal(f"adapter.targets: the model has no layer {target}. Its linear layers are {names}.")
 
@@ -117,10 +175,12 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No gradients and no optimizer states for the model's own weights."""
-    if is_used(cfg) or cfg.parallelism.name not in WHOLE_MODEL:
+    if bits(cfg) or cfg.parallelism.name not in WHOLE_MODEL:
         return []
     cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
-    return [Lever("adapter=lora", cost, changes={"adapter": "lora"})]
+    stronger = [] if is_used(cfg) else ["lora"]
+    stronger += [] if _quantised_problems(cfg) else ["qlora"]
+    return [Lever(f"adapter={name}", cost, changes={"adapter": name}) for name in stronger]
 
 
 HOOKS = hooks.register(

@@ -25,6 +25,16 @@ def state_buffer(optimizer: Any, weight: torch.Tensor, dtype: torch.dtype) -> to
 
 
 @contextlib.contextmanager
+def own_code_tables() -> Iterator[None]:
+    """Inside, the table of 8-bit codes that bitsandbytes keeps for the process is another one.
+
+    It moves that table to the first device that asks for it, which would be a device without memory.
+    """
+    with patched(functional, name2qmap={"dynamic": functional.create_dynamic_map()}):
+        yield
+
+
+@contextlib.contextmanager
 def replaced_paged_memory(get_paged: Callable[..., Any]) -> Iterator[None]:
     """Inside, paged optimizer states are made by `get_paged(*shape, dtype=, device=)`, not filled and not prefetched.
 

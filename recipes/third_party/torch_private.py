@@ -58,6 +58,16 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
+@contextlib.contextmanager
+def dispatching_to(mode: TorchDispatchMode) -> Iterator[None]:
+    """Inside its own `__torch_dispatch__`, where torch has taken it away, a mode receives operations again."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
+
+
 def local_tensor(tensor: Any) -> Any:
     """The shard of a DTensor that this rank holds; any other object unchanged.
 

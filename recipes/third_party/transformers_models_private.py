@@ -99,6 +99,29 @@ def cache_without_first_copy() -> Iterator[None]:
         yield
 
 
+def initialise_layers(
+    model: PreTrainedModel,
+    place: Callable[[torch.nn.Module], None],
+    done: Callable[[str, torch.nn.Module], None],
+) -> None:
+    """Initialises random weights as `initialize_weights` does, module by module, children first.
+
+    place(module): is called before a module's own weights are initialised. done(name, layer): after each layer of a
+    list of layers. There is no public way to initialise a part of a model.
+    """
+
+    def visit(name: str, module: torch.nn.Module, owner: PreTrainedModel) -> None:
+        for key, child in list(module.named_children()):
+            full = f"{name}.{key}".lstrip(".")
+            visit(full, child, child if isinstance(child, PreTrainedModel) else owner)
+            if isinstance(module, torch.nn.ModuleList):
+                done(full, child)
+        place(module)
+        owner._init_weights(module)
+
+    visit("", model, model)
+
+
 def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:
     """Makes every checkpoint of a model run inside `around()`, once checkpointing is switched on.
 

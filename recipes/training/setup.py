@@ -17,8 +17,8 @@ from recipes.config import Config
 from recipes.data import dataset
 from recipes.data.dataset import Data
 from recipes.machine import host
-from recipes.models import architectures, builder, checkpointing
-from recipes.options import hooks, parallelism, precision, task
+from recipes.models import architectures, builder, checkpointing, quantized
+from recipes.options import adapter, hooks, parallelism, precision, task
 from recipes.options.checkpointing import every_n_layers
 from recipes.options.training_arguments import training_arguments
 from recipes.parallelism import fsdp, zero
@@ -105,6 +105,8 @@ def build(
     if loop.accelerator.device.type == "cuda":
         precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
     warnings = ingredients.warnings + optimizer.warnings(cfg, model)
+    if bits := adapter.bits(cfg):
+        warnings += quantized.warnings(model, bits)
     return Training(ingredients.args, ingredients.data, model, loop, warnings)
 
 

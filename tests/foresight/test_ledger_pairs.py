@@ -91,6 +91,8 @@ def test_every_pair_of_options_counts_the_same(jobs, told, tmp_path, part):
         ["data.samples=3"],
         ["model=llama_tiny", "model.attention=eager", "checkpointing=full"],
         ["model=llama_tiny", "adapter=lora", "precision=bf16", "optim=adamw_fused", "checkpointing=full"],
+        ["model=llama_tiny", "model.width=64", "adapter=qlora", "precision=bf16", "checkpointing=selective"],
+        ["model=bert_tiny", "model.width=64", "adapter=qlora", "adapter.bits=8", "precision=bf16_pure"],
         ["model=llama_tiny", "precision=bf16", "checkpointing=selective", "model.layers=2"],
         [
             "model=llama_tiny",

@@ -106,14 +106,18 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         {frozenset([("data", name), encoder]) for encoder in encoders for name in ("source", "wikitext", "chat")}
         | {frozenset([("parallelism", mode), optim]) for mode in ("fsdp", "fsdp_tp") for optim in whole}
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
-        | {frozenset([("parallelism", mode), ("adapter", "lora")]) for mode in ("fsdp", "fsdp_tp")}
+        | {
+            frozenset([("parallelism", mode), ("adapter", name)])
+            for mode in ("fsdp", "fsdp_tp")
+            for name in ("lora", "qlora")
+        }
         | {
             frozenset([("loss", "chunked"), option])
             for option in encoders | {("data", "mrpc"), ("parallelism", "fsdp_tp")}
         }
         | {
             frozenset([zero, option])
-            for option in whole | {("precision", "bf16_pure"), ("adapter", "lora")}
+            for option in whole | {("precision", "bf16_pure"), ("adapter", "lora"), ("adapter", "qlora")}
             if zero not in alone
         }
     )

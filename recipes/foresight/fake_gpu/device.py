@@ -29,9 +29,10 @@ from recipes.foresight.fake_gpu.op_cache import (
     infer_result,
     replace_tensors,
 )
-from recipes.measure.op_observer import PLAIN_TYPES, OpObserver
+from recipes.measure import compound_ops
+from recipes.measure.op_observer import OpObserver, have_own_dispatch
 from recipes.third_party.torch_backend_private import registered_kernels
-from recipes.third_party.torch_private import DispatchMode, runs_on_fake_tensors
+from recipes.third_party.torch_private import DispatchMode, dispatching_to, runs_on_fake_tensors
 
 CPU = torch.device("cpu")
 is_pinned = torch.ops.aten.is_pinned.default
@@ -82,7 +83,7 @@ class FakeDevice(DispatchMode):
         observer = self._observer
         if runs_on_fake_tensors(types):
             return func(*args, **kwargs)
-        if types and any(kind not in PLAIN_TYPES for kind in types):
+        if types and have_own_dispatch(types):
             if observer is not None:
                 observer.on_subclass(func)
             return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
@@ -90,7 +91,12 @@ class FakeDevice(DispatchMode):
         if observer is None:
             return self._compute(func, args, kwargs, signature, tensors)
         observer.before(func, tensors)
-        result = self._compute(func, args, kwargs, signature, tensors)
+        compound = compound_ops.parts_of(func)
+        if compound is None:
+            result = self._compute(func, args, kwargs, signature, tensors)
+        else:
+            with dispatching_to(self):
+                result = compound(*args, **kwargs)
         observer.after(func, args, kwargs, result, signature)
         return result
 
@@ -110,7 +116,7 @@ class FakeDevice(DispatchMode):
 
     def _makes_fake(self, device: Any) -> bool:
         if self.capability is None:
-            return self._building
+            return self._building and (device is None or torch.device(device).type != "meta")
         return device is not None and torch.device(device).type == DEVICE_TYPE
 
     def _pretend(

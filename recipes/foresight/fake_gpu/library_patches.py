@@ -64,9 +64,15 @@ class FakeAccelerator(accelerate.Accelerator):
 
 
 @contextlib.contextmanager
-def libraries_on(fake: FakeDevice) -> Iterator[None]:
-    """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA."""
+def libraries_on(fake: FakeDevice, quantised: bool = False) -> Iterator[None]:
+    """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA.
+
+    quantised: the model has weights that bitsandbytes quantises."""
     with contextlib.ExitStack() as patches:
+        if quantised:
+            from recipes.third_party import bitsandbytes_private
+
+            patches.enter_context(bitsandbytes_private.own_code_tables())
         if fake.capability is not None:
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
             patches.enter_context(accelerate_private.replaced_accelerator(accelerator))

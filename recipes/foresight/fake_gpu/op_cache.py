@@ -66,8 +66,13 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     if not schema(func).returns:
         return CONSTANT, None  # it writes in place: foreach and fused optimizers, bitsandbytes' kernels
     metas = {id(tensor): meta_copy(tensor) for tensor in tensors}
+    name = op_name(func)
+    if name == "int8_vectorwise_quant":  # which columns stay in 16 bits depends on the values: none
+        columns = _describe(torch.empty(0, dtype=torch.int64, device="meta"), {}, {})
+        plain = _describe(run_on_meta(func, [metas[id(args[0])]], {}), {}, {})
+        return (*plain[:-1], columns)
     # The meta kernel of this product accepts bf16 only; CUDA's accepts every float dtype.
-    grouped = op_name(func) == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
+    grouped = name == "_grouped_mm" and tensors[0].dtype != torch.bfloat16
     if grouped:
         metas |= {id(t): metas[id(t)].to(torch.bfloat16) for t in tensors if t.is_floating_point()}
     on_meta = functools.partial(replace_tensors, replacements=metas)

@@ -31,8 +31,14 @@ NO_KERNEL = {
     "is_same_size",
     "sym_size",
     "detach",
+    # Operations that recipes/measure/compound_ops.py runs as their parts.
+    "gemm_4bit",
+    "int8_scaled_mm",
+    "int8_mixed_scaled_mm",
 }
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # matrix products -> index of the first factor's argument
+# (..., K) times (N, K). A linear layer is other operations; `linear` itself comes from compound_ops alone.
+LINEAR_PRODUCTS = ("linear", INT8_PRODUCT := "int8_linear_matmul")
 REDUCTIONS = {
     "sum",
     "mean",

@@ -26,7 +26,9 @@ from recipes.foresight.speed.operation_names import (
     DTYPES,
     ELEMENTWISE,
     GATHERING,
+    INT8_PRODUCT,
     KERNELS,
+    LINEAR_PRODUCTS,
     MATMUL,
     NO_KERNEL,
     NORMALISATIONS,
@@ -125,6 +127,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     # The factors of a matrix product decide on its arithmetic; a tensor that is added may come before them.
     if op_class.name in PRODUCTS:
         dtype = DTYPES.get(args[PRODUCTS[op_class.name]].dtype, "fp32")
+    elif op_class.name == INT8_PRODUCT:
+        dtype = "fp16"  # the table of GPUs has no figures for 8 bits; this is half of them
     else:
         dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
     return Operation(op_class.name, op_class.kind, dtype, flops, moved, _kernels(op_class, args), shape)
@@ -149,7 +153,7 @@ def _class_of(func: Any) -> _OperationClass | None:
         return _OperationClass(full, COLLECTIVE if moves else "", written)
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
         return _OperationClass(full, ATTENTION, written)
-    if name in PRODUCTS or name.startswith("_grouped_mm"):
+    if name in PRODUCTS or name.startswith("_grouped_mm") or name in LINEAR_PRODUCTS:
         return _OperationClass(name, MATMUL, written)
     if name.startswith("_fused_") or name.startswith("_foreach_") and name not in REDUCTIONS | COPIES:
         return _OperationClass(full, OPTIMIZER, written)
@@ -159,7 +163,7 @@ def _class_of(func: Any) -> _OperationClass | None:
         return _OperationClass(name, COPY, written)
     if "optimizer_update" in name:  # bitsandbytes
         return _OperationClass(full, OPTIMIZER, written)
-    return _OperationClass(name, ELEMENTWISE, written, known=namespace in ("aten", "fsdp"))
+    return _OperationClass(name, ELEMENTWISE, written, known=namespace in ("aten", "fsdp", "bitsandbytes"))
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -183,6 +187,9 @@ def _arithmetic(
     func: Any, op_class: _OperationClass, args: Sequence, kwargs: Mapping, result: Any
 ) -> tuple[int, tuple[int, ...]]:
     """(FLOPs, (batch, M, N, K) of a matrix product). A causal kernel skips the part above the diagonal: half."""
+    if op_class.name in LINEAR_PRODUCTS:
+        columns, depth = args[1].shape
+        return 2 * args[0].numel() * columns, (1, args[0].numel() // depth, columns, depth)
     flops = operation_flops(func, args, kwargs, result)
     if op_class.name in PRODUCTS:
         left, right = args[PRODUCTS[op_class.name] : PRODUCTS[op_class.name] + 2]
