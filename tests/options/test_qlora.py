@@ -176,8 +176,8 @@ def test_the_estimate_of_a_gpu_has_the_bytes_of_the_cpu(train, tmp_path):
     words = ["model=llama_tiny", "model.width=128", "adapter=qlora", "precision=bf16"]
     counted = train(*words).record.memory
     for gpu, bits in (("gpu=rtx4090_24gb", 4), ("gpu=v100_16gb", 4), ("gpu=rtx4090_24gb", 8)):
-        chosen = [*words[:-1], "precision=fp16", f"adapter.bits={bits}"]
-        foreseen = train(*chosen, "recipe=estimate", gpu, device=None).record
+        chosen = [*words[:-1], "precision=fp16", f"adapter.bits={bits}", "device=auto"]
+        foreseen = train(*chosen, "recipe=estimate", gpu).record
         assert foreseen.memory.parameter_count == counted.parameter_count
         if bits == 4:
             assert foreseen.memory.weights_bytes == counted.weights_bytes
