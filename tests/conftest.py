@@ -73,6 +73,7 @@ def pytest_configure(config):
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": config._cache_folder.name,
+        "HEADROOM_CALIBRATION": str(Path(config._cache_folder.name, "calibration")),
         "TORCHINDUCTOR_CACHE_DIR": str(Path(config._cache_folder.name, "inductor")),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",

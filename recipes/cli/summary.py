@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,8 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
 
 def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
     if estimate is not None:
-        how, steps = f"predicted, with {estimate.efficiencies_from} efficiencies", "predicted"
+        how = f"predicted, with {estimate.efficiencies_from} efficiencies"
+        steps = _predicted_note(speed)
     else:
         how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
         steps = "median"
@@ -102,6 +104,23 @@ def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
     yield "Samples per second", f"{speed.samples_per_second:.2f}", f"{speed.tokens_per_second:,.0f} tokens/s; {how}"
     if speed.step_seconds_median is not None:
         yield "Step", f"{speed.step_seconds_median * 1000:.2f} ms", steps
+
+
+def _predicted_note(speed: Speed) -> str:
+    """What a predicted step waits for, and the interval around it, with the two digits that are known."""
+    low, high = speed.step_seconds_low, speed.step_seconds_high
+    if low is None or high is None:
+        return "predicted"
+    interval = f"{_two_digits(low * 1000)} to {_two_digits(high * 1000)} ms in nine of ten"
+    return f"predicted, bound by {speed.bound_by}; {interval}"
+
+
+def _two_digits(value: float) -> str:
+    """330 for 327.4, 4.1 for 4.13."""
+    if value <= 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):.{max(0, digits)}f}"
 
 
 def _result_rows(outcome: Record) -> Iterator[Row]:

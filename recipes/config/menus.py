@@ -165,3 +165,4 @@ class Gpu(Menu):
     context_from: str = one_of("measured", "assumed")
     nccl_bytes: int = at_least(0)
     nccl_from: str = one_of("measured", "published", "assumed")
+    host_factor: float = at_least(0.01)

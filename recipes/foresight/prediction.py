@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 
+import torch
+
 from recipes.config import Config, Gpu
 from recipes.foresight import simulation
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED
 from recipes.foresight.simulation import SimulatedStep
-from recipes.foresight.speed import roofline
+from recipes.foresight.speed import calibrated, cpu, roofline
 from recipes.machine import gpu_specs, host
 from recipes.options import memory_hints
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
@@ -58,6 +60,8 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     outcome.warnings += notes(cfg, simulated.evaluates) + simulated.warnings
     if simulated.demand is not None:
         _fill_device(cfg, outcome, simulated, simulated.demand)
+    else:
+        _fill_cpu(cfg, outcome, simulated)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
     memory.per_rank = [
         {"rank": 0}
@@ -125,15 +129,33 @@ def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
 def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate: Estimate) -> None:
     speed, ranks = outcome.speed, cfg.parallelism.world_size
     predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
-    speed.step_seconds_median = predicted.step_seconds
-    speed.samples_per_second = simulated.samples / predicted.step_seconds
-    speed.tokens_per_second = simulated.tokens / predicted.step_seconds
-    speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * cfg.parallelism.replicas
+    _enter_times(cfg, outcome, simulated, predicted)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / predicted.step_seconds / (peak * ranks)
     estimate.efficiencies_from = predicted.efficiencies_from
     outcome.warnings += predicted.notes
+
+
+def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
+    """The times of a step on this CPU, where scripts/calibrate.py has measured it."""
+    if cfg.parallelism.world_size > 1 or cfg.compile:
+        return
+    rates, why_not = calibrated.cpu(host.cpu_name(), torch.get_num_threads(), str(torch.__version__))
+    if rates is None:
+        outcome.warnings.append(f"no time is predicted: {why_not}")
+        return
+    _enter_times(cfg, outcome, simulated, cpu.predict(simulated.tally, rates, simulated.trace.fresh_bytes))
+
+
+def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predicted: roofline.Prediction) -> None:
+    speed = outcome.speed
+    speed.step_seconds_median = predicted.step_seconds
+    speed.step_seconds_low, speed.step_seconds_high = predicted.low_seconds, predicted.high_seconds
+    speed.bound_by = predicted.bound_by
+    speed.samples_per_second = simulated.samples / predicted.step_seconds
+    speed.tokens_per_second = simulated.tokens / predicted.step_seconds
+    speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * cfg.parallelism.replicas
 
 
 def notes(cfg: Config, evaluates: bool) -> list[str]:

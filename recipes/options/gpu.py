@@ -25,6 +25,7 @@ def resolve(cfg: Config) -> list[str]:
         "device_name": here.name,
         "memory_bytes": here.memory_bytes,
         "capability": ".".join(map(str, here.capability)),
+        "host_factor": cfg.gpu.host_factor,
     }
     cfg.gpu = config.from_dict(installed, config.Gpu)
     return []

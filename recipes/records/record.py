@@ -78,6 +78,10 @@ class Speed:
     evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
     save_seconds: float | None = None  # part of train_seconds: checkpoints between steps
     ledger_seconds: float | None = None  # the extra step that counts memory; in no other figure
+    # recipe=estimate: between these two lie nine of ten steps
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    bound_by: str | None = None  # recipe=estimate, what a step waits for: host, arithmetic, memory or link
 
 
 @dataclass

@@ -13,7 +13,8 @@ from conftest import compose, small
 from test_ledger_pairs import differing
 
 from recipes.foresight import prediction, simulation
-from recipes.foresight.speed.roofline import efficiencies, predict
+from recipes.foresight.speed import efficiencies
+from recipes.foresight.speed.roofline import predict
 from recipes.jobs import supervise
 
 SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
@@ -171,7 +172,7 @@ def test_the_link_takes_the_seconds_of_a_ring(tmp_path):
     """DDP on 4 ranks: (n - 1) / n of the gradients, twice."""
     words = [*GPU, "model.width=512", "model.heads=8", "parallelism=ddp", FOUR]
     cfg, seen = compose("recipe=estimate", *words).cfg, foreseen(tmp_path, *words)
-    reached = efficiencies(cfg.gpu.chip)
+    reached = efficiencies.of_gpu(cfg.gpu)
     seconds = 2 * 3 / 4 * 4 * seen.parameter_count / (cfg.gpu.link_gb_per_second * 1e9 * reached.link)
     told = predict(seen.tally, cfg.gpu, "fp32", 4)
     calls = sum(

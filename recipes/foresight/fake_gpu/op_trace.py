@@ -24,6 +24,8 @@ from recipes.measure.memory_ledger import MemoryLedger
 from recipes.third_party.torch_private import op_name
 from recipes.units import MIB
 
+MAPPED_BYTES = 32 * MIB  # glibc's DEFAULT_MMAP_THRESHOLD_MAX
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -79,7 +81,9 @@ class OpTrace:
         self.ledger.after(func, args, kwargs, result, signature)
         phase = self.log.phase.latest
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        tally.add(func, args, kwargs, result, phase, signature)
+        # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
+        caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase
+        tally.add(func, args, kwargs, result, phase, signature, caller)
         if self.fake.capability is not None:
             self._add_workspace(func, args, phase)
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
@@ -139,6 +143,20 @@ class OpTrace:
     def paged_bytes(self) -> int:
         """Bytes of optimizer states that the driver pages between host and GPU, outside torch's allocator."""
         return sum(entry.bytes for entry, sign in self.log.events if sign > 0 and entry.paged)
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Bytes by which the tensors of the last step grow beyond those before it, without the largest tensors.
+
+        On a CPU malloc gives so much memory back at the end of a step, and touching it again costs page faults. Tensors
+        of more than `MAPPED_BYTES` are mapped and unmapped one by one, which the seconds of their operations contain.
+        """
+        live = most = 0
+        for index, (entry, sign) in enumerate(self.log.events):
+            if index >= self.log.step_start and entry.bytes <= MAPPED_BYTES and not entry.preexisting:
+                live += sign * entry.bytes
+                most = max(most, live)
+        return most
 
     def step_tally(self, micro_batches: int) -> Tally:
         """The operations of one optimizer step of `micro_batches`.

@@ -51,7 +51,8 @@ class Operation:
 
     kind: its class (MATMUL, ATTENTION, ...). dtype: of its arithmetic. flops, bytes (read plus written): of one call,
     all kernels together. kernels: how many one call launches. shape: (batch, M, N, K) of a matrix product, (ranks,) of
-    a collective, whose bytes are those of the whole tensor; () otherwise.
+    a collective, whose bytes are those of the whole tensor, (rows, length) of a softmax or a normalisation; else ().
+    in_place: an element-wise operation that writes to an argument.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Operation:
     bytes: int = 0
     kernels: int = 1
     shape: tuple[int, ...] = ()
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,18 @@ class Tally:
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
 
-    def add(self, func: Any, args: Sequence, kwargs: Mapping, result: Any, phase: str, signature: Hashable) -> None:
+    def add(
+        self, func: Any, args: Sequence, kwargs: Mapping, result: Any, phase: str, signature: Hashable, caller: str = ""
+    ) -> None:
         """Count one dispatched operation.
 
         func: the OpOverload. phase: forward | backward | step. signature: equal for calls that are classified alike
-        (`op_cache.call_signature`).
+        (`op_cache.call_signature`). caller: the phase whose calls cost the host as much, where it is another.
         """
         op_class = _class_of(func)
         if op_class is None:
             return
-        self.calls[phase] += 1
+        self.calls[caller or phase] += 1
         if op_class.kind == "":
             return
         operation = self.seen.get(signature)
@@ -124,6 +128,9 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
         flops, shape = _arithmetic(func, op_class, args, kwargs, result)
     elif op_class.kind == COLLECTIVE:
         shape = _ranks(args)
+    elif any(part in op_class.name for part in NORMALISATIONS) and inputs and inputs[0].dim():
+        length = inputs[0].shape[-1]
+        shape = (inputs[0].numel() // max(1, length), length)
     # The factors of a matrix product decide on its arithmetic; a tensor that is added may come before them.
     if op_class.name in PRODUCTS:
         dtype = DTYPES.get(args[PRODUCTS[op_class.name]].dtype, "fp32")
@@ -131,7 +138,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
         dtype = "fp16"  # the table of GPUs has no figures for 8 bits; this is half of them
     else:
         dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
-    return Operation(op_class.name, op_class.kind, dtype, flops, moved, _kernels(op_class, args), shape)
+    in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
+    return Operation(op_class.name, op_class.kind, dtype, flops, moved, _kernels(op_class, args), shape, in_place)
 
 
 @functools.cache

@@ -8,82 +8,56 @@ that nothing can overlap.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import yaml
 
 from recipes.config import Gpu
-from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE
+from recipes.foresight.speed import efficiencies
+from recipes.foresight.speed.efficiencies import Efficiencies
+from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, REDUCTION
 from recipes.foresight.speed.operations import Operation, Tally
+from recipes.foresight.speed.products import joined, product_flops
 
-EFFICIENCIES = Path(__file__).with_name("efficiencies.yaml")
-# Tile sizes (rows, columns of the result) of the libraries' matrix product kernels. Larger tiles reuse more of what
-# they load, and a product is computed in whole tiles and in whole waves of tiles: NVIDIA's 'Matrix Multiplication
-# Background' guide.
-TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 32))
-SPLITS = (1, 2, 4, 8, 16)  # a product with few tiles divides K into so many parts and adds their results
-LEAST_SPLIT = 256  # the least length of K in one part
-REUSE = 32  # FLOPs per loaded element at which a tile is half as fast as an infinitely large one (assumed)
-_LARGEST = (256 * 128 / (256 + 128)) / (256 * 128 / (256 + 128) + REUSE)  # speed of the largest tile, by REUSE
 GPUS_PER_MACHINE = 8
-
-
-@dataclass(frozen=True)
-class Efficiencies:
-    """What a chip reaches of its peaks; the keys of efficiencies.yaml, which explains them.
-
-    source: published, measured or assumed (the key `from`).
-    """
-
-    source: str
-    runs: tuple[str, ...]
-    matmul: dict[str, float]
-    unaligned: float
-    attention: dict[str, float]
-    bandwidth: dict[str, float]
-    kernel_seconds: float
-    host_seconds: dict[str, float]
-    link: float
-    link_seconds: float
+# Rows that a multiprocessor works on at once, by the threads of a row's block: torch's softmax has up to 1024 of the
+# 2048, its layer norm 128.
+ROWS_PER_SM = {"reduction": 4, "normalisation": 16}
+AUTOCAST = ("fp16", "bf16")  # options of `precision` whose casts the host issues, too
+ERROR_OF = {"bf16_pure": "bf16"}  # option of `precision` -> the dtype of its products, where the names differ
+# The fastest and the slowest host against the assumed one: 9.5 and 24.7 us a call in published steps, against 12.
+HOSTS = (0.8, 2.05)
+SPILL = 4  # how sharply rows stop fitting into the cache (fitted)
 
 
 @dataclass
 class Prediction:
     """The predicted seconds of a step, and their parts.
 
-    device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds of the device by class of
-    operations. notes: assumptions to know before relying on the prediction. collectives: their number.
+    low_seconds, high_seconds: nine of ten steps lie between them, by the errors on published steps that were not fitted
+    and by what hosts differ. device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
+    of the device by class of operations. arithmetic_seconds: of the device, in operations that arithmetic limits.
+    notes: assumptions to know before relying on the prediction. collectives: their number.
     """
 
     step_seconds: float
+    low_seconds: float
+    high_seconds: float
     device_seconds: float
     host_seconds: float
     link_seconds: float
+    arithmetic_seconds: float
     by_kind: dict[str, float]
     efficiencies_from: str
     notes: list[str] = field(default_factory=list)
     collectives: int = 0
 
-
-@functools.cache
-def efficiencies(chip: str) -> Efficiencies:
-    """The efficiencies of a chip (`chip` in conf/gpu/); keys that it does not have come from `default`."""
-    table = yaml.safe_load(EFFICIENCIES.read_text())
-    values, own = table["default"], table["chips"].get(chip, {})
-    merged = {
-        key: value | own.get(key, {}) if isinstance(value, dict) else own.get(key, value)
-        for key, value in values.items()
-    }
-    return Efficiencies(source=merged.pop("from"), runs=tuple(own.get("runs", ())), **merged)
-
-
-def efficiencies_of(gpu: Gpu) -> Efficiencies:
-    """The efficiencies of a GPU."""
-    return efficiencies(gpu.chip)
+    @property
+    def bound_by(self) -> str:
+        """What the step waits for: host, link, arithmetic or memory."""
+        longest = max(self.device_seconds, self.host_seconds, self.link_seconds)
+        if longest == self.device_seconds:
+            return "arithmetic" if 2 * self.arithmetic_seconds > self.device_seconds else "memory"
+        return "host" if longest == self.host_seconds else "link"
 
 
 def predict(
@@ -96,23 +70,33 @@ def predict(
 
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
-    reached = reached or efficiencies_of(gpu)
+    reached = reached or efficiencies.of_gpu(gpu)
     by_kind: dict[str, float] = defaultdict(float)  # seconds
-    link_seconds, collectives = 0.0, 0
+    link_seconds, collectives, arithmetic_seconds = 0.0, 0, 0.0
     for counts in tally.counts.values():
         for operation, times in counts.items():
             if operation.kind == COLLECTIVE:
                 link_seconds += times * collective_seconds(operation, gpu, num_processes, reached)
                 collectives += times
-            else:
-                by_kind[operation.kind] += times * device_seconds(operation, gpu, precision, reached)
+                continue
+            seconds = times * device_seconds(operation, gpu, precision, reached)
+            by_kind[operation.kind] += seconds
+            if operation.flops and is_arithmetic(operation, gpu, precision, reached):
+                arithmetic_seconds += seconds
     device = sum(by_kind.values())
-    host = sum(times * reached.host_seconds[phase] for phase, times in tally.calls.items())
+    host = (gpu.host_factor or 1.0) * sum(
+        times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
+        for phase, times in tally.calls.items()
+    )
+    error = reached.error[ERROR_OF.get(precision, precision)]
     return Prediction(
         overlapped(device, host, link_seconds, collectives),
+        overlapped(device * (1 - error), host * HOSTS[0], link_seconds * (1 - error), collectives),
+        overlapped(device * (1 + error), host * HOSTS[1], link_seconds * (1 + error), collectives),
         device,
         host,
         link_seconds,
+        arithmetic_seconds,
         dict(by_kind),
         reached.source,
         _notes(tally, gpu, num_processes, reached),
@@ -129,26 +113,64 @@ def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, 
     return max(device_seconds, host_seconds, link_seconds - exposed) + exposed
 
 
+def is_arithmetic(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> bool:
+    """Whether a product or an attention takes longer for its arithmetic than its bytes take."""
+    rate = (getattr(gpu, f"{arithmetic(operation, precision)}_tflops") or 0.0) * 1e12
+    return operation.flops * gpu.bandwidth_gb_per_second * 1e9 > operation.bytes * rate
+
+
 def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
-    """The seconds of one call on the device: launches, then the longer of arithmetic and memory traffic."""
-    moving = operation.bytes / (gpu.bandwidth_gb_per_second * 1e9 * reached.bandwidth[operation.kind])
-    computing = 0.0
-    if operation.flops:
-        dtype = arithmetic(operation, precision)
-        peak = getattr(gpu, f"{dtype}_tflops", None)
-        if peak is None:
-            raise ValueError(
-                f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs."
-            )
-        if operation.kind == ATTENTION:
-            computing = operation.flops / (peak * 1e12 * reached.attention[attention_kernel(operation.name)])
-        else:
-            rate = peak * 1e12 * reached.matmul[dtype]
-            if dtype in ("fp16", "bf16") and any(side % 8 for side in operation.shape[1:]):
-                rate *= reached.unaligned
-            done = product_flops(operation.shape, gpu.sm_count) if operation.shape else operation.flops
-            computing = done / rate
-    return operation.kernels * reached.kernel_seconds + max(moving, computing)
+    """The seconds of one call on the device: launches, arithmetic and memory traffic.
+
+    Raises ValueError where the GPU lacks a dtype that the operation computes in.
+    """
+    launching = operation.kernels * reached.kernel_seconds
+    if not operation.flops:
+        return launching + traffic_seconds(operation, gpu, reached)
+    dtype = arithmetic(operation, precision)
+    peak = getattr(gpu, f"{dtype}_tflops", None)
+    if peak is None:
+        raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
+    if operation.kind == ATTENTION:
+        rate = peak * 1e12 * reached.attention[attention_kernel(operation.name)]
+        return launching + max(traffic_seconds(operation, gpu, reached), operation.flops / rate)
+    rate = peak * 1e12 * reached.matmul[dtype]
+    done = float(operation.flops)
+    if operation.shape:
+        done = product_flops(operation.shape, gpu.sm_count, reached.tile_depth[dtype])
+        if operation.shape[0] > 1:
+            rate *= reached.batched[dtype]
+        if dtype in ("fp16", "bf16") and any(side % 8 for side in operation.shape[1:]):
+            rate *= reached.unaligned
+    moved = operation.bytes * _through_cache(operation.bytes, reached)
+    moving = moved / (gpu.bandwidth_gb_per_second * 1e9 * reached.product_bandwidth[dtype])
+    return launching + joined(done / rate, moving, reached.sharpness[dtype])
+
+
+def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
+    """The seconds that the bytes of an operation take.
+
+    What an operation reads was mostly written by the one before it: the smaller its tensors, the more of them is still
+    in the L2 cache, which is `l2_speed` times as fast. Softmax reads long rows twice more, and a normalisation once,
+    where the rows in flight exceed what the cache holds.
+    """
+    bandwidth = gpu.bandwidth_gb_per_second * 1e9
+    if operation.kind == REDUCTION and operation.shape:
+        normalises = "norm" in operation.name
+        key = "normalisation" if normalises else operation.kind
+        row_bytes = operation.bytes / (2 * operation.shape[0])
+        flying = gpu.sm_count * ROWS_PER_SM[key] * row_bytes
+        outside = 1 / (1 + (reached.l2_bytes / flying) ** SPILL) if flying else 0.0
+        passes = 1 + outside * ((1 if normalises else 2) / 2)
+        return operation.bytes * passes / (bandwidth * reached.bandwidth[key])
+    moved = operation.bytes * _through_cache(operation.bytes, reached)
+    return moved / (bandwidth * reached.bandwidth[operation.kind])
+
+
+def _through_cache(size_bytes: int, reached: Efficiencies) -> float:
+    """The time of so many bytes where a part of them is in the L2 cache, as a share of that without a cache."""
+    kept = max(0.0, 1 - size_bytes / (2 * reached.l2_bytes)) if reached.l2_bytes else 0.0
+    return 1 - kept * (1 - 1 / reached.l2_speed)
 
 
 def arithmetic(operation: Operation, precision: str) -> str:
@@ -159,29 +181,6 @@ def arithmetic(operation: Operation, precision: str) -> str:
 def attention_kernel(name: str) -> str:
     """The key of `Efficiencies.attention` for an attention operation of aten."""
     return next((kernel for kernel in ("flash", "efficient", "cudnn") if kernel in name), "other")
-
-
-@functools.cache
-def product_flops(shape: tuple[int, int, int, int], sm_count: int) -> float:
-    """The FLOPs of a batch of matrix products, with those that incomplete tiles and waves waste, by the best tile size.
-
-    Divided by the rate of a large, well-shaped product, they give the seconds. A wave takes as long as one
-    multiprocessor needs for one tile, however few multiprocessors have one.
-
-    shape: (batch, M, N, K). sm_count: multiprocessors of the GPU.
-    """
-    batch, rows, columns, depth = shape
-    best = math.inf
-    for height, width in TILES:
-        reuse = height * width / (height + width)
-        of_best = reuse / (reuse + REUSE) / _LARGEST  # the speed of this tile size, of the largest's
-        for parts in SPLITS:
-            if parts > 1 and depth < parts * LEAST_SPLIT:
-                break
-            tiles = batch * math.ceil(rows / height) * math.ceil(columns / width) * parts
-            tile_flops = 2 * height * width * math.ceil(depth / parts)
-            best = min(best, math.ceil(tiles / sm_count) * sm_count * tile_flops / of_best)
-    return best
 
 
 def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reached: Efficiencies) -> float:

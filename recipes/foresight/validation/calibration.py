@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from recipes.config import Gpu
 from recipes.foresight.speed import roofline
+from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, MATMUL
 from recipes.foresight.speed.operations import Tally
 from recipes.foresight.validation.error_stats import signed
@@ -28,7 +29,7 @@ class MeasuredStep:
     seconds: float
 
 
-def fit(steps: list[MeasuredStep], gpu: Gpu, prior: roofline.Efficiencies) -> roofline.Efficiencies:
+def fit(steps: list[MeasuredStep], gpu: Gpu, prior: Efficiencies) -> Efficiencies:
     """The efficiencies that predict these steps best, found by changing one value at a time (coordinate descent).
 
     Values that no step depends on keep their prior. The steps are of one process, so no value of the link is fitted.
@@ -37,7 +38,7 @@ def fit(steps: list[MeasuredStep], gpu: Gpu, prior: roofline.Efficiencies) -> ro
     values["kernel_seconds"] = {"": prior.kernel_seconds}
     start = copy.deepcopy(values)
 
-    def current() -> roofline.Efficiencies:
+    def current() -> Efficiencies:
         fields = values | {"kernel_seconds": values["kernel_seconds"][""]}
         return dataclasses.replace(prior, source="measured", runs=tuple(step.name for step in steps), **fields)
 
@@ -87,7 +88,7 @@ def _used(steps: list[MeasuredStep]) -> set[tuple[str, str]]:
     return used
 
 
-def errors(steps: list[MeasuredStep], gpu: Gpu, reached: roofline.Efficiencies) -> list[float | None]:
+def errors(steps: list[MeasuredStep], gpu: Gpu, reached: Efficiencies) -> list[float | None]:
     """The signed errors of the predicted seconds of these steps."""
     return [
         signed(roofline.predict(step.tally, gpu, step.precision, reached=reached).step_seconds, step.seconds)

@@ -11,7 +11,7 @@ import yaml
 
 from recipes import config
 from recipes.foresight import simulation
-from recipes.foresight.speed import roofline
+from recipes.foresight.speed import efficiencies, roofline
 from recipes.foresight.validation import calibration
 from recipes.foresight.validation.error_stats import rank_correlation, summary
 from recipes.machine import gpu_specs, host
@@ -71,7 +71,7 @@ def run(folders: list[Path]) -> int:
     with ProcessPoolExecutor(host.usable_cores()) as pool:
         steps = list(pool.map(measured_step, records))
     gpu = gpu_of(records[0])
-    before = roofline.efficiencies(gpu.chip)
+    before = efficiencies.of_gpu(gpu)
     after = calibration.fit(steps[::2], gpu, before)
     for name, chosen in (("fitted on", steps[::2]), ("held out", steps[1::2])):
         for when, reached in (("before", before), ("after", after)):

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 from recipes import config
-from recipes.foresight.speed import roofline
+from recipes.foresight.speed import efficiencies, roofline
 from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.validation import calibration
@@ -18,9 +18,9 @@ from recipes.machine import gpu_specs
 
 A100 = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
 TRUE = dataclasses.replace(
-    roofline.efficiencies("A100"),
+    efficiencies.of_chip("A100"),
     matmul={"fp32": 0.5, "tf32": 0.6, "fp16": 0.7, "bf16": 0.6},
-    bandwidth=roofline.efficiencies("A100").bandwidth | {ELEMENTWISE: 0.55, MATMUL: 0.8},
+    bandwidth=efficiencies.of_chip("A100").bandwidth | {ELEMENTWISE: 0.55},
     host_seconds={"forward": 12e-6, "backward": 5e-6, "step": 6e-6},
 )
 
@@ -46,7 +46,7 @@ STEPS = [
 
 
 def test_the_efficiencies_that_made_the_times_are_found():
-    start = roofline.efficiencies("A100")
+    start = efficiencies.of_chip("A100")
     found = calibration.fit(STEPS, A100, start)
     assert found.matmul["bf16"] == pytest.approx(0.6, rel=0.05)
     assert found.bandwidth[ELEMENTWISE] == pytest.approx(0.55, rel=0.05)
@@ -60,7 +60,7 @@ def test_the_efficiencies_that_made_the_times_are_found():
 
 
 def test_a_value_that_no_step_depends_on_keeps_its_prior():
-    start = roofline.efficiencies("A100")
+    start = efficiencies.of_chip("A100")
     found = calibration.fit(STEPS, A100, start)
     assert found.matmul["fp32"] == start.matmul["fp32"] and found.attention == start.attention
     assert found.host_seconds["backward"] == start.host_seconds["backward"]
@@ -68,7 +68,7 @@ def test_a_value_that_no_step_depends_on_keeps_its_prior():
 
 def test_no_part_of_a_peak_is_above_one():
     fast = [dataclasses.replace(one, seconds=one.seconds / 10) for one in STEPS]
-    found = calibration.fit(fast, A100, roofline.efficiencies("A100"))
+    found = calibration.fit(fast, A100, efficiencies.of_chip("A100"))
     assert found.matmul["bf16"] == found.bandwidth[ELEMENTWISE] == 1.0
 
 
