@@ -57,8 +57,9 @@ def build(cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | Non
         train = packing.packed(train, cfg.data.seq_len)
     if held_out is None:
         return train, None, [], encoder
-    kept = held_out.select(rows.chosen(len(held_out), cfg.eval.max_samples, cfg.train.seed))
-    return train, (_rows(cfg, kept, template, "evaluate on", warn), len(held_out)), [], encoder
+    evaluated = _rows(cfg, held_out, template, "evaluate on", warn)
+    kept = rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)
+    return train, (evaluated.select(kept), len(evaluated)), [], encoder
 
 
 def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn) -> datasets.Dataset:

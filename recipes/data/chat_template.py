@@ -26,6 +26,7 @@ PLAIN = (
     "{% if message['role'] == 'assistant' and eos_token is defined %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:\n{% endif %}"
 )
+# Behind the token that begins a text, if the tokenizer puts it there.
 PLAIN_SHOWN = "role:, the content in the next line, the token that ends a text after an answer, an empty line"
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REFUSED_BY_TEMPLATE = (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError)
@@ -67,7 +68,8 @@ class ChatTemplate:
                 "cannot be found. Give a tokenizer with a tokenizer.json."
             )
         if self.tokenizer.chat_template is None:
-            self.tokenizer.chat_template = PLAIN
+            begins = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id]
+            self.tokenizer.chat_template = "{{ bos_token }}" * begins + PLAIN
             warn(f"data.tokenizer={name} has no chat template: a plain one is used ({PLAIN_SHOWN}).")
             if self.tokenizer.eos_token is None:
                 warn(

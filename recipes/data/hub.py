@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of seve
 ERRORS = (OSError, ValueError, RuntimeError, KeyError, DatasetGenerationError)
 
 
-def split(cfg: Config, key: str, warn: Warn) -> tuple[datasets.Dataset, str]:
+def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
     """(the rows of the split that data.<key> names, how messages call it). Raises Refusal if it cannot be read."""
     data, name = cfg.data, getattr(cfg.data, key)
     assert data.path is not None, "options.data refuses null"
@@ -58,9 +58,10 @@ def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | Non
     return saved[name]
 
 
-def placed(rows: datasets.Dataset) -> Rows:
-    """The rows with their places, for messages."""
-    for number, row in enumerate(rows, 1):
+def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:
+    """The rows with their places, for messages. columns: others are not read, unless the rows have none of these."""
+    wanted = [name for name in rows.column_names if name in columns]
+    for number, row in enumerate(rows.select_columns(wanted) if wanted else rows, 1):
         yield f"row {number}", dict(row)
 
 
@@ -68,14 +69,17 @@ def texts(
     rows: datasets.Dataset, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
 ) -> datasets.Dataset:
     """The texts of a split, as `text_data.read` gives those of files; the names of its classes are kept."""
+    missing = [column for column in columns if column not in rows.column_names]
+    if missing:
+        raise Refusal(
+            f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {advice(missing[0])}"
+        )
     label = next((column for column, name in columns.items() if name == "label"), "")
     kind = rows.features.get(label)
     classes = kind if isinstance(kind, datasets.ClassLabel) else None
-    if set(columns) <= set(rows.column_names):
-        rows = rows.select_columns(list(columns))
 
     def with_labels() -> Rows:
-        for place, row in placed(rows):
+        for place, row in placed(rows, columns):
             yield place, row | ({label: None} if classes and row[label] == NO_LABEL else {})
 
     values = text_data.collect(with_labels(), columns, source, advice, warn)

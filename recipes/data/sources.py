@@ -45,17 +45,19 @@ def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
 def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     """The splits data.split and data.eval_split of a data set of the hub, or of a folder."""
     if cfg.data.task == "chat":
+        columns = _chat_columns(cfg)
+        names = (columns.messages, columns.prompt, columns.completion)
 
         def read(key: str) -> datasets.Dataset:
-            rows, source = hub.split(cfg, key, warn)
-            return conversations.collect(hub.placed(rows), _chat_columns(cfg), source, warn)
+            rows, source = hub.split(cfg, key)
+            return conversations.collect(hub.placed(rows, names), columns, source, warn)
 
         talks, held_out = _parts(cfg, read, "eval_split", warn)
         return chat_rows.build(cfg, talks, held_out, vocab, warn)
     columns, advice = _columns(cfg, task)
 
     def read_texts(key: str) -> datasets.Dataset:
-        rows, source = hub.split(cfg, key, warn)
+        rows, source = hub.split(cfg, key)
         return hub.texts(rows, columns, source, advice, warn)
 
     texts, held_out = _parts(cfg, read_texts, "eval_split", warn)

@@ -9,9 +9,11 @@ import pytest
 from chat import ALTERNATING, CHATML, COUNTED, HEADERS, MARKED, THOUGHTS, save_tokenizer, talk, write
 from conftest import compose, small
 from test_data import built, refusal
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from recipes.data import preview
+from recipes.data.byte_tokenizer import byte_tokenizer
 from recipes.data.chat_template import PLAIN
 from recipes.data.collate import IGNORE_INDEX
 from recipes.models import tiny
@@ -98,6 +100,27 @@ def test_the_plain_template_goes_with_the_tokenizer_that_is_saved(told_with):
     text = data.tokenizer.apply_chat_template(TWO["messages"][:1], tokenize=False, add_generation_prompt=True)
     assert text == "user:\na\n\nassistant:\n"
     assert data.train[0]["input_ids"].tolist()[: len(text)] == [byte + 1 for byte in text.encode()]
+
+
+def test_the_plain_template_begins_as_the_tokenizer_does(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    words = ["<|begin|>", tokenizer.bos_token_id]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{words[0]} $A", special_tokens=[tuple(words)]
+    )
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    path = write(tmp_path / "talks.jsonl", [TWO])
+    ids = built(*told(path, f"data.tokenizer={tmp_path / 'tokenizer'}")).train[0]["input_ids"].tolist()
+    assert ids[0] == words[1] and ids.count(words[1]) == 1
+    assert words[1] not in built(*told(path)).train[0]["input_ids"].tolist()
+
+
+def test_the_evaluation_counts_rows(told_with):
+    rows = [talk("a", "b", "c", "d"), *([TWO] * 5)]
+    data = built(*told_with(THOUGHTS, *rows, more=["data.eval_fraction=0.5", "eval.max_samples=4"]))
+    assert len(data.eval) == 4 and data.eval_available == 6
+    assert any("4 of 6 samples" in line for line in data.warnings)
 
 
 def test_prompt_and_completion_are_a_question_and_its_answer(tmp_path):

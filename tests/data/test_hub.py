@@ -6,7 +6,7 @@ import datasets
 import pytest
 from chat import talk
 from conftest import compose, small
-from test_data import CLASSES, built, decoded, ids_of, refusal
+from test_data import CLASSES, LM, built, decoded, ids_of, refusal
 
 RECIPES = ["trainer", "accelerate"]
 ROWS = [{"body": f"text number {n}", "other": f"{n} more", "stars": n % 3} for n in range(9)]
@@ -82,6 +82,7 @@ def test_both_recipes_train_on_conversations_of_a_folder(train, tmp_path):
     "more,expected",
     [
         ([], ["no column text", "body, other, stars", "data.text_column="]),
+        (["data.task=classification", "data.label_column=stars"], ["no column text", "body, other, stars"]),
         (["data.text_column=stars"], ["not text", "data.text_column="]),
         (["data.split=validation"], ["data.split=validation", "train, test"]),
         (["data.subset=small"], ["data.subset=small"]),
@@ -89,7 +90,7 @@ def test_both_recipes_train_on_conversations_of_a_folder(train, tmp_path):
     ids=str,
 )
 def test_what_a_folder_does_not_have_is_said(saved, more, expected):
-    message = refusal(*told(saved, *more))
+    message = refusal(*told(saved, *more), task=CLASSES if "data.task=classification" in more else LM)
     assert all(word in message for word in expected), message
 
 
