@@ -92,8 +92,9 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
 
 
 def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
-    if estimate is not None:
-        how = f"predicted, with {estimate.efficiencies_from} efficiencies"
+    if speed.bound_by is not None:
+        known_from = estimate.efficiencies_from if estimate is not None else "measured here"  # a CPU's always are
+        how = f"predicted, efficiencies {known_from}"
         steps = _predicted_note(speed)
     else:
         how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"

@@ -7,6 +7,7 @@ held out, so that no constant has seen its board; of the single kernels half of 
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import hashlib
 from pathlib import Path
@@ -51,6 +52,7 @@ def is_held_out_shape(operation: str, shape: tuple[int, ...]) -> bool:
     return hashlib.md5(text.encode(), usedforsecurity=False).digest()[0] % 2 == 1
 
 
+@functools.cache
 def kernels(name: str) -> list[dict[str, str]]:
     """The rows of kernels/test_<name>.csv.gz with `board` and `held_out`. name: linear, bmm, elem, softmax or ln."""
     with gzip.open(Path(KERNELS, f"test_{name}.csv.gz"), "rt", newline="") as file:
