@@ -74,8 +74,8 @@ def test_a_cpu_that_was_measured_gets_its_own_times(calibration):
         str(torch.__version__),
         "2026-11-22",
         operations={f"{name} fp32": points for name in ("add", "sum", "clone", "_foreach_mul_")},
-        products={"fp32": [(64, 64, 64, 1e9)]},
-        batched={"fp32": [(64, 64, 64, 1e9)]},
+        products={"fp32 nn": [(64, 64, 64, 1e9)]},
+        batched={"fp32 nn": [(64, 64, 64, 1e9)]},
         call_seconds={"forward": 1e-5, "backward": 5e-6, "step": 1e-5},
     )
     calibrated.write(rates)

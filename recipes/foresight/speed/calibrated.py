@@ -25,9 +25,9 @@ Points = list[tuple[float, float]]  # (bytes or FLOPs, seconds), ascending
 class CpuRates:
     """A CPU, measured.
 
-    operations: `key` -> (bytes of a call, its seconds). attention: the same by FLOPs. products: dtype -> (M, N, K,
-    FLOP/s); batched: the same of batches. call_seconds: of the host, by phase. error: the
-    share within which nine of ten steps are.
+    operations: `key` -> (bytes of a call, its seconds). attention: the same by FLOPs. products: dtype and layout ->
+    (M, N, K, FLOP/s); batched: the same of batches. call_seconds: of the host, by phase. error: the share within which
+    nine of ten steps are.
     """
 
     device: str

@@ -62,7 +62,8 @@ def predict(tally: Tally, rates: CpuRates, fresh_bytes: int = 0) -> Prediction:
 def seconds(operation: Operation, rates: CpuRates) -> float:
     """The seconds of one call."""
     if operation.kind == MATMUL and operation.shape:
-        measured = (rates.batched if operation.shape[0] > 1 else rates.products).get(operation.dtype)
+        table = rates.batched if operation.shape[0] > 1 else rates.products
+        measured = table.get(f"{operation.dtype} {operation.layout}") or table.get(f"{operation.dtype} nn")
         if measured:
             return operation.flops / product_rate(operation.shape[1:], measured)
     if operation.kind == ATTENTION and key(operation) in rates.attention:

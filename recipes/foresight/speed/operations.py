@@ -52,7 +52,8 @@ class Operation:
     kind: its class (MATMUL, ATTENTION, ...). dtype: of its arithmetic. flops, bytes (read plus written): of one call,
     all kernels together. kernels: how many one call launches. shape: (batch, M, N, K) of a matrix product, (ranks,) of
     a collective, whose bytes are those of the whole tensor, (rows, length) of a softmax or a normalisation; else ().
-    in_place: an element-wise operation that writes to an argument.
+    in_place: an element-wise operation that writes to an argument. layout: n or t for each factor of a
+    product, plain or transposed in memory.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Operation:
     kernels: int = 1
     shape: tuple[int, ...] = ()
     in_place: bool = False
+    layout: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     else:
         dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
     in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
-    return Operation(op_class.name, op_class.kind, dtype, flops, moved, _kernels(op_class, args), shape, in_place)
+    kernels, layout = _kernels(op_class, args), _layout(op_class, args)
+    return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, in_place, layout)
 
 
 @functools.cache
@@ -205,6 +208,14 @@ def _arithmetic(
     if op_class.kind == ATTENTION and _argument(func, "is_causal", args, kwargs):
         flops //= 2
     return flops, ()
+
+
+def _layout(op_class: _OperationClass, args: Sequence) -> str:
+    """n or t for each factor of a product: transposed where its rows are not contiguous. "" for what is none."""
+    if op_class.name not in PRODUCTS:
+        return ""
+    first = PRODUCTS[op_class.name]
+    return "".join("n" if factor.stride(-1) == 1 else "t" for factor in args[first : first + 2])
 
 
 def _ranks(args: Sequence) -> tuple[int, ...]:

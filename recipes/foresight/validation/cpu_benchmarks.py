@@ -27,14 +27,14 @@ SIZES = (2**14, 2**18, 2**21, 2**23, 2**25)  # elements of a tensor: 64 KiB to 1
 WIDTH = 768  # of rows of a normalisation and of a sum over rows
 KEYS = (64, 128, 512)  # lengths of softmax's rows
 VOCABULARY = 16384  # length of log_softmax's rows
-SIDES = (64, 512, 3072)  # M, N and K of products
+SIDES = (64, 512, 2048)  # M, N and K of products
+LAYOUTS = ("nn", "nt", "tn")  # of their factors
 # (batch, M, N, K) of products in attention: scores, and scores with values, by length and head size.
-BATCHED = [
-    (192, length, other, depth) for length in (64, 128, 256, 512) for other, depth in ((length, 64), (64, length))
-]
+BATCHED = [(192, length, other, depth) for length in (64, 256) for other, depth in ((length, 64), (64, length))]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-LEAST_SECONDS, MOST_REPEATS = 0.02, 5
-LONG_SECONDS = 0.25  # a call that takes so long is measured once
+LEAST_SECONDS, MOST_REPEATS = 0.015, 5
+SKIPPED_SECONDS = 1.0  # a product that would take longer is not measured
+LONG_SECONDS = 0.1  # a call that takes so long is measured once
 
 
 def seconds_of(call: Call) -> float:
@@ -144,25 +144,37 @@ def attention(length: int, dtype: torch.dtype) -> Iterator[Call]:
     yield lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(out, q, k, v, out, logsumexp, 0.0, True)
 
 
-def products(dtype: torch.dtype) -> list[tuple[int, int, int, float]]:
-    """(M, N, K, FLOP/s) of products by side, as a linear layer has them: with its weight transposed."""
-    found = []
+def products(dtype: torch.dtype, layout: str) -> list[tuple[int, int, int, float]]:
+    """(M, N, K, FLOP/s) of products by side. layout: of the factors, as `Operation.layout`.
+
+    A linear layer has nt in the forward pass, nn for the gradient of its input, and tn for that of its weight.
+    """
+    found: list[tuple[int, int, int, float]] = []
     for m in SIDES:
         for n in SIDES:
             for k in SIDES:
-                x, weight = torch.rand(m, k, dtype=dtype), torch.rand(n, k, dtype=dtype)
-                found.append((m, n, k, 2 * m * n * k / seconds_of(functools.partial(torch.mm, x, weight.t()))))
+                if found and 2 * m * n * k / min(point[3] for point in found[1:] or found) > SKIPPED_SECONDS:
+                    continue  # a dtype without instructions of its own: smaller products say as much
+                left, right = _factor((m, k), layout[0], dtype), _factor((k, n), layout[1], dtype)
+                found.append((m, n, k, 2 * m * n * k / seconds_of(functools.partial(torch.mm, left, right))))
     return found
 
 
-def batched(dtype: torch.dtype) -> list[tuple[int, int, int, float]]:
+def batched(dtype: torch.dtype, layout: str) -> list[tuple[int, int, int, float]]:
     """(M, N, K, FLOP/s) of batches of products in attention."""
     found = []
     for batch, m, n, k in BATCHED:
         batch = max(8, batch * 128 // m)
-        x, y = torch.rand(batch, m, k, dtype=dtype), torch.rand(batch, k, n, dtype=dtype)
-        found.append((m, n, k, 2 * batch * m * n * k / seconds_of(functools.partial(torch.bmm, x, y))))
+        left, right = _factor((batch, m, k), layout[0], dtype), _factor((batch, k, n), layout[1], dtype)
+        found.append((m, n, k, 2 * batch * m * n * k / seconds_of(functools.partial(torch.bmm, left, right))))
     return found
+
+
+def _factor(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> torch.Tensor:
+    """A factor of a product, in memory as it is or transposed."""
+    if layout == "n":
+        return torch.rand(*shape, dtype=dtype)
+    return torch.rand(*shape[:-2], shape[-1], shape[-2], dtype=dtype).transpose(-1, -2)
 
 
 def fault_seconds() -> float:
@@ -229,8 +241,9 @@ def measure(show: Callable[[str], None]) -> CpuRates:
     with torch.no_grad():
         for name, dtype in DTYPES.items():
             show(f"products, {name}")
-            rates.products[name] = products(dtype)
-            rates.batched[name] = batched(dtype)
+            for layout in LAYOUTS:
+                rates.products[f"{name} {layout}"] = products(dtype, layout)
+                rates.batched[f"{name} {layout}"] = batched(dtype, layout)
             show(f"operations, {name}")
             for elements in SIZES:
                 for kind in (element_wise, by_rows):

@@ -27,7 +27,7 @@ def rates(**changed) -> calibrated.CpuRates:
         torch="2.13",
         date="2026-11-22",
         operations={"add fp32": [(1000.0, 1e-6), (100000.0, 1e-4)], "add_ fp32": [(1000.0, 5e-7)]},
-        products={"fp32": [(64, 64, 64, 1e9), (1024, 1024, 1024, 1e11)]},
+        products={"fp32 nn": [(64, 64, 64, 1e9), (1024, 1024, 1024, 1e11)]},
         call_seconds={"forward": 1e-5, "backward": 5e-6, "step": 1e-5},
     )
     return calibrated.CpuRates(**values | changed)
@@ -61,7 +61,7 @@ def test_a_product_takes_what_products_of_its_shape_reached():
     shape = (1, 1024, 1024, 1024)
     large = Operation("mm", MATMUL, flops=2 * 1024**3, shape=shape)
     assert cpu.seconds(large, rates()) == pytest.approx(2 * 1024**3 / 1e11, rel=0.02)
-    between = cpu.product_rate((256, 256, 256), rates().products["fp32"])
+    between = cpu.product_rate((256, 256, 256), rates().products["fp32 nn"])
     assert 1e9 < between < 1e11
 
 
