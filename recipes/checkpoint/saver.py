@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from recipes import config
-from recipes.checkpoint import state
+from recipes.checkpoint import merged, state
 from recipes.checkpoint.stop_request import StopRequest
 from recipes.config import Config
 from recipes.errors import Refusal
@@ -102,9 +102,9 @@ class Saver:
         self.step_log.restart_step_timer()
 
 
-def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
+def save_final(cfg: Config, loop: Any, tokenizer: Any, folder: Path | None) -> None:
     """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model; of a model with an
-    adapter, the adapter alone. Every rank calls this.
+    adapter, the adapter alone, or with save.merge the whole model with the adapter added. Every rank calls this.
 
     Sharded weights are gathered on the CPU of rank 0, which writes. loop: a `Loop` of either recipe. tokenizer: None
     for data=dummy, whose ids are random.
@@ -119,8 +119,10 @@ def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
                 for name in transformers_models_private.tied_weight_names(model):
                     weights.pop(name, None)  # gathering has made separate tensors of tied weights
             model.config.use_cache = True  # off in training; generation with the saved model needs it
-            if adapter.base_model(model) is not model:
-                adapter.save(model, target)
+            if cfg.save.merge:
+                merged.save(model, target, adapter.compute_dtype(cfg))
+            elif adapter.base_model(model) is not model:
+                adapter.save(model, target, weights)
             else:
                 model.save_pretrained(target, state_dict=weights)
             model.config.use_cache = False
@@ -130,10 +132,13 @@ def save_final(loop: Any, tokenizer: Any, folder: Path | None) -> None:
 
 
 def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:
-    """The whole state dictionary of a sharded model, on the CPU of rank 0; None for a model that is not sharded."""
+    """The whole state dictionary of a sharded model on the CPU of rank 0, of one with an adapter what is trained; None
+    for a model that is not sharded."""
     deepspeed = loop.accelerator.deepspeed_plugin
     if deepspeed is not None and deepspeed.zero_stage == 3:
         return loop.accelerator.get_state_dict(loop.model)
     if hasattr(model, "unshard"):  # FSDP2
-        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        trained_alone = adapter.base_model(model) is not model
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained_alone)
+        return get_model_state_dict(model, options=options)
     return None

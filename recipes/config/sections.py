@@ -40,6 +40,7 @@ class Eval:
 @dataclass
 class Save:
     final: bool = key(identity=(RUN, LABEL))
+    merge: bool = key(identity=(RUN, LABEL))
     every_steps: int | None = at_least(1)
     keep: int = at_least(1)
     on_signal: bool = UNSET

@@ -186,7 +186,7 @@ class TrainingRun:
             self.stop.stop_at_once()
             if cfg.save.final:
                 self.progress.enter("save", "saving")
-                saver.save_final(self.loop, data.tokenizer, self.folder)
+                saver.save_final(self.cfg, self.loop, data.tokenizer, self.folder)
             if cfg.eval.enabled and data.eval is not None:
                 self.progress.enter("eval", "evaluating")
                 args = self.training.args

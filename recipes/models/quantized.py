@@ -150,6 +150,24 @@ def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | No
     return made.requires_grad_(False)
 
 
+def is_quantised(layer: nn.Module) -> bool:
+    """Whether a layer is one of those that bitsandbytes quantises."""
+    return type(getattr(layer, "weight", None)).__name__ in ("Params4bit", "Int8Params")
+
+
+def dequantised(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The weight of a layer: (out, in) of a quantised one, in `dtype`; of any other as it is."""
+    if not is_quantised(layer):
+        return layer.weight.detach()
+    from bitsandbytes import functional
+
+    state = getattr(layer.weight, "quant_state", None)
+    if state is not None:
+        return functional.dequantize_4bit(layer.weight.data, state).to(dtype)
+    scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
+    return functional.int8_vectorwise_dequant(layer.weight.data, scales).to(dtype)
+
+
 # --- what is quantised -----------------------------------------------------------------------------------
 
 

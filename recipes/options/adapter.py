@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.config import Config
 from recipes.machine import host
-from recipes.options import hooks, precision
-from recipes.options.hooks import Cost, Lever
+from recipes.options import hooks, parallelism, precision
+from recipes.options.hooks import Cost, Dimension, Lever
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,11 @@ INT8_CAPABILITY = (7, 5)  # of matrix units for integers
 def is_used(cfg: Config) -> bool:
     """Whether an adapter is trained. A configuration of an older record has none."""
     return cfg.adapter.name not in (None, "none")
+
+
+def _goes_with_mode(cfg: Config, name: str) -> bool:
+    """Whether a mode of parallelism can split a model with this adapter, or does not split it."""
+    return cfg.parallelism.name in WHOLE_MODEL or (name == "lora" and cfg.parallelism.name == "fsdp")
 
 
 def bits(cfg: Config) -> int | None:
@@ -49,7 +54,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     adapter, found = cfg.adapter, []
     if not is_used(cfg):
         return []
-    if cfg.parallelism.name not in WHOLE_MODEL:
+    if not _goes_with_mode(cfg, adapter.name):
         found.append(
             f"adapter={adapter.name} does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp: "
             "the weights that are not trained have neither gradients nor optimizer states."
@@ -120,7 +125,8 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
         task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
     )
     try:
-        wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
+        # peft trains its matrices in 32 bits; FSDP gathers weights of one type only.
+        wrapped = peft.get_peft_model(model, settings, autocast_adapter_dtype=not parallelism.sharded(cfg))  # type: ignore[arg-type]
     except ValueError as error:
         raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
     if bits(cfg):
@@ -154,33 +160,42 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write an adapter that `peft.PeftModel.from_pretrained` opens."""
+def save(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Write an adapter that `peft.PeftModel.from_pretrained` opens. weights: the gathered ones of a sharded model."""
     trains_embeddings = any(
         "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
     )
     # peft's default asks the hub whether the vocabulary was resized.
-    model.save_pretrained(str(folder), save_embedding_layers=trains_embeddings)
+    model.save_pretrained(str(folder), save_embedding_layers=trains_embeddings, state_dict=weights)
 
 
 def warnings(cfg: Config) -> list[str]:
     """A saved adapter is of no use without the weights that it was trained beside."""
-    if not is_used(cfg) or cfg.model.pretrained or not cfg.save.final:
-        return []
+    found = []
+    if is_used(cfg) and parallelism.sharded(cfg) and cfg.precision.name == "bf16_pure":
+        found.append(
+            f"parallelism={cfg.parallelism.name} with precision=bf16_pure trains the adapter in bf16, too: FSDP "
+            "gathers weights of one type. In other modes it is trained in 32 bits."
+        )
+    if not is_used(cfg) or cfg.model.pretrained or not cfg.save.final or cfg.save.merge:
+        return found
     return [
+        *found,
         f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. Type "
-        "model.pretrained= for an adapter that can be used."
+        "model.pretrained= for an adapter that can be used.",
     ]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No gradients and no optimizer states for the model's own weights."""
-    if bits(cfg) or cfg.parallelism.name not in WHOLE_MODEL:
+    if bits(cfg):
         return []
     cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
     stronger = [] if is_used(cfg) else ["lora"]
     stronger += [] if _quantised_problems(cfg) else ["qlora"]
-    return [Lever(f"adapter={name}", cost, changes={"adapter": name}) for name in stronger]
+    return [
+        Lever(f"adapter={name}", cost, changes={"adapter": name}) for name in stronger if _goes_with_mode(cfg, name)
+    ]
 
 
 HOOKS = hooks.register(
@@ -190,6 +205,6 @@ HOOKS = hooks.register(
         warnings=warnings,
         transform_model=transform_model,
         memory_levers=memory_levers,
-        not_searched="it trains other weights: type adapter=lora",
+        search=(Dimension("adapter", 45, changes_numbers=True),),
     ),
 )

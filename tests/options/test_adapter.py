@@ -96,6 +96,29 @@ def test_two_ranks_train_the_adapter_that_one_trains(train):
     assert two.training.losses == pytest.approx(one.training.losses, rel=1e-5)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_sharded_ranks_train_the_adapter_that_one_trains_and_save_it(train, again, tmp_path, recipe):
+    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
+    words = [*LORA, f"model.pretrained={base}", f"recipe={recipe}", "save.final=true"]
+    words += ["optim=sgd", "train.learning_rate=1"]  # its steps are linear in the gradients
+    one = train(*words, "batch.per_device=4")
+    sharded = [*words, "batch.per_device=2", "parallelism=fsdp", "parallelism.num_processes=2", "save.every_steps=2"]
+    two = train(*sharded)
+    assert two.record.training.losses == pytest.approx(one.record.training.losses, rel=1e-5)
+    saved, whole = ({}, {})
+    for run, found in ((two, saved), (one, whole)):
+        with safe_open(run.folder / run_folder.MODEL_FOLDER / "adapter_model.safetensors", "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a file)
+    assert saved.keys() == whole.keys()
+    assert all(torch.allclose(saved[name], whole[name], atol=1e-5) for name in whole)
+    assert any(whole[name].abs().max() > 1e-3 for name in whole if "lora_B" in name), "it has learnt"
+    checkpoint = two.folder / "checkpoints" / checkpoint_files.folder_name(2)
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.rename(tmp_path / "checkpoints" / checkpoint.name)
+    resumed, _ = again(tmp_path, *sharded, "resume=latest")
+    assert resumed.training.losses == two.record.training.losses
+
+
 def test_named_layers_alone_have_an_adapter():
     cfg = compose(
         "device=cpu", "model=llama_tiny", "adapter=lora", "adapter.targets=[q_proj,v_proj]", "adapter.rank=4"
@@ -113,7 +136,7 @@ def test_named_layers_alone_have_an_adapter():
 @pytest.mark.parametrize(
     "words,said",
     [
-        (["parallelism=fsdp", "parallelism.num_processes=2"], "Choose parallelism=ddp"),
+        (["parallelism=fsdp_tp", "parallelism.num_processes=2", "model=llama_tiny"], "Choose parallelism=ddp"),
         (["adapter.targets=[]"], "adapter.targets=[q_proj,v_proj]"),
         (["adapter.targets=7"], "adapter.targets=[q_proj,v_proj]"),
         (["adapter.rank=0"], "adapter.rank"),

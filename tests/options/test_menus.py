@@ -108,8 +108,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
         | {
             frozenset([("parallelism", mode), ("adapter", name)])
-            for mode in ("fsdp", "fsdp_tp")
-            for name in ("lora", "qlora")
+            for mode, name in (("fsdp", "qlora"), ("fsdp_tp", "lora"), ("fsdp_tp", "qlora"))
         }
         | {
             frozenset([("loss", "chunked"), option])

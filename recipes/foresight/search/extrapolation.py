@@ -173,7 +173,8 @@ def _figures(
 ) -> tuple[list[list[float]], list[tuple[int, torch.dtype]]]:
     """Simulate a configuration as it is.
 
-    Returns the fields of an Extrapolation for each precision, and (elements, dtype) of each weight, the last first.
+    Returns the fields of an Extrapolation for each precision, and (elements, dtype) of each trained weight, the last
+    first.
     """
     simulated = simulation.simulate_step(cfg, folder)
     model = simulated.trace.model
@@ -194,7 +195,9 @@ def _figures(
             for phases in (PASSES, STEP)
         ]
         made.append(sizes + [getattr(prediction, time) for prediction in predictions for time in TIMES])
-    return made, [(weight.numel(), weight.dtype) for weight in reversed(list(model.parameters()))]
+    return made, [
+        (weight.numel(), weight.dtype) for weight in reversed(list(model.parameters())) if weight.requires_grad
+    ]
 
 
 def _peaks(simulated: SimulatedStep) -> tuple[int, int]:
