@@ -6,7 +6,8 @@
 Takes the overrides of train.py. What they leave open of precision, checkpointing, attention, optimizer and batch is
 searched, and with fit.gpus=4 how four GPUs train together; the effective batch stays the same.
 
-    fit.keep=[optim,precision]   keep these as they are
+    fit.keep=[checkpointing]     keep these as they are
+    fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter is another
     fit.top=5                    how many rows to print
     fit.measure=3                run the first 3 rows on the installed GPU, and print predicted beside measured
 

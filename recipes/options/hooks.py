@@ -64,13 +64,16 @@ class Dimension:
 
     key: "optim", "model.attention". order: among the dimensions, and so in the printed commands. values: what is
     tried; None: every option of the menu, or what the search itself derives. changes_numbers: whether another value
-    changes the numbers that a training computes. not_tried: why fit leaves the chosen option of a configuration out.
+    changes the numbers that a training computes; then fit searches it only where `fit.allow` names it, but for the
+    options that are `alike`: those that compute the same as the chosen one, itself among them. not_tried: why fit
+    leaves the chosen option of a configuration out.
     """
 
     key: str
     order: int
     values: tuple[str, ...] | None = None
     changes_numbers: bool = False
+    alike: Callable[[Config], tuple[str, ...]] | None = None
     not_tried: Callable[[Config], str | None] | None = None
 
 

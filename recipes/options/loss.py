@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from recipes.config import Config
 from recipes.options import adapter, hooks, task
-from recipes.options.hooks import PASSES, Cost, Lever
+from recipes.options.hooks import PASSES, Cost, Dimension, Lever
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,6 +67,6 @@ HOOKS = hooks.register(
         problems=problems,
         transform_model=transform_model,
         memory_levers=memory_levers,
-        not_searched="type loss=chunked for large vocabularies",
+        search=(Dimension("loss", 25),),
     ),
 )

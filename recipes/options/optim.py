@@ -8,6 +8,8 @@ from recipes.config import Config
 from recipes.options import hooks
 from recipes.options.hooks import STEP, Cost, Dimension, Lever
 
+FUSED = ("adamw", "adamw_fused")
+
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
@@ -47,11 +49,16 @@ def not_tried(cfg: Config) -> str | None:
     return None
 
 
+def alike(cfg: Config) -> tuple[str, ...]:
+    """The optimizers that compute what the chosen one does, in other kernels."""
+    return FUSED if cfg.optim.name in FUSED else ()
+
+
 HOOKS = hooks.register(
     "optim",
     hooks.Hooks(
         training_arguments=training_arguments,
         memory_levers=memory_levers,
-        search=(Dimension("optim", 40, changes_numbers=True, not_tried=not_tried),),
+        search=(Dimension("optim", 40, changes_numbers=True, alike=alike, not_tried=not_tried),),
     ),
 )

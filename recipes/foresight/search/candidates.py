@@ -1,8 +1,9 @@
 """The configurations of a search, with the seconds and a lower bound on the memory of each, from extrapolations.
 
-One extrapolation for each precision, mode of parallelism, checkpointing, attention and batch gives the forward and
-backward passes, and one for each precision, mode and optimizer gives the rest of the step. Precisions that differ in
-speed only, and modes that differ only in when FSDP frees gathered weights, share their extrapolations.
+One extrapolation for each precision, mode of parallelism, adapter, checkpointing, attention, loss and batch gives the
+forward and backward passes, and one for each precision, mode, adapter and optimizer gives the rest of the step.
+Precisions that differ in speed only, and modes that differ only in when FSDP frees gathered weights, share their
+extrapolations.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
-CHEAP = ("sgd", "full", "auto")  # the value of a lever in extrapolations that are not about it
+CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it
+
+OF_PASSES = ("checkpointing", "model.attention", "loss")  # levers on which the forward and backward passes depend
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ def candidates_of(
         kept = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
         modes.setdefault((kept.name, kept.strategy), []).append(mode)
     groups = []
-    for shared in itertools.product(precisions.values(), modes.values()):
-        optims = [optim for optim in tried["optim"] if search.possible({"parallelism": shared[1][0], "optim": optim})]
-        if optims:
-            groups.append(_Group(search, tried | {"optim": optims}, *shared, capacity_bytes, workers))
+    for *shared, adapter in itertools.product(precisions.values(), modes.values(), tried["adapter"]):
+        mode = {"parallelism": shared[1][0]}
+        optims = [optim for optim in tried["optim"] if search.possible(mode | {"optim": optim})]
+        if optims and search.possible(mode | {"adapter": adapter}):
+            own = tried | {"optim": optims, "adapter": [adapter]}
+            groups.append(_Group(search, own, *shared, capacity_bytes, workers))
     made = [candidate for group in groups for candidate in group.candidates()]
     results = [future.result() for group in groups for future in group.submitted]
     return made, [why for _, why in results if why], sum(len(chain) for chain, _ in results)
@@ -80,19 +85,18 @@ class _Group:
             mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]
         ]
         batches = tried[space.BATCH]
+        combinations = itertools.product(*(tried[lever] for lever in OF_PASSES))
         self.chains = {
-            (checkpointing, attention): self._submit(
-                {"checkpointing": checkpointing, "model.attention": attention}, batches
-            )
-            for checkpointing in tried["checkpointing"]
-            for attention in tried["model.attention"]
+            values: self._submit(dict(zip(OF_PASSES, values)), batches)
+            for values in combinations
+            if search.possible(dict(zip(OF_PASSES, values)))
         }
         self.steps = {
             optim: self._submit({"optim": optim}, batches[:1])
             for optim in tried["optim"]
             if optim != self.light["optim"]
         }
-        self.steps[self.light["optim"]] = self.chains[self.light["checkpointing"], self.light["model.attention"]]
+        self.steps[self.light["optim"]] = self.chains[tuple(self.light[lever] for lever in OF_PASSES)]
         self.small = {
             checkpointing: self._submit(
                 {"checkpointing": checkpointing, "parallelism": mode}, batches[:1], resharding=True
@@ -117,13 +121,13 @@ class _Group:
         light = steps.get(self.light["optim"])
         if light is None:  # each time is a difference to it
             return
-        for mode, (checkpointing, attention) in itertools.product(self.modes, self.chains):
-            for batch, of_passes in zip(self.tried[space.BATCH], self._passes(mode, checkpointing, attention)):
+        for mode, values in itertools.product(self.modes, self.chains):
+            for batch, of_passes in zip(self.tried[space.BATCH], self._passes(mode, values)):
                 for (index, precision), optim in itertools.product(enumerate(self.precisions), steps):
                     chosen = {
+                        **dict(zip(OF_PASSES, values)),
                         "precision": precision,
-                        "checkpointing": checkpointing,
-                        "model.attention": attention,
+                        "adapter": self.light["adapter"],
                         "optim": optim,
                         "parallelism": mode,
                         space.BATCH: batch,
@@ -136,12 +140,14 @@ class _Group:
                             extrapolation.least_bytes(passes, step),
                         )
 
-    def _passes(self, mode: str | None, checkpointing: str | None, attention: str | None) -> list[list[Extrapolation]]:
-        """The extrapolations of growing batches, one for each precision."""
-        made = self.chains[checkpointing, attention].result()[0]
+    def _passes(self, mode: str | None, values: tuple[str | None, ...]) -> list[list[Extrapolation]]:
+        """The extrapolations of growing batches, one for each precision. values: of OF_PASSES."""
+        made = self.chains[values].result()[0]
         if mode not in self.resharding:
             return made
-        gathered = self.chains[checkpointing, self.light["model.attention"]].result()[0]
+        checkpointing = values[0]
+        light = (checkpointing, *(self.light[lever] for lever in OF_PASSES[1:]))
+        gathered = self.chains[light].result()[0]
         small = self.small[checkpointing].result()[0]
         if not small or not gathered:
             return []

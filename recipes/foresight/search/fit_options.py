@@ -8,15 +8,21 @@ from typing import Any
 from recipes.foresight.search.space import DIMENSIONS
 from recipes.options import suggestions
 
-KEYS = ("fit.top=5", "fit.keep=[optim]", "fit.measure=3", "fit.gpus=4")
+KEYS = ("fit.top=5", "fit.keep=[optim]", "fit.allow=[precision]", "fit.measure=3", "fit.gpus=4")
 LEAST = {"fit.top": 1, "fit.measure": 0, "fit.gpus": 1}  # of the keys that are numbers
+
+
+CHANGING = [key for key, dimension in DIMENSIONS.items() if dimension.changes_numbers]
+# Key that is a list -> what its names are, and which there are.
+LISTS = {"fit.keep": ("Searched", DIMENSIONS), "fit.allow": ("Searched when they are allowed", CHANGING)}
 
 
 @dataclass(frozen=True)
 class Options:
     """What a person asks of the search.
 
-    top: rows to print. keep: levers that are not searched. measure: how many of the rows to run on the installed GPU.
+    top: rows to print. keep: levers that are not searched. allow: levers that change the numbers a training computes,
+    and are searched all the same. measure: how many of the rows to run on the installed GPU.
     gpus: the number of GPUs; over several, parallelism is searched. None: not given.
     """
 
@@ -24,6 +30,7 @@ class Options:
     keep: tuple[str, ...] = ()
     measure: int = 0
     gpus: int | None = None
+    allow: tuple[str, ...] = ()
 
 
 def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
@@ -39,17 +46,19 @@ def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
                 found[key.removeprefix("fit.")] = int(text)
             else:
                 problems.append(f"{override}: must be a whole number, {LEAST[key]} or more.")
-        elif key == "fit.keep":
-            found["keep"] = tuple(filter(None, (name.strip() for name in text.strip("[]").split(","))))
+        elif key in LISTS:
+            names = found[key.removeprefix("fit.")] = tuple(filter(None, map(str.strip, text.strip("[]").split(","))))
+            which, known = LISTS[key]
             problems += [
-                f"fit.keep: {name} is not searched. Searched are {', '.join(DIMENSIONS)}."
-                + suggestions.nearest(name, DIMENSIONS)
-                for name in found["keep"]
-                if name not in DIMENSIONS
+                f"{key}: {name} is not searched. {which} are {', '.join(known)}." + suggestions.nearest(name, known)
+                for name in names
+                if name not in known
             ]
         else:
             problems.append(
                 f"{key}: there is no such key. Fit has {', '.join(KEYS)}."
                 + suggestions.nearest(key, [known.split("=")[0] for known in KEYS])
             )
+    both = set(found.get("keep", ())) & set(found.get("allow", ()))
+    problems += [f"fit.keep and fit.allow both name {name}. Leave it out of one of them." for name in sorted(both)]
     return Options(**found), others, problems

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recipes.config import Config
 from recipes.foresight.search.fit_options import Options
 from recipes.foresight.search.space import (
+    APART,
     BATCH,
     DIMENSIONS,
     MODES,
@@ -103,15 +105,29 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
         if "batch.effective" not in request.given:
             search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
     else:
+        values = _values(search, lever, request)
         mode = request.mode if lever != "parallelism" else []
-        search.values[lever] = _allowed(search, lever, [*request.overrides, *mode, *request.smallest])
+        if values:
+            search.values[lever] = _allowed(search, lever, values, [*request.overrides, *mode, *request.smallest])
+        else:
+            search.pinned[lever] = f"{lever}={now(search.base, lever)}"
+        if DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
+            search.not_allowed.append(lever)
 
 
-def _allowed(search: SearchSpace, lever: str, overrides: list[str]) -> list[str]:
+def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[str]:
+    """The options of a lever that are tried: all, or those that compute the same where it is not allowed to change."""
+    dimension = DIMENSIONS[lever]
+    if dimension.changes_numbers and lever not in request.options.allow:
+        return dimension.alike(search.base) if dimension.alike is not None else ()
+    return dimension.values or menus.options(lever, [CONF])
+
+
+def _allowed(search: SearchSpace, lever: str, values: Sequence[str], overrides: list[str]) -> list[str]:
     """The options of a lever that the GPU and the other overrides allow; the others are noted in search.left_out."""
     allowed, refused = [], {}
     dimension = DIMENSIONS[lever]
-    for value in dimension.values or menus.options(lever, [CONF]):
+    for value in values:
         cfg, _, problems = compose_estimate(*overrides, *search.lever_overrides(lever, value))
         why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
         if why is not None or problems:
@@ -134,6 +150,8 @@ def _exclude(search: SearchSpace) -> None:
         search.excluded |= {(mode, lever, value) for value in refused}
         lines += [f"parallelism={mode.split()[0]} with {line}" for line in _by_reason(lever, refused)]
     search.left_out += dict.fromkeys(lines)
+    if all(value in search.values.get(lever, ()) for lever, value in APART):
+        search.left_out.append(f"{' with '.join(map('='.join, APART))}: what is slower is not tried with everything.")
 
 
 def _by_reason(lever: str, refused: dict[Any, str]) -> list[str]:

@@ -39,11 +39,18 @@ def heading(search: space.SearchSpace) -> str:
     if search.pinned:
         lines.append(f"Kept: {', '.join(dict.fromkeys(search.pinned.values()))}.")
     changing = [key for key, each in space.DIMENSIONS.items() if each.changes_numbers and key in search.values]
+    changing = [key for key in changing if key not in search.not_allowed]
     if changing:
         lines.append(
-            f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are "
-            f"computed; fit.keep=[{','.join(changing)}] keeps "
-            f"{' '.join(f'{lever}={space.now(cfg, lever)}' for lever in changing)}."
+            f"{' and '.join(changing).capitalize()} change{'s' * (len(changing) == 1)} the numbers that are computed, "
+            "as fit.allow asks for."
+        )
+    else:
+        lines.append("All of these compute the same, but for rounding and the random numbers of dropout.")
+    if search.not_allowed:
+        lines.append(
+            f"fit.allow=[{','.join(search.not_allowed)}] also searches what computes something else: "
+            f"{', '.join(search.not_allowed)}."
         )
     return "\n".join(
         [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]

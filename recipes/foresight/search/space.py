@@ -21,6 +21,8 @@ BATCH = "batch.per_device"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
 DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
+# Two values that are not tried together: eager attention is slower and takes more memory, and would double the search.
+APART = (("model.attention", "eager"), ("loss", "chunked"))
 NOT_SEARCHED = ", ".join(
     f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
 )
@@ -33,7 +35,8 @@ class SearchSpace:
     overrides: those of the command line, and those that keep the effective batch constant. base: their configuration,
     resolved. effective: the effective batch. values: lever -> values that are tried. sections: (menu, option) -> that
     section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
-    left_out: what is not tried and why, a line each. excluded: (mode of parallelism, lever, value) that is refused.
+    left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
+    nobody has typed, kept or allowed. excluded: (mode of parallelism, lever, value) that is refused.
     """
 
     overrides: list[str]
@@ -44,6 +47,7 @@ class SearchSpace:
     pinned: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     excluded: set[tuple] = field(default_factory=set)
+    not_allowed: list[str] = field(default_factory=list)
 
     def config(self, chosen: dict[str, Any]) -> Config:
         """The resolved configuration of a choice, without Hydra."""
@@ -72,7 +76,9 @@ class SearchSpace:
         return f"python train.py {shlex.join(self.overrides_of(chosen))}"
 
     def possible(self, chosen: dict[str, Any]) -> bool:
-        """Whether the mode of parallelism of a choice excludes none of its other values."""
+        """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""
+        if all(chosen.get(lever) == value for lever, value in APART):
+            return False
         mode = chosen.get("parallelism")
         return not any((mode, lever, value) in self.excluded for lever, value in chosen.items())
 

@@ -18,6 +18,7 @@ from recipes.options import menus
 from recipes.records import record_file
 
 MIB = 2**20
+ALL = ("precision", "optim", "adapter")
 
 
 # --- what is asked -------------------------------------------------------------------------------------
@@ -28,6 +29,7 @@ MIB = 2**20
     [
         ("fit.kep=[optim]", "Did you mean fit.keep"),
         ("fit.keep=[optm]", "Did you mean optim?"),
+        ("fit.allow=[packing]", "Searched when they are allowed are precision, optim, adapter."),
         ("fit.top=0", "1 or more"),
         ("fit.measure=few", "0 or more"),
         ("fit.gpus=²", "1 or more"),
@@ -63,8 +65,29 @@ def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, s
     assert search is None and any(said in problem for problem in problems)
 
 
-def test_what_is_left_open_is_searched():
+def test_only_what_computes_the_same_is_searched_unless_more_is_allowed():
     search = planned("batch.effective=12")
+    assert search.values == {
+        "checkpointing": ["full", "none", "selective"],
+        "loss": ["chunked", "standard"],
+        "model.attention": ["auto", "eager"],
+        "optim": ["adamw", "adamw_fused"],
+        "batch.per_device": [1, 2, 4],
+    }
+    assert search.pinned == {"precision": "precision=fp32", "adapter": "adapter=none"}
+    assert search.count() == 3 * (2 * 2 - 1) * 2 * 3, "eager attention is tried with the standard loss alone"
+    said = present.heading(search)
+    assert "compute the same" in said and "fit.allow=[precision,optim,adapter] also searches" in said
+    assert planned("optim=sgd").pinned["optim"] == "optim=sgd"
+
+
+def test_a_lever_that_is_both_kept_and_allowed_is_refused():
+    (problem,) = fit_options.read_options(["fit.keep=[optim]", "fit.allow=[optim,adapter]"])[2]
+    assert "optim" in problem and "adapter" not in problem
+
+
+def test_what_is_left_open_and_allowed_is_searched():
+    search = planned("batch.effective=12", allow=ALL)
     assert [*search.values] == [lever for lever in space.DIMENSIONS if lever != "parallelism"] and not search.pinned
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
     assert set(search.values["precision"]) == set(menus.options("precision", [CONF]))
@@ -72,11 +95,14 @@ def test_what_is_left_open_is_searched():
     left = " ".join(line for line in search.left_out if line.startswith("optim="))
     assert all(name in left for name in set(menus.options("optim", [CONF])) - set(search.values["optim"]))
     assert search.values["checkpointing"] == ["full", "none", "selective"]
-    assert search.count() == 5 * 3 * 2 * 6 * 3
+    assert search.values["adapter"] == ["lora", "none", "qlora"]
+    assert search.count() == 5 * 3 * (2 * 2 - 1) * 6 * 3 * 3
+    assert "as fit.allow asks for" in present.heading(search)
 
 
 def test_what_is_typed_or_kept_is_pinned():
-    search = planned("optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", keep=("precision",))
+    words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
+    search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]
     assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", "parallelism"}
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
@@ -88,7 +114,7 @@ def test_the_effective_batch_is_kept_where_only_a_default_says_it():
 
 
 def test_what_the_gpu_lacks_is_left_out_and_said():
-    search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], fit_options.Options())
+    search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], fit_options.Options(allow=ALL))
     assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}
     said = [line.split(": ")[0] for line in search.left_out if "compute capability" in line]
     assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
@@ -105,10 +131,10 @@ def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu)
 
 
 def test_a_choice_is_the_configuration_that_its_command_composes():
-    search = planned("batch.effective=8", "optim=sgd")
+    search = planned("batch.effective=8", "optim=sgd", allow=ALL)
     for chosen in (
         {"precision": "bf16", "checkpointing": "full", "model.attention": "eager", "batch.per_device": 2},
-        {"precision": "tf32", "batch.per_device": 8},
+        {"precision": "tf32", "batch.per_device": 8, "adapter": "qlora", "loss": "chunked"},
     ):
         composed, _, problems = space.compose_estimate(*search.overrides_of(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
@@ -125,6 +151,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
         ("precision=bf16_pure", "optim=sgd", "model.attention=eager"),
         ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
         ("precision=bf16", "checkpointing=selective", "checkpointing.every_n_layers=2", "model.layers=5"),
+        ("precision=bf16", "adapter=qlora", "loss=chunked", "model.vocab=4096"),
     ],
 )
 def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_path):
@@ -166,6 +193,7 @@ def test_it_finds_what_trying_all_finds():
         "launch.memory_limit_gib=0.072",
     )
     search.values["optim"] = ["adamw", "sgd"]
+    search.values["loss"] = ["standard"]
     all_of_them = []
     for values in itertools.product(*search.values.values()):
         chosen = dict(zip(search.values, values))
@@ -242,7 +270,7 @@ def test_the_script_from_the_shell():
         [
             sys.executable,
             str(ROOT / "scripts/fit.py"),
-            *tiny("batch.effective=2", "optim=adamw", "fit.top=2"),
+            *tiny("batch.effective=2", "optim=adamw", "loss=standard", "fit.top=2"),
             "fit.keep=[precision,model.attention]",
         ],
         capture_output=True,
@@ -251,7 +279,7 @@ def test_the_script_from_the_shell():
     )
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert "Searched, 6 configurations: checkpointing (full, none, selective); batch.per_device (1, 2)." in ended.stdout
-    assert "Kept: precision=fp32, model.attention=auto, optim=adamw." in ended.stdout
+    assert "Kept: precision=fp32, loss=standard, model.attention=auto, optim=adamw, adapter=none." in ended.stdout
     assert ended.stdout.count("python train.py") == 2
 
 

@@ -15,7 +15,14 @@ from recipes.foresight.search import fit_options, plan, present, space
 from recipes.machine import host
 from recipes.records import record_file
 
-ALL_ELSE = ("precision", "checkpointing", "model.attention", "optim")  # to keep, where another lever is looked at
+ALL_ELSE = (
+    "precision",
+    "checkpointing",
+    "loss",
+    "model.attention",
+    "adapter",
+    "optim",
+)  # to keep, where another lever is looked at
 FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
 
 
@@ -29,7 +36,7 @@ def refused(*words: str, **options) -> str:
 
 
 def test_several_gpus_are_searched_for_how_they_train_together():
-    search = planned("batch.effective=24", gpus=4)
+    search = planned("batch.effective=24", gpus=4, allow=("precision", "optim", "adapter"))
     assert list(search.values) == list(space.DIMENSIONS) and search.values["parallelism"] == list(space.MODES)
     assert search.values["batch.per_device"] == [1, 2], "the powers of two that divide the share of one"
     for chosen in (
@@ -44,7 +51,8 @@ def test_several_gpus_are_searched_for_how_they_train_together():
 
 @pytest.mark.slow
 def test_what_no_mode_can_do_is_said_once_and_not_tried():
-    search = planned("batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", gpus=2)
+    words = ["batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", "loss=standard"]
+    search = planned(*words, gpus=2, allow=("optim",))
     lines = [line for line in search.left_out if "parallelism=" in line.split(":")[0]]
     assert len(lines) == 1 and "parallelism=fsdp with optim=" in lines[0] and "works on whole weights" in lines[0]
     possible = [dict(zip(search.values, values)) for values in itertools.product(*search.values.values())]
@@ -59,7 +67,8 @@ def test_what_no_mode_can_do_is_said_once_and_not_tried():
 
 @pytest.mark.slow
 def test_what_is_typed_of_parallelism_is_kept():
-    search = planned("parallelism=fsdp", "parallelism.num_processes=8", "batch.effective=16", keep=ALL_ELSE[:3])
+    words = ["parallelism=fsdp", "parallelism.num_processes=8", "batch.effective=16"]
+    search = planned(*words, keep=ALL_ELSE[:-1], allow=("optim",))
     assert "parallelism" not in search.values and set(search.values["optim"]).isdisjoint(FSDP_REFUSES)
     assert search.pinned["parallelism"] == "parallelism=fsdp parallelism.num_processes=8"
     assert search.effective == 16 and search.values["batch.per_device"] == [1, 2]
@@ -119,6 +128,7 @@ def tried():
         "model.feed_forward=1024",
         "optim=adamw",
         "precision=bf16",
+        "loss=standard",
         "model.attention=sdpa",
         "launch.memory_limit_gib=0.09",
         gpus=2,
@@ -189,7 +199,13 @@ def test_it_finds_what_trying_all_finds(tried):
 @pytest.mark.slow
 def test_its_commands_give_what_its_table_says(command, tmp_path):
     search = planned(
-        "batch.effective=8", "precision=bf16", "optim=sgd", "model.attention=sdpa", "checkpointing=none", gpus=4
+        "batch.effective=8",
+        "precision=bf16",
+        "optim=sgd",
+        "loss=standard",
+        "model.attention=sdpa",
+        "checkpointing=none",
+        gpus=4,
     )
     result = searched(search, 6)
     assert {row.chosen["parallelism"] for row in result.rows} == set(space.MODES)
