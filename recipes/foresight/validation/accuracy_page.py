@@ -94,7 +94,20 @@ def _summary_lines(rows: list[Row], keys: list[str]) -> list[str]:
     correlation = rank_correlation((a, b) for a, b in pairs if a is not None and b is not None)
     if correlation is not None:
         lines += ["", f"Rank correlation of the speeds: {correlation:.3f} (aim: over 0.95)."]
+        lines += [f"Within {model}: {value:.3f}." for model, value in _by_model(rows)]
     return lines
+
+
+def _by_model(rows: list[Row]) -> list[tuple[str, float]]:
+    """(model, rank correlation of its speeds) for each model of which several were measured."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        predicted, measured = row.figures("speed")
+        model = next((word for word in row.overrides if word.startswith("model=")), "model")
+        if predicted is not None and measured is not None:
+            pairs.setdefault(model, []).append((predicted, measured))
+    found = ((model, rank_correlation(values)) for model, values in pairs.items())
+    return [(model, value) for model, value in found if value is not None]
 
 
 def _configuration_lines(rows: list[Row], keys: list[str]) -> list[str]:

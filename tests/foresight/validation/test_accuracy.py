@@ -120,3 +120,22 @@ def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_
     }  # nothing ran again
     assert run(seconds=0, records=tmp_path / "none") == 1
     assert "0 of 3 configurations measured" in (tmp_path / "accuracy_cpu.md").read_text()
+
+
+def test_the_page_has_the_rank_correlation_within_each_model():
+    speeds = {"model=a": ((1.0, 2.0), (3.0, 4.0)), "model=b": ((1.0, 4.0), (3.0, 2.0))}
+    rows = [
+        accuracy_page.Row([model, f"batch={measured}"], found(speed=predicted), found(speed=measured))
+        for model, pairs in speeds.items()
+        for predicted, measured in pairs
+    ]
+    text = accuracy_page.page(rows, "CPU")
+    assert "Within model=a: 1.000." in text and "Within model=b: -1.000." in text
+
+
+def test_the_cpu_list_has_forty_configurations_that_compose():
+    rows = accuracy_page.read(accuracy.CONFIGURATIONS.with_name("cpu_configurations.txt"))
+    assert len({tuple(words) for words in rows}) == len(rows) == 40
+    assert len({word for words in rows for word in words if word.startswith("model=")}) == 3
+    for words in rows[::9]:
+        assert compose(*accuracy.JOB, *words, "device=cpu").problems == []
