@@ -10,7 +10,7 @@ from chat import talk, write
 from conftest import compose, small
 from test_data import built, decoded
 
-from recipes.data import packing
+from recipes.data import packing, preview
 from recipes.data.collate import IGNORE_INDEX
 
 RECIPES = ["trainer", "accelerate"]
@@ -60,6 +60,16 @@ def test_packed_rows_hold_the_samples_that_rows_of_their_own_do(talks):
     plain, packed = (built(*words, f"data.packing={packing}") for packing in ("false", "true"))
     assert samples_of(packed) == samples_of(plain) and len(plain.train) == 20
     assert len(packed.train) < 9 and all(len(row["input_ids"]) <= 128 for row in packed.train)
+
+
+def test_a_preview_shows_packed_samples_one_by_one(talks):
+    plain, packed = (built(*told(talks, f"data.packing={packing}")) for packing in ("false", "true"))
+    shown = [
+        sorted(part.partition(":\n")[2] for part in preview.samples(data, 99).split("\n\nsample "))
+        for data in (plain, packed)
+    ]
+    assert shown[0] == shown[1] and len(shown[0]) == 20
+    assert preview.samples(packed, 2).startswith("sample 1 of 20, ")
 
 
 def test_texts_are_kept_apart_and_long_ones_are_several_samples(tmp_path):
