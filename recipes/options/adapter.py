@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.config import Config
 from recipes.machine import host
-from recipes.options import hooks, parallelism, precision
+from recipes.options import hooks, precision
 from recipes.options.hooks import Cost, Dimension, Lever
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
         task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
     )
     try:
-        # peft trains its matrices in 32 bits; FSDP gathers weights of one type only.
-        wrapped = peft.get_peft_model(model, settings, autocast_adapter_dtype=not parallelism.sharded(cfg))  # type: ignore[arg-type]
+        wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
     if bits(cfg):
@@ -171,16 +170,9 @@ def save(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> Non
 
 def warnings(cfg: Config) -> list[str]:
     """A saved adapter is of no use without the weights that it was trained beside."""
-    found = []
-    if is_used(cfg) and parallelism.sharded(cfg) and cfg.precision.name == "bf16_pure":
-        found.append(
-            f"parallelism={cfg.parallelism.name} with precision=bf16_pure trains the adapter in bf16, too: FSDP "
-            "gathers weights of one type. In other modes it is trained in 32 bits."
-        )
     if not is_used(cfg) or cfg.model.pretrained or not cfg.save.final or cfg.save.merge:
-        return found
+        return []
     return [
-        *found,
         f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. Type "
         "model.pretrained= for an adapter that can be used.",
     ]
