@@ -163,8 +163,9 @@ def run_in(
         for line in outcome.warnings:
             display.warn(line)
         outcome = supervise.run(launch.Job(outcome, folder, current_rank()), on_message, source)
-        new_warnings = tracker.finish(outcome)
-    new_warnings += write_page(outcome, folder, None if group is None else folder.parent)
+        new_warnings = write_page(outcome, folder, None if group is None else folder.parent)
+        with run_page.standing_alone(outcome, folder, tracker.takes_page) as page:
+            new_warnings += tracker.finish(outcome, page)
     if new_warnings:
         outcome.warnings += new_warnings
         record_file.write(outcome, folder)
@@ -176,8 +177,10 @@ def run_in(
 def write_page(outcome: record.Record, folder: Path, sweep: Path | None = None) -> list[str]:
     """Write the run's page, which shows its record. Returns a warning where that fails.
 
-    sweep: the folder of the run's sweep.
+    sweep: the folder of the run's sweep. A run that was interrupted gets none: it ends within a second.
     """
+    if outcome.status == "interrupted":
+        return []
     try:
         run_page.write(outcome, folder, sweep)
     except Exception as error:  # the record is complete, and the page can be made from it later

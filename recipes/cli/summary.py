@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.options.model import AUTO
-from recipes.records.record import Estimate, Memory, Record, Speed, shown_status, verdict_of
+from recipes.records.record import Estimate, Memory, Operations, Record, Speed, shown_status, verdict_of
 from recipes.records.run_folder import PAGE_FILES, log_name
 from recipes.units import MIB, PARTS
 
@@ -66,6 +66,8 @@ def _rows(outcome: Record) -> Iterator[Row]:
     if outcome.model is not None and outcome.config.get("adapter", {}).get("name") not in (None, "none"):
         trained, count = outcome.model.trained_parameters or 0, outcome.memory.parameter_count or 1
         yield "Trained parameters", f"{trained:,}", f"{trained / count:.2%} of {count:,}"
+    if outcome.operations is not None:
+        yield from _operation_rows(outcome.operations)
     if outcome.estimate is not None:
         yield from _explanation_rows(outcome.estimate)
     if outcome.memory.host_peak_rss_bytes is not None:
@@ -179,6 +181,24 @@ def _tensor_rows(memory: Memory) -> Iterator[Row]:
         total = f"{memory.all_ranks_bytes['peak_tensor_bytes'] / MIB:.1f} MiB"
         note = f"{len(memory.per_rank)} ranks; the figures above are of the one that takes most"
         yield "All ranks together", total, note
+
+
+def _operation_rows(operations: Operations) -> Iterator[Row]:
+    """The groups of operations of one step, with their shares of its time and arithmetic."""
+    rows = operations.groups
+    seconds, flops = sum(row["seconds"] or 0 for row in rows), sum(row["flops"] for row in rows) or 1
+    how = {"predicted": "predicted", "cuda": "of the kernels", "cpu": "of the calls"}.get(operations.seconds_from or "")
+    by_phase = {}
+    for row in rows:
+        by_phase[row["phase"]] = by_phase.get(row["phase"], 0) + (row["seconds"] or 0)
+    phases = ", ".join(f"{phase} {share / seconds:.0%}" for phase, share in by_phase.items()) if seconds else ""
+    yield "Operations of a step", f"{seconds * 1000:.2f} ms" if seconds else "", ", ".join(filter(None, [how, phases]))
+    for group in dict.fromkeys(row["group"] for row in rows):
+        own = [row for row in rows if row["group"] == group]
+        time, done = sum(row["seconds"] or 0 for row in own), sum(row["flops"] for row in own)
+        share = f"{time / seconds:.1%} of the time, " if seconds else ""
+        note = f"{share}{done / flops:.2%} of the FLOPs, {sum(row['calls'] for row in own):,} calls"
+        yield f"  {group}", f"{time * 1000:.2f} ms" if seconds else "", note
 
 
 def _explanation_rows(estimate: Estimate) -> Iterator[Row]:

@@ -16,10 +16,12 @@ from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.jobs import post_mortem, run_lock
 from recipes.options import compose, hydra_errors, objective, resume
+from recipes.options import tracker as tracker_options
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record_file
 from recipes.records.record import Record
-from recipes.report import report
+from recipes.report import read, report
+from recipes.report.page import sweep_page
 from recipes.tracking import trackers
 
 BASIC_SWEEPER = "BasicSweeper"  # Hydra's own, which compares nothing
@@ -145,8 +147,14 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
 def send_report(jobs: list[dict], folder: Path, pictures: list[Path]) -> list[str]:
     """Send the sweep's table and pictures to the tracker of its jobs. Returns lines for the screen."""
     cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
+    page = None
+    if tracker_options.sends(cfg):
+        page = folder / ".whole-page.html"
+        page.write_text(sweep_page.whole(report.compare(read.read_all([folder])[0])), encoding="utf-8")
     try:
-        warnings, line = trackers.finish_sweep(cfg, folder.name, folder, folder / "results.csv", pictures)
+        warnings, line = trackers.finish_sweep(cfg, folder.name, folder, folder / "results.csv", pictures, page)
     finally:
         trackers.close()
+        if page is not None:
+            page.unlink(missing_ok=True)
     return [f"warning: {text}" for text in warnings] + [line] * bool(line)

@@ -50,6 +50,7 @@ class Save:
 class Measure:
     warmup_steps: int = at_least(0)
     ledger: bool = UNSET
+    operations: bool = key(identity=(RUN,))
     repeats: int = at_least(1, identity=())
     repeat: int = at_least(0, identity=(RUN,))
 

@@ -12,6 +12,7 @@ from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import explain, prediction, simulation
 from recipes.foresight.simulation import SimulatedStep
+from recipes.foresight.speed import anatomy
 from recipes.machine import host
 from recipes.measure.timeline import timeline
 from recipes.records import step_file
@@ -37,7 +38,7 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
             "(train.max_steps=5); the record has the same figures, measured."
         ) from error
     prediction.fill(cfg, outcome, simulated)
-    _write_step_file(outcome, simulated, folder)
+    _write_step_file(cfg, outcome, simulated, folder)
     if cfg.estimate.explain:
         progress.enter("load", "trying levers")
         _explain(cfg, outcome, simulated, folder)
@@ -45,12 +46,16 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
         outcome.estimate.seconds = time.perf_counter() - start
 
 
-def _write_step_file(outcome: Record, simulated: SimulatedStep, folder: Path) -> None:
-    """Write what the estimate's page shows of the step."""
+def _write_step_file(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path) -> None:
+    """Enter the operations of the step into the record, and write what the estimate's page shows of it."""
     trace = simulated.trace
     assert trace.origins is not None, "the trace was recorded without origins"
+    gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.cpu_offload else None
+    operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
+    outcome.operations = operations.summary
+    shown = {"rank": 0, "timeline": timeline(trace.log, trace.origins), "operations": operations.details}
     try:
-        step_file.write({"rank": 0, "timeline": timeline(trace.log, trace.origins)}, folder)
+        step_file.write(shown, folder)
     except OSError as error:
         outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
 

@@ -20,6 +20,7 @@ from recipes.checkpoint import newest, saver, stop_request
 from recipes.config import Config
 from recipes.data import preview
 from recipes.errors import Refusal
+from recipes.foresight.speed import measured_operations
 from recipes.jobs import launch
 from recipes.machine import host, nvml, worker_environment
 from recipes.measure import device_memory, memory_breakdown
@@ -112,7 +113,7 @@ class TrainingRun:
             self.record.status = "preempted"
             return
         self.record.status = "ok"
-        self._count_memory()
+        self._measure_step()
 
     def _load(self) -> None:
         """Build data, model and optimizer."""
@@ -202,9 +203,13 @@ class TrainingRun:
             return False
         return True
 
-    def _count_memory(self) -> None:
-        """Run one more step under the memory ledger, and collect the figures of all ranks."""
+    def _measure_step(self) -> None:
+        """Run one more step under the memory ledger and another under the profiler, as the configuration says.
+
+        Collects the figures of all ranks.
+        """
         memory = self.record.memory
+        shown: dict[str, Any] = {}  # on the run's page
         if self.cfg.measure.ledger:
             memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
             if self.rank_info.is_main and self.folder is not None:
@@ -212,12 +217,14 @@ class TrainingRun:
                 with contextlib.suppress(OSError):
                     record_file.write(self.record, self.folder)
             self.progress.enter("count", "counting memory")
-            keeps = self.rank_info.is_main and self.folder is not None
-            memory_timeline = memory_breakdown.count(
-                self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=keeps
+            shown["timeline"] = memory_breakdown.count(
+                self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=self.rank_info.is_main
             )
-            if memory_timeline is not None and self.folder is not None:
-                self._write_step_file({"rank": 0, "timeline": memory_timeline})
+        if self.cfg.measure.operations:
+            self.progress.enter("count", "timing operations")
+            shown["operations"] = measured_operations.enter(self.cfg, self.record, self.loop, self.progress)
+        if self.rank_info.is_main and self.folder is not None and any(shown.values()):
+            self._write_step_file({"rank": 0} | shown)
         memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
         if self.rank_info.world_size > 1:
             memory_breakdown.take_largest(memory)

@@ -7,7 +7,8 @@ interface, because a second mode would double the overhead of every operation.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -40,11 +41,14 @@ class OpObserver(Protocol):
 
 
 class OpObserverMode(DispatchMode):
-    """Inside `with OpObserverMode(observer):` the observer receives the operations of this thread's device."""
+    """Inside `with OpObserverMode(observer):` the observer receives the operations of this thread's device.
 
-    def __init__(self, observer: OpObserver):
+    around: makes the context in which each operation runs.
+    """
+
+    def __init__(self, observer: OpObserver, around: Callable[[], AbstractContextManager] | None = None):
         super().__init__()
-        self.observer = observer
+        self.observer, self.around = observer, around
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -56,7 +60,8 @@ class OpObserverMode(DispatchMode):
         self.observer.before(func, tensors_in(args) + tensors_in(kwargs.values()))
         compound = compound_ops.parts_of(func)
         if compound is None:
-            result = func(*args, **kwargs)
+            with self.around() if self.around else nullcontext():
+                result = func(*args, **kwargs)
         else:
             with dispatching_to(self):
                 result = compound(*args, **kwargs)

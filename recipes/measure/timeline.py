@@ -26,7 +26,7 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
     are not listed, because there are more than `most_blocks`: the moments, and the bytes of each kind at them; a value
     holds until the next moment. The peak is among the moments.
     """
-    start, events = log.step_start, log.events
+    start, events = _first_moment(log), log.events
     lives: dict[int, list] = {}  # id of an entry -> [start, end, entry]
     moments = len(events) - start + 1
     for index, (entry, sign) in enumerate(events):
@@ -48,7 +48,7 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
     return {
         "moments": moments,
         "kinds": list(KINDS),
-        "phases": _phases(log),
+        "phases": _phases(log, start),
         "peak": peak,
         "names": list(names),
         "blocks": blocks,
@@ -56,10 +56,19 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
     }
 
 
-def _phases(log: StorageLog) -> list[tuple[int, str]]:
-    """(first moment, name) of each phase of the step."""
+def _first_moment(log: StorageLog) -> int:
+    """The index of the first event of the last step that is more than the notice of a tensor that was there before."""
+    for index in range(log.step_start, len(log.events)):
+        entry, sign = log.events[index]
+        if sign < 0 or not entry.preexisting:
+            return index
+    return len(log.events)
+
+
+def _phases(log: StorageLog, start: int) -> list[tuple[int, str]]:
+    """(first moment, name) of each phase of the step, whose first event is `start`."""
     phases: list[tuple[int, str]] = []
-    for moment, (entry, sign) in enumerate(log.events[log.step_start :], 1):
+    for moment, (entry, sign) in enumerate(log.events[start:], 1):
         if sign > 0 and not entry.preexisting and (not phases or phases[-1][1] != entry.phase):
             phases.append((moment if phases else 0, entry.phase))
     return phases

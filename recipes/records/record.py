@@ -130,6 +130,23 @@ def verdict_of(estimate: Estimate) -> str:
     return estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT)
 
 
+OPERATION_GROUPS = ("contractions", "normalisations", "element-wise", "optimizer", "communication", "copies")
+
+
+@dataclass
+class Operations:
+    """The operations of one optimizer step of rank 0: predicted, or with measure.operations=true measured.
+
+    groups: group (contractions, normalisations, element-wise, optimizer, communication, copies), phase (forward,
+    backward, step), calls, flops, bytes and seconds. largest: the operations of most seconds, with name, module, group,
+    phase, bound_by (arithmetic, memory or launches) and the same figures.
+    """
+
+    seconds_from: str | None  # predicted; cuda (of the kernels); cpu (of the calls); null: no seconds are known
+    groups: list[dict] = field(default_factory=list)
+    largest: list[dict] = field(default_factory=list)
+
+
 @dataclass
 class Error:
     """Why a job did not end ok. rank: the first process that failed."""
@@ -159,6 +176,7 @@ class Record:
     memory: Memory = field(default_factory=Memory)
     error: Error | None = None
     estimate: Estimate | None = None
+    operations: Operations | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -18,6 +18,7 @@ from recipes.records.record import (
     Evaluation,
     Memory,
     Model,
+    Operations,
     Record,
     Speed,
     Training,
@@ -35,6 +36,7 @@ PARTS: dict[str, type] = {
     "memory": Memory,
     "error": Error,
     "estimate": Estimate,
+    "operations": Operations,
 }
 
 

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from recipes.records import record_file
-from recipes.records.record import Error, Evaluation, Record
+from recipes.records.record import OPERATION_GROUPS, Error, Evaluation, Record
 from recipes.report.rows import Row, Table
 
 
@@ -41,6 +41,7 @@ def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
         | _single_values(run.training)
         | _single_values(run.speed)
         | _single_values(run.memory)
+        | _seconds_of_groups(run)
         | {f"evaluation_{key}": value for key, value in _single_values(run.evaluation).items()}
         | {key: run.environment.get(key) for key in ("device_name", "jobs_at_once", "started_at")}
         | {
@@ -50,6 +51,16 @@ def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
             "error_hint": error.hint,
         }
     )
+
+
+def _seconds_of_groups(run: Record) -> dict[str, float | None]:
+    """The seconds of each group of operations in one step; None where they were not measured or predicted."""
+    seconds: dict[str, float | None] = {f"{group.replace('-', '_')}_seconds": None for group in OPERATION_GROUPS}
+    for row in run.operations.groups if run.operations else ():
+        key = f"{str(row.get('group')).replace('-', '_')}_seconds"
+        if key in seconds and isinstance(row.get("seconds"), int | float):
+            seconds[key] = (seconds[key] or 0) + row["seconds"]
+    return seconds
 
 
 def _single_values(part: Any) -> dict[str, Any]:

@@ -35,12 +35,13 @@ class Tracker:
     """
 
     line = ""
+    takes_page = False  # whether `finish` wants the run's page
 
     def on_message(self, message: Message) -> None:
         """Handle a message of the worker. Never waits."""
 
-    def finish(self, outcome: Record) -> list[str]:
-        """The job is over. Returns warnings, a line each; raises nothing but KeyboardInterrupt."""
+    def finish(self, outcome: Record, page: Path | None = None) -> list[str]:
+        """The job is over. Returns warnings, a line each; raises nothing but KeyboardInterrupt. page: as one file."""
         return []
 
 
@@ -49,7 +50,8 @@ class ProcessTracker(Tracker):
 
     def __init__(self, job: Job):
         self.job, self.seconds = job, job.settings["finish_seconds"]
-        self.label = importlib.import_module(f"recipes.tracking.{job.tracker}_run").LABEL
+        module = importlib.import_module(f"recipes.tracking.{job.tracker}_run")
+        self.label, self.takes_page = module.LABEL, module.TAKES_PAGE
         self.where, self.local, self.send_later = "", True, ""  # what the process says of the run once it has begun
         self.troubles: list[str] = []
         self.process: TrackerProcess | None = None
@@ -63,9 +65,10 @@ class ProcessTracker(Tracker):
         if isinstance(message, StepsDone) and self.process:
             self.process.tell_of_steps()
 
-    def finish(self, outcome: Record) -> list[str]:
+    def finish(self, outcome: Record, page: Path | None = None) -> list[str]:
         exit_code = 0 if outcome.status in ("ok", "preempted") else 1
-        return self.end(Result(summary(outcome), exit_code), outcome.status == "interrupted")
+        result = Result(summary(outcome), exit_code, page=None if page is None else str(page.absolute()))
+        return self.end(result, outcome.status == "interrupted")
 
     def end(self, result: Result, at_once: bool = False) -> list[str]:
         """Send the result, and wait until the tracker has everything, as long as the option says."""

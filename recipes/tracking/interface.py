@@ -3,6 +3,7 @@
 `recipes/tracking/<option>_run.py` of an option of the menu `tracker` has
 
     LABEL, PACKAGE            its name on the screen; the package to install
+    TAKES_PAGE                whether it can hold the page of a run
     HAS_SWEEP_RUN             whether a sweep has a run of its own, with its table and pictures
     open_run(job, say)        begins a run; called in the tracker's process, where the package may be imported
     sweep_line(folder)        what to type to look at a sweep, or to send it; "" for nothing. Imports no package
@@ -36,12 +37,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. summary: flat. table: a CSV file of a sweep. pictures: PNG files of a sweep."""
+    """What a run came to. summary: flat. table: a CSV file of a sweep. pictures: PNG files of a sweep.
+
+    page: a page (HTML) that stands alone; it is removed when the run has ended.
+    """
 
     summary: dict[str, Any]
     exit_code: int
     table: str | None = None
     pictures: list[str] = field(default_factory=list)
+    page: str | None = None
 
 
 class Run(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 from recipes.tracking.interface import Job, Result, Say, flat, numbers
 
 LABEL, PACKAGE, HAS_SWEEP_RUN = "MLflow", "mlflow", False
+TAKES_PAGE = False
 REMOTE = ("http", "databricks")
 PARAMETERS_AT_ONCE, LONGEST_PARAMETER = 100, 6000  # MLflow's bounds
 

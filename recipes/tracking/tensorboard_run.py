@@ -8,6 +8,7 @@ from pathlib import Path
 from recipes.tracking.interface import Job, Result, Say, numbers
 
 LABEL, PACKAGE, HAS_SWEEP_RUN = "TensorBoard", "tensorboard", False
+TAKES_PAGE = False
 FOLDER = "tensorboard"  # in the run's folder
 
 

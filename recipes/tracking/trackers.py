@@ -42,10 +42,10 @@ def open_tracker(
 
 
 def finish_sweep(
-    cfg: Config, group: str, folder: Path, table: Path, pictures: Sequence[Path] = ()
+    cfg: Config, group: str, folder: Path, table: Path, pictures: Sequence[Path] = (), page: Path | None = None
 ) -> tuple[list[str], str]:
-    """End a sweep: its table (a CSV file) and its pictures go to the tracker, as the run 'sweep <group>' where it can
-    hold them.
+    """End a sweep: its table (a CSV file), its pictures and its page (one file) go to the tracker, as the run
+    'sweep <group>' where it can hold them.
 
     folder: the sweep's, where the tracker's files of this run go. Returns (warnings, a line each; what to type to see
     or to send all jobs, or "").
@@ -56,7 +56,8 @@ def finish_sweep(
     if module.HAS_SWEEP_RUN:
         tracker = ProcessTracker(_job(cfg, folder, f"sweep {group}", "sweep", group, {}))
         files = [str(Path(picture).absolute()) for picture in pictures]
-        warnings = tracker.end(Result({}, 0, str(Path(table).absolute()), files))
+        held = str(page.absolute()) if page is not None and tracker.takes_page else None
+        warnings = tracker.end(Result({}, 0, str(Path(table).absolute()), files, held))
     line = module.sweep_line(Path(folder).absolute())
     return warnings, f"{module.LABEL}: {line}" if line else ""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from recipes.tracking.interface import Job, Result, Say, flat, numbers
 
 LABEL, PACKAGE, HAS_SWEEP_RUN = "Trackio", "trackio", False
+TAKES_PAGE = False
 
 
 def open_run(job: Job, say: Say) -> TrackioRun:

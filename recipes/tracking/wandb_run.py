@@ -17,6 +17,7 @@ from recipes.tracking.process import reason
 from recipes.units import MIB
 
 LABEL, PACKAGE, HAS_SWEEP_RUN = "W&B", "wandb", True
+TAKES_PAGE = True
 SPARE_BYTES = MIB  # with less than this on the disk, W&B's files may have lost their end in silence
 LONGEST_NAME = 128
 
@@ -107,6 +108,8 @@ class WandbRun:
                 extra["results"] = read_table(Path(result.table))
             if extra:
                 self.run.log(extra)
+            if result.page:
+                self._log_page(Path(result.page))
             self.run.finish(exit_code=result.exit_code)
         finally:
             stop_service()
@@ -116,6 +119,16 @@ class WandbRun:
             level, _, text = line.removeprefix("wandb: ").partition(" ")
             if level in ("WARNING", "ERROR"):
                 self.say.trouble(reason(text))
+
+    def _log_page(self, page: Path) -> None:
+        """Log a page as an artifact: its own view in W&B shows the file in the browser."""
+        import wandb
+
+        kept = Path(self.run.dir).parent / "page.html"  # W&B reads it later, and `wandb sync` again
+        shutil.copyfile(page, kept)
+        artifact = wandb.Artifact(f"page-{self.run.id}", type="page")
+        artifact.add_file(str(kept), name="page.html", policy="immutable")
+        self.run.log_artifact(artifact)
 
 
 def quiet_settings(seconds: float) -> dict[str, Any]:

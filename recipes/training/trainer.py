@@ -147,6 +147,8 @@ class Loop:
         self.args.max_steps = 1
         self.bare_model.train()
         self.trainer.under_ledger, self.trainer.steps_before = True, 0
-        self.trainer.add_callback(LedgerCallback(ledger))
+        callback = LedgerCallback(ledger)
+        self.trainer.add_callback(callback)
         self.trainer.train()
+        self.trainer.remove_callback(callback)
         return int(self.trainer.step_size[1])

@@ -33,13 +33,14 @@ def bytes_at(found, moment):
 
 
 def live_bytes(log):
-    """The live bytes after each event of the last step, and before it."""
-    now, sums = 0, []
+    """The live bytes before and after each event of the last step; before: with all tensors that were there."""
+    now, sums, began = 0, [], False
     for index, (entry, sign) in enumerate(log.events):
-        if index == log.step_start:
+        began = began or (index >= log.step_start and not entry.preexisting)
+        if began and not sums:
             sums = [now]
         now += sign * entry.bytes
-        if index >= log.step_start:
+        if began:
             sums.append(now)
     return sums
 
@@ -51,8 +52,11 @@ def test_the_blocks_sum_to_the_ledgers_bytes(most_blocks):
     assert sum(at_peak.values()) == parts["peak_tensor_bytes"]
     assert at_peak["activations"] == parts["activations_bytes"] and at_peak["optimizer"] == parts["optimizer_bytes"]
     assert len(found["blocks"]["start"]) <= max(most_blocks, 0) or most_blocks == 1000
+    at_beginning = [kind for kind, size in zip(KINDS, bytes_at(found, 0)) if size]
+    at_beginning = sorted(at_beginning, key=["parameters", "optimizer", "other"].index)
     sums = [sum(bytes_at(found, moment)) for moment in range(found["moments"])]
     assert sums == live_bytes(ledger.log)[: len(sums)]  # what is freed later is no part of the step
+    assert at_beginning == ["parameters", "optimizer", "other"]  # the inputs: all were there before the step
     assert json.loads(json.dumps(found))["names"] == found["names"]
 
 

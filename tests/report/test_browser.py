@@ -14,7 +14,7 @@ from made_up_records import job, put, sixty
 
 from recipes.measure.memory_attribution import KINDS
 from recipes.records import record_file, step_file
-from recipes.records.record import Error, Estimate
+from recipes.records.record import Error, Estimate, Operations
 from recipes.report import report
 from recipes.report.page import run_page, sweep_page
 from recipes.report.rows import table
@@ -165,6 +165,26 @@ def test_an_estimate_says_first_whether_it_fits(opened, tmp_path):
     assert said.startswith("Does not fit: 6.00 GiB are missing") and "Try optim=sgd." in said and "24.0 GiB" in said
     assert page.locator("#verdict .capacity").count() == 1
     assert page.locator("#verdict").bounding_box()["y"] < 200
+
+
+def test_the_operations_of_a_step(opened, tmp_path):
+    found = job()
+    row = {"calls": 4, "flops": 10**9, "bytes": 10**6, "seconds": 0.003}
+    groups = [row | {"group": "contractions", "phase": phase} for phase in ("forward", "backward")]
+    groups.append(row | {"group": "copies", "phase": "forward", "flops": 0, "seconds": 0.002})
+    found.operations = Operations("cpu", groups)
+    path = a_run(tmp_path / "run", found)
+    rows = [row | {"group": "contractions", "phase": "forward", "module": HOSTILE, "name": "mm", "bound_by": None}]
+    layers = [[f"layers.{n}", "forward", "contractions", 0.001] for n in range(3)]
+    shown = {"rank": 0, "timeline": timeline(), "operations": {"rows": rows, "layers": layers}}
+    step_file.write(shown, path.parent)
+    page = opened(run_page.write(found, path.parent))
+    page.wait_for_selector("#operations canvas")
+    page.wait_for_selector("#layers canvas")
+    card = page.locator("section", has_text="Operations of one step")
+    assert "75.0 %" in card.inner_text() and "[object" not in page.inner_text("main")
+    card.locator("summary").click()
+    assert HOSTILE in card.inner_text() and page.errors == [] and page.evaluate("window.hostile") is None
 
 
 def test_names_from_a_record_do_nothing(opened, tmp_path):

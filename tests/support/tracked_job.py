@@ -90,11 +90,11 @@ class Job:
         write_steps(folder)
         self.tracker.on_message(StepsDone(len(LOSSES), LOSSES[-1], 1.0))
 
-    def finish(self, status: str = "ok") -> list[str]:
+    def finish(self, status: str = "ok", page: Path | None = None) -> list[str]:
         """The warnings. What the job came to is as it was."""
         outcome = record(status)
         start = time.monotonic()
-        warnings = self.tracker.finish(outcome)
+        warnings = self.tracker.finish(outcome, page)
         self.seconds = time.monotonic() - start
         assert outcome == record(status)
         assert self.group or marked(os.environ["HEADROOM_TEST_MARK"]) == []

@@ -221,6 +221,21 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
     assert "Would sync 1 run" in wandb_says(*shlex.split(command), "--dry-run")
 
 
+def test_the_page_goes_along_and_the_sweeps_too(tmp_path):
+    """Kept beside W&B's own files, since the parent removes its own: `wandb sync` sends it later."""
+    page, table = tmp_path / "whole.html", tmp_path / "results.csv"
+    page.write_text("<!doctype html>")
+    table.write_text("status\nok\n")
+    job = Job(tmp_path / "job", mode="offline")
+    assert job.tracker.takes_page and job.finish(page=page) == []
+    assert trackers.finish_sweep(cfg(mode="offline"), "s", tmp_path, table, [], page)[0] == []
+    page.unlink()
+    for folder in (job.folder, tmp_path):
+        (run,) = folder.glob("wandb/offline-run-*")
+        assert (run / "page.html").read_text() == "<!doctype html>"
+        assert any(b"page.html" in file.read_bytes() for file in run.glob("*.wandb"))
+
+
 def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)

@@ -83,7 +83,8 @@ class OpTrace:
         tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
         # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
         caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase
-        tally.add(func, args, kwargs, result, phase, signature, caller)
+        module = None if self.origins is None else self.origins.module
+        tally.add(func, args, kwargs, result, phase, signature, caller, module)
         if self.fake.capability is not None:
             self._add_workspace(func, args, phase)
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
@@ -168,14 +169,16 @@ class OpTrace:
         whole = Tally(
             {phase: Counter(counts) for phase, counts in self.tally.counts.items()},
             Counter(self.tally.calls),
+            {phase: Counter(places) for phase, places in self.tally.places.items()},
             set(self.tally.unknown),
         )
         for index, tally in enumerate(self.passes):
             times = 1 + (micro_batches - len(self.passes)) * (index == repeated)
-            for phase, counts in tally.counts.items():
-                into = whole.counts.setdefault(phase, Counter())
-                for operation, count in counts.items():
-                    into[operation] += count * times
+            for sums, parts in ((whole.counts, tally.counts), (whole.places, tally.places)):
+                for phase, counts in parts.items():
+                    into = sums.setdefault(phase, Counter())
+                    for key, count in counts.items():
+                        into[key] += count * times
             for phase, calls in tally.calls.items():
                 whole.calls[phase] += calls * times
             whole.unknown |= tally.unknown

@@ -65,6 +65,7 @@ class Operation:
     shape: tuple[int, ...] = ()
     in_place: bool = False
     layout: str = ""
+    elements: int = field(default=0, compare=False)  # of its largest tensor
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,26 @@ class Tally:
 
     counts: dict[str, Counter] = field(default_factory=dict)  # phase -> operation -> calls
     calls: Counter = field(default_factory=Counter)  # phase -> calls by the host
+    places: dict[str, Counter] = field(default_factory=dict)  # phase -> (module, operation) -> calls; where known
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
 
     def add(
-        self, func: Any, args: Sequence, kwargs: Mapping, result: Any, phase: str, signature: Hashable, caller: str = ""
+        self,
+        func: Any,
+        args: Sequence,
+        kwargs: Mapping,
+        result: Any,
+        phase: str,
+        signature: Hashable,
+        caller: str = "",
+        module: str | None = None,
     ) -> None:
         """Count one dispatched operation.
 
         func: the OpOverload. phase: forward | backward | step. signature: equal for calls that are classified alike
-        (`op_cache.call_signature`). caller: the phase whose calls cost the host as much, where it is another.
+        (`op_cache.call_signature`). caller: the phase whose calls cost the host as much, where it is another. module: the
+        name of the module that runs, where it is known.
         """
         op_class = _class_of(func)
         if op_class is None:
@@ -108,6 +119,8 @@ class Tally:
         if phase not in self.counts:
             self.counts[phase] = Counter()
         self.counts[phase][operation] += 1
+        if module is not None:
+            self.places.setdefault(phase, Counter())[module, operation] += 1
 
     def put(self, operation: Operation, phase: str, times: int = 1) -> None:
         """Count an operation that was not dispatched."""
@@ -142,7 +155,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
         dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
     in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
     kernels, layout = _kernels(op_class, args), _layout(op_class, args)
-    return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, in_place, layout)
+    elements = max((tensor.numel() for tensor in inputs + outputs), default=0)
+    return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, in_place, layout, elements)
 
 
 @functools.cache

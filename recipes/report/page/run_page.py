@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from recipes.report.page import embed, settings
 from recipes.units import GIB
 
 PAGE, DATA = "page.html", "page-data.js"
-SCRIPTS = ("common.js", "timeline.js", "run.js")
+SCRIPTS = ("common.js", "timeline.js", "operations.js", "run.js")
 START = "run-start.js"
 MOST_STEPS = 2_000  # of a long run: losses and times that its page draws
 MOST_STEPS_BYTES = 2**27  # of steps.jsonl
@@ -62,6 +64,21 @@ def whole(found: Record, folder: Path) -> str:
     return embed.page("run.html", _title(found), SCRIPTS, _script(found, data(found, folder)), START, None)
 
 
+@contextlib.contextmanager
+def standing_alone(found: Record, folder: Path, wanted: bool) -> Iterator[Path | None]:
+    """A file with the page as one text, inside the block alone. None where it is not wanted, or cannot be made."""
+    path = Path(folder, f".whole-{PAGE}")
+    made = False
+    if wanted and found.status != "interrupted":
+        with contextlib.suppress(Exception):  # `write` has said why
+            atomic_file.write(path, whole(found, folder).encode())
+            made = True
+    try:
+        yield path if made else None
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def _title(found: Record) -> str:
     model = found.config.get("model") or {}
     return f"{model.get('pretrained') or model.get('name')} on {found.environment.get('device_name')}: {found.status}"
@@ -93,10 +110,10 @@ def data(found: Record, folder: Path) -> dict[str, Any]:
 
 
 def _capacity(found: Record) -> int | None:
-    """What an estimate's GPU has for tensors: without the context, and at most launch.memory_limit_gib."""
+    """What an estimate's GPU has for tensors: without the context and NCCL, and at most launch.memory_limit_gib."""
     if found.estimate is None:
         return None
-    free = found.estimate.capacity_bytes - (found.memory.context_bytes or 0)
+    free = found.estimate.capacity_bytes - (found.memory.context_bytes or 0) - (found.memory.nccl_bytes or 0)
     limit = (found.config.get("launch") or {}).get("memory_limit_gib")
     return free if limit is None else min(free, int(limit * GIB))
 

@@ -94,9 +94,21 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
         "fits": fit.fits if fit else None,
         "margin": fit.margin_bytes if fit else None,
         "capacity": fit.capacity_bytes if fit else None,
+        "groups": _shares(row.runs[0]),
         "note": " ".join(row.notes),
         "runs": [_links(run, target, folders.get(id(run))) for run in row.runs],
     }
+
+
+def _shares(run: Record) -> dict[str, float] | None:
+    """The share of each group of operations in the time of all; of a row's first run."""
+    rows = run.operations.groups if run.operations else []
+    seconds: dict[str, float] = {}
+    for row in rows:
+        if isinstance(row.get("seconds"), int | float):
+            seconds[str(row.get("group"))] = seconds.get(str(row.get("group")), 0.0) + row["seconds"]
+    whole = sum(seconds.values())
+    return {group: value / whole for group, value in seconds.items()} if whole else None
 
 
 def _range(spread: Spread | None) -> list[float] | None:

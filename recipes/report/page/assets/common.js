@@ -12,7 +12,7 @@ function h(tag, attributes, ...children) {
     else if (value === true) made.setAttribute(key, "");
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, String(value));
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined && child !== "") {
       made.append(child instanceof Node ? child : String(child));
     }

@@ -100,9 +100,9 @@ function partsBar(record, capacity) {
   const known = [["parameters", "parameters"], ["optimizer", "optimizer"], ["gradients", "gradients"], ["activations", "activations"], ["other", "other"]];
   for (const [part, field] of known) entries.push([partOf(part).colour, part === "parameters" ? "weights, with copies" : partOf(part).name, memory[field + "_bytes"] || 0]);
   if (memory.device_used_bytes) {
-    const context = memory.context_bytes || 0;
-    entries.push(["#5B6770", "CUDA context", context]);
-    entries.push(["repeating-linear-gradient(45deg,#5B6770,#5B6770 3px,#9AA0A6 3px,#9AA0A6 6px)", "allocator, beyond tensors", Math.max(0, memory.device_used_bytes - context - memory.peak_tensor_bytes)]);
+    const context = memory.context_bytes || 0, nccl = memory.nccl_bytes || 0;
+    entries.push(["#5B6770", "CUDA context", context], ["#D55E00", "NCCL’s buffers", nccl]);
+    entries.push(["repeating-linear-gradient(45deg,#5B6770,#5B6770 3px,#9AA0A6 3px,#9AA0A6 6px)", "allocator, beyond tensors", Math.max(0, memory.device_used_bytes - context - nccl - memory.peak_tensor_bytes)]);
   }
   const used = entries.reduce((sum, entry) => sum + entry[2], 0), whole = Math.max(used, capacity || 0);
   const shown = entries.filter((entry) => entry[2] > 0);

@@ -133,9 +133,8 @@ function paretoCard(sweep, state, redraw) {
     const rows = state.shown.filter(good), best = front(rows), values = valuesOf(sweep.rows, state.colour);
     const style = (row) => Math.min(values.indexOf(row.label[state.colour] ?? "–"), 7);
     const most = Math.max(1, ...rows.map((row) => row.memory)), least = Math.min(most, ...rows.map((row) => row.memory));
-    const x = byteAxis(colours, most + (most - least) * 0.08 + most * 0.01, { name: sweep.memory_name + ", less is better", nameGap: 30 });
-    if (least > most / 2) Object.assign(x, { min: Math.max(0, least - (most - least) * 0.1 - most * 0.01), interval: undefined, max: most + (most - least) * 0.1 + most * 0.01 });
-    x.axisLabel.showMinLabel = false;
+    const room = (most - least) * 0.08 + most * 0.01;
+    const x = byteAxis(colours, most + room, { name: sweep.memory_name + ", less is better", nameGap: 30 }, least > most / 2 ? least - room : 0);
     return base(colours, { grid: { left: 62, right: 24, top: 30, bottom: 56 }, xAxis: x,
       yAxis: axis(colours, { type: "value", name: "samples/s, more is better", nameGap: 44, axisLabel: { formatter: (value) => number(value, 3), color: colours.quiet } }),
       dataZoom: [{ type: "inside", xAxisIndex: 0, filterMode: "none" }, { type: "inside", yAxisIndex: 0, filterMode: "none" }],
@@ -206,7 +205,7 @@ function multiplesCard(sweep, state, redraw) {
       const left = 100 * (i % columns) / columns, top = 210 * Math.floor(i / columns);
       grid.push({ left: `${left + 100 * 46 / Math.max(300, box.clientWidth)}%`, width: `${100 / columns - 100 * 62 / Math.max(300, box.clientWidth)}%`, top: top + 30, height: 140 });
       title.push({ text: `${key}=${value}`, left: `${left + 1}%`, top, textStyle: { fontSize: 13, color: colours.text } });
-      x.push(byteAxis(colours, most, { gridIndex: i, interval: undefined, splitNumber: 3 }));
+      x.push(byteAxis(colours, most, { gridIndex: i }, 0, 3));
       y.push(axis(colours, { type: "value", gridIndex: i, max: fastest, splitNumber: 3, axisLabel: { color: colours.quiet, formatter: (v) => number(v, 3), showMaxLabel: false } }));
       const mine = (row) => (row.label[key] ?? "–") === value;
       series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 5, silent: true, itemStyle: { color: colours.line }, data: everything, large: true });
@@ -319,7 +318,9 @@ function difference(rows, jobs, place) {
     box.replaceWith(h("p", {}, "The two take the same memory all through the step."));
     return;
   }
-  chart(box, (colours) => base(colours, { grid, xAxis: x(colours), yAxis: axis(colours, { type: "value", axisLabel: { color: colours.quiet, formatter: bytes } }),
+  const above = Math.max(1, ...totals[0].map((_, at) => parts.reduce((sum, { data }) => sum + Math.max(0, data[at]), 0)));
+  const below = Math.min(0, ...totals[0].map((_, at) => parts.reduce((sum, { data }) => sum + Math.min(0, data[at]), 0)));
+  chart(box, (colours) => base(colours, { grid, xAxis: x(colours), yAxis: byteAxis(colours, above, {}, below),
     tooltip: tooltip(colours, { trigger: "axis", formatter: (found) => lines(phases[Math.min(phases.length - 1, Math.floor(found[0].value[0] / PER_PHASE))], [...found.map((each) => [each.color, each.seriesName, bytes(each.value[1])]),
       ["", "together", bytes(found.reduce((sum, each) => sum + each.value[1], 0))]]) }),
     series: parts.map(({ part, data }) => ({ name: part.name, type: "line", stack: "difference", stackStrategy: "samesign", symbol: "none", lineStyle: { width: 0 }, color: part.colour, areaStyle: { color: part.colour, opacity: 0.9 }, data: data.map((size, at) => [at, size]) })) }), "difference of the memory by part");

@@ -66,11 +66,11 @@ class Timeline {
   }
 }
 
-/** An axis of bytes with round numbers of MiB or GiB. */
-function byteAxis(colours, most, more) {
-  const unit = most >= GIB ? GIB : most >= MIB ? MIB : 1024, rough = most / unit / 5;
-  const power = 10 ** Math.floor(Math.log10(rough || 1)), step = [1, 2, 5, 10].find((nice) => nice * power >= rough) * power;
-  return axis(colours, { type: "value", max: most, interval: step * unit,
+/** An axis of bytes with about so many round numbers of MiB or GiB; from zero, or from just below `least`. */
+function byteAxis(colours, most, more, least = 0, parts = 5) {
+  const range = most - least, unit = most >= GIB ? GIB : most >= MIB ? MIB : 1024, rough = (range || most) / unit / parts;
+  const power = 10 ** Math.floor(Math.log10(rough || 1)), step = [1, 2, 5, 10].find((nice) => nice * power >= rough) * power * unit;
+  return axis(colours, { type: "value", max: most, min: Math.floor(least / step) * step, interval: step,
     axisLabel: { formatter: (size) => bytes(size), color: colours.quiet, showMaxLabel: false, hideOverlap: true }, ...more });
 }
 
@@ -238,7 +238,7 @@ function treemap(place, of) {
       return lines(path, [[found.data.kind ? partOf(found.data.kind).colour : "", found.data.kind ? partOf(found.data.kind).name : "all in it", bytes(found.value)]]);
     } }),
     series: [{ type: "treemap", name: "all", data: moduleTree(...of()), roam: false, nodeClick: "zoomToNode", left: 0, right: 0, top: 4, bottom: 34,
-      visibleMin: 150, childrenVisibleMin: 1200,
+      leafDepth: 99, visibleMin: 150, childrenVisibleMin: 1200,
       label: { show: true, formatter: (found) => `${found.name}\n${bytes(found.value)}`, fontSize: 12, lineHeight: 16, overflow: "truncate" },
       upperLabel: { show: true, height: 20, color: colours.text, fontSize: 12, formatter: (found) => `${found.name}  ${bytes(found.value)}` },
       itemStyle: { borderColor: colours.card, borderWidth: 1, gapWidth: 1 },
