@@ -3,6 +3,7 @@
     python scripts/docs_pictures.py             # a few minutes on a CPU; no GPU and no network needed
 
 sweep.png: memory and speed of ten real CPU runs. estimate.png: memory over one step of a GPU that is not installed.
+page.png: the top of that estimate's page, photographed by a Chromium of this machine; without one it is left as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 200 * 1024
+PAGE_PIXELS = "1200,1180"
 
 SWEEP = [
     *("-m", "recipe=accelerate", "model=gpt2_tiny", "data.seq_len=128", "batch.per_device=8", "train.max_steps=20"),
@@ -27,20 +29,36 @@ ESTIMATE = [
 ]
 
 
-def take(overrides: list[str], folder_key: str, picture: str, name: str) -> None:
-    """Run the command in a temporary folder and keep one of its pictures as `name`."""
+def take(overrides: list[str], folder_key: str, pictures: dict[str, str]) -> None:
+    """Run the command in a temporary folder and keep some of its pictures. pictures: file in the folder -> name."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "train.py", *overrides, f"{folder_key}={folder}"], cwd=ROOT, check=False)
-        size = Path(folder, picture).stat().st_size
-        if size > LARGEST_BYTES:
-            sys.exit(f"{name} has {size} bytes; at most {LARGEST_BYTES} may be committed.")
+        if "page.png" in pictures:
+            photograph(Path(folder, "page.html"), Path(folder, "page.png"))
         PICTURES.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(folder, picture), PICTURES / name)
+        for picture, name in pictures.items():
+            if picture == "page.png" and not Path(folder, picture).exists():
+                continue
+            size = Path(folder, picture).stat().st_size
+            if size > LARGEST_BYTES:
+                sys.exit(f"{name} has {size} bytes; at most {LARGEST_BYTES} may be committed.")
+            shutil.copyfile(Path(folder, picture), PICTURES / name)
+
+
+def photograph(page: Path, picture: Path) -> None:
+    """The top of a page as a picture, where there is a Chromium."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        print("No Chromium was found (apt install chromium): docs/pictures/page.png stays as it is.")
+        return
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
+    window = [f"--window-size={PAGE_PIXELS}", f"--screenshot={picture}"]
+    subprocess.run([browser, *options, *window, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:
-    take(SWEEP, "hydra.sweep.dir", "tradeoff.png", "sweep.png")
-    take(ESTIMATE, "hydra.run.dir", "timeline.png", "estimate.png")
+    take(SWEEP, "hydra.sweep.dir", {"tradeoff.png": "sweep.png"})
+    take(ESTIMATE, "hydra.run.dir", {"timeline.png": "estimate.png", "page.png": "page.png"})
 
 
 if __name__ == "__main__":
