@@ -102,8 +102,8 @@ class Tally:
         """Count one dispatched operation.
 
         func: the OpOverload. phase: forward | backward | step. signature: equal for calls that are classified alike
-        (`op_cache.call_signature`). caller: the phase whose calls cost the host as much, where it is another. module: the
-        name of the module that runs, where it is known.
+        (`op_cache.call_signature`). caller: the phase whose calls cost the host as much, where it is another.
+        module: the name of the module that runs, where it is known.
         """
         op_class = _class_of(func)
         if op_class is None:
