@@ -168,7 +168,8 @@ def run_in(
             new_warnings += tracker.finish(outcome, page)
     if new_warnings:
         outcome.warnings += new_warnings
-        record_file.write(outcome, folder)
+        with contextlib.suppress(OSError):  # a full disk: the record is there without them, and the summary prints them
+            record_file.write(outcome, folder)
     if tracker.line:
         console.say(tracker.line)
     return outcome

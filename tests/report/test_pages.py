@@ -7,11 +7,12 @@ import json
 import re
 
 import pytest
+from conftest import small
 from made_up_records import job, put, sixty
 
 from recipes.cli import report as report_command
 from recipes.cli import single_run
-from recipes.records import record_file, step_file
+from recipes.records import atomic_file, record_file, step_file
 from recipes.records.record import Error
 from recipes.report import report
 from recipes.report.page import embed, run_page, settings, sweep_page
@@ -119,6 +120,20 @@ def test_a_run_leaves_its_page_and_a_failure_of_it_is_a_warning(tmp_path, monkey
     monkeypatch.setattr(run_page, "data", lambda *_: 1 / 0)
     (warning,) = single_run.write_page(found, folder)
     assert "ZeroDivisionError" in warning and f"scripts/report.py {folder}" in warning
+
+
+def test_a_disk_without_room_for_the_page_costs_a_warning_alone(tmp_path, command, monkeypatch):
+    write = atomic_file.write
+
+    def full(path, content):
+        if path.suffix == ".html" or b"the page could not" in content:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(atomic_file, "write", full)
+    ended = command(*small("recipe=accelerate", f"hydra.run.dir={tmp_path / 'run'}"))
+    assert ended.code == 0 and "the page could not be made (OSError" in ended.out, ended
+    assert record_file.read(tmp_path / "run").status == "ok"
 
 
 def test_the_command_leaves_a_page_with_the_timeline(train):
