@@ -95,6 +95,7 @@ def an_estimate():
     found = job("recipe=estimate", "gpu=rtx4090_24gb", device="cuda", device_name="NVIDIA GeForce RTX 4090")
     found.memory.device_used_bytes, found.memory.context_bytes = 30 * GIB, GIB // 2
     found.status, found.error = "oom", Error("backward", "PredictedOutOfMemory", "it would not fit", "Try optim=sgd.")
+    found.speed.step_seconds_low, found.speed.step_seconds_high, found.speed.bound_by = 0.6, 1.1, "memory"
     found.estimate = Estimate(False, -6 * GIB, 24 * GIB, efficiencies_from="assumed")
     found.estimate.levers = [
         {"words": "optim=sgd", "device_used_bytes": 20 * GIB, "saved_bytes": 10 * GIB, "step_seconds": 0.5}
@@ -163,6 +164,7 @@ def test_an_estimate_says_first_whether_it_fits(opened, tmp_path):
     page = opened(path)
     said = page.inner_text("#verdict")
     assert said.startswith("Does not fit: 6.00 GiB are missing") and "Try optim=sgd." in said and "24.0 GiB" in said
+    assert "600 ms to 1.10 s" in said and "what the step waits for" in said
     assert page.locator("#verdict .capacity").count() == 1
     assert page.locator("#verdict").bounding_box()["y"] < 200
 

@@ -61,6 +61,8 @@ function speedNumbers(record) {
     [speed.samples_per_second && number(speed.samples_per_second), "samples/s"],
     [speed.tokens_per_second && number(speed.tokens_per_second), "tokens/s"],
     [speed.step_seconds_median && seconds(speed.step_seconds_median), `step, ${how}`],
+    [speed.step_seconds_low && `${seconds(speed.step_seconds_low)} to ${seconds(speed.step_seconds_high)}`, "nine of ten steps"],
+    [speed.bound_by, "what the step waits for"],
     [speed.mfu && percent(speed.mfu), "MFU"],
   ];
 }
