@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from recipes.config import Gpu
-from recipes.foresight.speed import roofline
+from recipes.foresight.speed import efficiencies, roofline
 from recipes.foresight.speed.operation_names import (
     ATTENTION,
     COLLECTIVE,
@@ -112,7 +112,7 @@ def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int)
     """The anatomy of a simulated step. gpu: resolved; None: a CPU, whose seconds are not predicted."""
     if gpu is None:
         return anatomy(calls_of(tally, None), None)
-    reached = roofline.efficiencies(gpu.chip)
+    reached = efficiencies.of_gpu(gpu)
 
     def cost(operation: Operation) -> tuple[float, str]:
         if operation.kind == COLLECTIVE:
