@@ -302,6 +302,7 @@ def test_a_whole_run_from_the_shell(headroom, tmp_path, recipe):
         "data.seq_len=32",
         "data.eval_samples=4",
         "model.vocab=512",
+        "measure.operations=true",
         env={"PYTHONPROFILEIMPORTTIME": "1"},
     )
     assert ended.code == 0, ended.err
