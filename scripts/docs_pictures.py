@@ -3,7 +3,7 @@
     python scripts/docs_pictures.py             # a few minutes on a CPU; no GPU and no network needed
 
 sweep.png: memory and speed of ten real CPU runs. estimate.png: memory over one step of a GPU that is not installed.
-page.png: the top of that estimate's page, photographed by a Chromium of this machine; without one it is left as it is.
+page.png: the top of the page of another estimate, photographed by a Chromium of this machine; without one it is left as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 200 * 1024
+PAGE = ["recipe=estimate", "gpu=rtx4090_24gb", "model=llama_8b", "estimate.explain=true"]
 PAGE_PIXELS = "1200,1180"
 
 SWEEP = [
@@ -58,7 +59,8 @@ def photograph(page: Path, picture: Path) -> None:
 
 def main() -> None:
     take(SWEEP, "hydra.sweep.dir", {"tradeoff.png": "sweep.png"})
-    take(ESTIMATE, "hydra.run.dir", {"timeline.png": "estimate.png", "page.png": "page.png"})
+    take(ESTIMATE, "hydra.run.dir", {"timeline.png": "estimate.png"})
+    take(PAGE, "hydra.run.dir", {"page.png": "page.png"})
 
 
 if __name__ == "__main__":
