@@ -3,7 +3,7 @@
     python scripts/docs_pictures.py             # a few minutes on a CPU; no GPU and no network needed
 
 sweep.png: memory and speed of ten real CPU runs. estimate.png: memory over one step of a GPU that is not installed.
-page.png: the top of the page of another estimate, photographed by a Chromium of this machine; without one it is left as it is.
+page.png: the top of the page of another estimate, in a Chromium of this machine; without one it is left as it is.
 """
 
 from __future__ import annotations
