@@ -49,7 +49,7 @@ def heading(search: space.SearchSpace) -> str:
         lines.append("All of these compute the same, but for rounding and the random numbers of dropout.")
     if search.not_allowed:
         lines.append(
-            f"fit.allow=[{','.join(search.not_allowed)}] also searches what computes something else: "
+            f"fit.allow=[{','.join([*changing, *search.not_allowed])}] also searches what computes something else: "
             f"{', '.join(search.not_allowed)}."
         )
     return "\n".join(
