@@ -323,7 +323,7 @@ def predicted(tmp_path):
 
         cfg, outcome, problems = compose("recipe=estimate", *overrides)
         assert not problems, problems
-        seen = simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), cfg.estimate.explain)
+        seen = simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), cfg.estimate.explain, True)
         prediction.fill(cfg, outcome, seen)
         return outcome
 

@@ -62,6 +62,8 @@ def _rows(outcome: Record) -> Iterator[Row]:
     yield from _speed_rows(outcome)
     yield from _result_rows(outcome)
     yield from _device_rows(outcome.memory)
+    if outcome.estimate is not None:
+        yield from _lengths_rows(outcome.estimate)
     yield from _tensor_rows(outcome.memory)
     if outcome.model is not None and outcome.config.get("adapter", {}).get("name") not in (None, "none"):
         trained, count = outcome.model.trained_parameters or 0, outcome.memory.parameter_count or 1
@@ -158,6 +160,17 @@ def _device_rows(memory: Memory) -> Iterator[Row]:
             yield f"CUDA {name}", f"{size_bytes / MIB:.0f} MiB", "peak"
 
 
+def _lengths_rows(estimate: Estimate) -> Iterator[Row]:
+    """What batches of different lengths make of the reserved memory."""
+    if estimate.shown_reserved_bytes is None or estimate.expandable_reserved_bytes is None:
+        return
+    note = f"shown after {estimate.lengths_steps} steps on uneven lengths"
+    if estimate.releases:
+        note += f", cached memory given back {estimate.releases} times"
+    note += f"; {estimate.expandable_reserved_bytes / MIB:.0f} MiB with expandable_segments"
+    yield "CUDA reserved, uneven", f"{estimate.shown_reserved_bytes / MIB:.0f} MiB", note
+
+
 def _tensor_rows(memory: Memory) -> Iterator[Row]:
     count = memory.parameter_count
     if memory.peak_tensor_bytes is not None and count:
@@ -210,7 +223,9 @@ def _explanation_rows(estimate: Estimate) -> Iterator[Row]:
     for index, lever in enumerate(estimate.levers):
         seconds = f"; {lever['step_seconds'] * 1000:.0f} ms a step" if lever["step_seconds"] else ""
         name = "" if index else "  levers, each alone"
-        yield name, f"{lever['saved_bytes'] / MIB:+.0f} MiB", f"saved by {lever['words']}{seconds}"
+        saved = lever["saved_bytes"]
+        what = "saved by" if saved > 0 else "more with" if saved < 0 else "of difference:"
+        yield name, f"{abs(saved) / MIB:.0f} MiB", f"{what} {lever['words']}{seconds}"
 
 
 def _error_lines(outcome: Record, folder: Path) -> list[str]:

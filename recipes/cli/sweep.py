@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from hydra.conf import HydraConf
 
 from recipes.jobs import fork_client
+from recipes.machine.worker_environment import SIMULATIONS
 from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record, record_file
 from recipes.records.printable import printable
@@ -194,6 +196,12 @@ _fork_servers: list[fork_client.ForkServer] = []
 def fork_server() -> fork_client.ForkServer:
     """This process's fork server, which the first call starts. Once it has ended, its jobs run in new processes."""
     if not _fork_servers:
-        _fork_servers.append(fork_client.ForkServer())
+        shared = tempfile.TemporaryDirectory(prefix="headroom-")  # its workers share simulated steps there
+        atexit.register(shared.cleanup)
+        os.environ[SIMULATIONS] = shared.name  # the server starts with it
+        try:
+            _fork_servers.append(fork_client.ForkServer())
+        finally:
+            del os.environ[SIMULATIONS]
         atexit.register(_fork_servers[-1].close)
     return _fork_servers[-1]

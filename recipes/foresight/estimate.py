@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import transformers
 
 from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
-from recipes.foresight import explain, prediction, simulation
+from recipes.foresight import explain, prediction, shared_simulation, tried_levers
 from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import anatomy
 from recipes.machine import host
-from recipes.measure.timeline import timeline
+from recipes.machine.worker_environment import SIMULATIONS
 from recipes.records import step_file
 from recipes.records.record import Record
 
@@ -30,7 +31,7 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
     progress.enter("load", "estimating")
     start = time.perf_counter()
     try:
-        simulated = simulation.simulate_step(cfg, str(folder), prediction.allocator_bytes(cfg), record_origins=True)
+        simulated, timeline = shared_simulation.simulate_step(cfg, str(folder))
     except UnknownOperation as error:
         operation = str(error).split(":")[0]
         raise Refusal(
@@ -38,7 +39,12 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
             "(train.max_steps=5); the record has the same figures, measured."
         ) from error
     prediction.fill(cfg, outcome, simulated)
-    _write_step_file(cfg, outcome, simulated, folder)
+    _write_step_file(cfg, outcome, simulated, timeline, folder)
+    if outcome.error is not None and SIMULATIONS in os.environ:  # in a sweep other jobs wait
+        outcome.error.hint = "Estimated alone, it names levers that were tried; or search with scripts/fit.py."
+    elif outcome.error is not None:
+        progress.enter("load", "trying levers")
+        outcome.error.hint = tried_levers.hint(cfg, outcome)
     if cfg.estimate.explain:
         progress.enter("load", "trying levers")
         _explain(cfg, outcome, simulated, folder)
@@ -46,16 +52,15 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
         outcome.estimate.seconds = time.perf_counter() - start
 
 
-def _write_step_file(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path) -> None:
+def _write_step_file(
+    cfg: Config, outcome: Record, simulated: SimulatedStep, timeline: dict[str, Any], folder: Path
+) -> None:
     """Enter the operations of the step into the record, and write what the estimate's page shows of it."""
-    trace = simulated.trace
-    assert trace.origins is not None, "the trace was recorded without origins"
     gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.cpu_offload else None
     operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
     outcome.operations = operations.summary
-    shown = {"rank": 0, "timeline": timeline(trace.log, trace.origins), "operations": operations.details}
     try:
-        step_file.write(shown, folder)
+        step_file.write({"rank": 0, "timeline": timeline, "operations": operations.details}, folder)
     except OSError as error:
         outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
 

@@ -13,10 +13,13 @@ from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED
 from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import calibrated, cpu, roofline
+from recipes.foresight.uneven_lengths import UnevenLengths
 from recipes.machine import gpu_specs, host
 from recipes.options import memory_hints
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from recipes.units import GIB, MIB
+
+LEAST_PADDING = 0.05  # the least share of padding that is named
 
 
 def allocator_bytes(cfg: Config) -> int:
@@ -57,7 +60,7 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
         setattr(memory, key, value)
     memory.parameter_count = simulated.parameter_count
     outcome.model = simulated.model
-    outcome.warnings += notes(cfg, simulated.evaluates) + simulated.warnings
+    outcome.warnings += notes(cfg, simulated.evaluates) + simulated.warnings + simulated.unknown_settings
     if simulated.demand is not None:
         _fill_device(cfg, outcome, simulated, simulated.demand)
     else:
@@ -88,7 +91,9 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     memory.device_used_bytes = max(used, min(used + simulated.paged_bytes, cfg.gpu.memory_bytes))
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
     outcome.estimate = judged(cfg.gpu, cfg.estimate.margin or 0.0, margin, demand.peak_reserved_bytes)
-    if outcome.estimate.verdict == TIGHT:
+    if simulated.lengths is not None:
+        _fill_lengths(outcome, outcome.estimate, simulated.lengths)
+    if 0 <= margin < (outcome.estimate.kept_bytes or 0):
         outcome.warnings.append(_why_tight(cfg, outcome.estimate, demand.releases))
     if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
         _fill_speed(cfg, outcome, simulated, outcome.estimate)
@@ -110,6 +115,34 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
             f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
             memory_hints.memory_hint(cfg, phase),
         )
+
+
+def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
+    """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
+    demand = lengths.demand
+    estimate.lengths_steps, estimate.releases = lengths.steps, demand.releases
+    needed = outcome.memory.peak_reserved_bytes or 0  # the longest rows need not be among the drawn ones
+    estimate.shown_reserved_bytes = max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes))
+    estimate.free_reserved_bytes = max(needed, lengths.free_demand.peak_reserved_bytes)
+    estimate.expandable_reserved_bytes = lengths.expandable_demand.peak_reserved_bytes
+    estimate.padding_share = lengths.padding
+    tight = ""
+    if demand.missing_bytes and estimate.verdict == FITS:
+        estimate.fits, estimate.verdict = False, TIGHT
+        tight = f" {demand.missing_bytes / MIB:,.0f} MiB would be missing in the worst order of the batches: tight."
+    saved = estimate.shown_reserved_bytes - estimate.expandable_reserved_bytes
+    hints = [f"expandable_segments (PYTORCH_ALLOC_CONF) would save {saved / MIB:,.0f} MiB of it"] if saved > 0 else []
+    if lengths.padding >= LEAST_PADDING:
+        hints.append(
+            f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling) or "
+            "data.group_by_length would spare"
+        )
+    times = "is never given back" if not demand.releases else f"is given back {demand.releases} times"
+    outcome.warnings.append(
+        f"batches of different lengths fragment the cache: {needed / MIB:,.0f} MiB "
+        f"are needed for the longest, and the device will show {estimate.shown_reserved_bytes / MIB:,.0f} reserved; in "
+        f"{lengths.steps} steps cached memory {times} to make room.{tight} {'; '.join(hints)}{'.' * bool(hints)}"
+    )
 
 
 def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,12 +18,14 @@ from transformers import PreTrainedModel
 from recipes.config import Config
 from recipes.data import collate, data_loader
 from recipes.data.rows import samples_in
+from recipes.foresight import uneven_lengths
 from recipes.foresight.fake_gpu import library_patches
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
-from recipes.foresight.memory.settings import UNLIMITED, settings_from
+from recipes.foresight.memory.settings import UNLIMITED, Settings, settings_from
 from recipes.foresight.speed.operations import Tally
+from recipes.foresight.uneven_lengths import DrawnSteps, UnevenLengths
 from recipes.machine import host
 from recipes.models import architectures, quantized
 from recipes.options import adapter, parallelism
@@ -39,7 +41,7 @@ REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
 
 @dataclass
 class SimulatedStep:
-    """The figures of one process, in bytes. parts: see `MemoryLedger.parts`. demand: None on a CPU."""
+    """The figures of one process, in bytes. parts: see `MemoryLedger.parts`."""
 
     parts: dict[str, Any]
     parameter_count: int
@@ -47,13 +49,17 @@ class SimulatedStep:
     tokens: int  # of one optimizer step of all ranks
     micro_batches: int  # of one optimizer step
     model_flops: int | None  # of one optimizer step
-    demand: allocator.Demand | None
+    events: list[tuple[int, int]]  # requests to the allocator of a GPU; see `OpTrace.allocator_events`
     paged_bytes: int  # of optimizer states, outside the allocator
     tally: Tally  # of one optimizer step
     model: Model
     evaluates: bool  # there are rows to evaluate on
     warnings: list[str]
     trace: OpTrace
+    drawn: DrawnSteps | None = None  # of padded data: steps on batches of different lengths
+    demand: allocator.Demand | None = None  # on the allocator of a GPU
+    lengths: UnevenLengths | None = None  # what the drawn steps ask of it
+    unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
 
 
 def is_amd(cfg: Config) -> bool:
@@ -62,12 +68,13 @@ def is_amd(cfg: Config) -> bool:
 
 
 def simulate_step(
-    cfg: Config, folder: str, capacity_bytes: int = UNLIMITED, record_origins: bool = False
+    cfg: Config, folder: str, capacity_bytes: int = UNLIMITED, record_origins: bool = False, draw_lengths: bool = False
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
-    also records which module and operation made each tensor. Raises Refusal as a training would, and UnknownOperation.
+    also records which module and operation made each tensor. draw_lengths: with padded data also steps on batches in
+    the order of the training. Raises Refusal as a training would, and UnknownOperation.
     """
     # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
     attention = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
@@ -85,14 +92,12 @@ def simulate_step(
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
         enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if rows.collate is collate.stack else steps
-        held = _input_tensors(data_loader.largest_step(rows, args), steps - enough)
-        for tensor in held:
-            trace.hold(tensor)
-        tokens = 0
-        for micro_batches in (1, enough):
-            args.gradient_accumulation_steps = micro_batches
-            tokens = loop.one_more_step(trace)
-            library_patches.rebuild_buckets(loop.model)
+        tokens, held = _two_steps(training, trace, enough, steps)
+        events = [] if gpu is None else trace.allocator_events(REPEATS)
+        del held
+        drawn = None
+        if gpu is not None and draw_lengths and rows.collate is not collate.stack:
+            drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -102,25 +107,46 @@ def simulate_step(
             f"a step is to have {batch * cfg.accumulation.steps:,} samples, and there are {samples:,} to train on: the "
             "figures are of a step on those. Give it more data (data.samples), or a smaller batch."
         )
-    demand = None
-    if gpu is not None:
-        demand, unknown = allocator_demand(trace, capacity_bytes, gpu.memory_bytes)
-        warnings += [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
-    return SimulatedStep(
+    simulated = SimulatedStep(
         parts=trace.ledger.parts(),
         parameter_count=sum(map(quantized.elements, model.parameters())),
         samples=samples if rows.collate is collate.stack else round(samples * samples_in(rows.train).mean()),
         tokens=round(tokens * scale),
         micro_batches=steps,
         model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),
-        demand=demand,
+        events=events,
         paged_bytes=trace.paged_bytes,
         tally=trace.step_tally(steps),
         model=architectures.describe(asked, model),
         evaluates=rows.eval is not None,
         warnings=warnings,
         trace=trace,
+        drawn=drawn,
     )
+    return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+def within(simulated: SimulatedStep, capacity_bytes: int, gpu_bytes: int) -> SimulatedStep:
+    """A simulated step with what it asks of the allocator of a GPU. capacity_bytes: see `simulate_step`."""
+    demand, unknown = allocator_demand(simulated.events, capacity_bytes, gpu_bytes)
+    lengths = simulated.drawn and uneven_lengths.replay(simulated.drawn, *_allocator(capacity_bytes, gpu_bytes)[:2])
+    return replace(simulated, demand=demand, lengths=lengths, unknown_settings=unknown)
+
+
+def _two_steps(training: setup.Training, trace: OpTrace, enough: int, steps: int) -> tuple[int, list]:
+    """Run two optimizer steps on the longest rows. enough: micro-batches of the second that are run, of `steps`.
+
+    Returns the tokens of the second, and the inputs of the others, which stay on the device while they are kept.
+    """
+    args, loop, tokens = training.args, training.loop, 0
+    held = _input_tensors(data_loader.largest_step(training.data, args), steps - enough)
+    for tensor in held:
+        trace.hold(tensor)
+    for micro_batches in (1, enough):
+        args.gradient_accumulation_steps = micro_batches
+        tokens = loop.one_more_step(trace)
+        library_patches.rebuild_buckets(loop.model)
+    return tokens, held
 
 
 def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) -> PreTrainedModel:
@@ -141,11 +167,20 @@ def _input_tensors(loader: Any, count: int) -> list[torch.Tensor]:
     return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
 
 
-def allocator_demand(trace: OpTrace, capacity_bytes: int, gpu_bytes: int) -> tuple[allocator.Demand, list[str]]:
-    """(what the step asks of CUDA's caching allocator; settings in PYTORCH_ALLOC_CONF that are not modelled)."""
+def allocator_demand(
+    events: list[tuple[int, int]], capacity_bytes: int, gpu_bytes: int
+) -> tuple[allocator.Demand, list[str]]:
+    """(what requests ask of CUDA's caching allocator; settings of it that are not modelled, as warnings)."""
+    capacity, settings, unknown = _allocator(capacity_bytes, gpu_bytes)
+    return allocator.replay(events, capacity, settings), unknown
+
+
+def _allocator(capacity_bytes: int, gpu_bytes: int) -> tuple[int, Settings, list[str]]:
+    """(capacity, settings, warnings of settings that are not modelled), as PYTORCH_ALLOC_CONF has them."""
     settings, unknown = settings_from(
         os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     )
     if settings.memory_fraction < 1:  # setMemoryFraction: of the device's memory, before the context
         capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu_bytes))
-    return allocator.replay(trace.allocator_events(REPEATS), capacity_bytes, settings), unknown
+    warnings = [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
+    return capacity_bytes, settings, warnings

@@ -12,6 +12,7 @@ from recipes.config import Config
 from recipes.machine import host
 from recipes.ranks.rank_info import RankInfo, export_environment
 
+SIMULATIONS = "HEADROOM_SIMULATIONS"  # the folder in which the estimates of a sweep share simulated steps
 HUB_TIMEOUT_SECONDS = 1.0  # how long the hub may take to answer before it counts as out of reach
 
 

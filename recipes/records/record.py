@@ -119,6 +119,12 @@ class Estimate:
     capacity_bytes: int
     verdict: str | None = None  # fits, tight (less than kept_bytes stay free) or does not fit
     kept_bytes: int | None = None  # what 'fits' keeps free: estimate.margin times the reserved memory
+    lengths_steps: int | None = None  # of padded data: steps on batches drawn from it, replayed in random order
+    shown_reserved_bytes: int | None = None  # what fragmentation makes of the reserved memory, within the capacity
+    free_reserved_bytes: int | None = None  # the same on a GPU without limit
+    releases: int | None = None  # how often cached memory is given back to make room
+    expandable_reserved_bytes: int | None = None  # with PYTORCH_ALLOC_CONF=expandable_segments:True
+    padding_share: float | None = None  # of the positions in the batches
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports
     largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak and their modules

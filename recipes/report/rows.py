@@ -184,6 +184,8 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
         label = label_of(values, keys, used)
         rows.setdefault(tuple(label.items()), Row(label, [], values)).runs.append(found)
     made = Table(keys, list(rows.values()))
+    if "gpu" in keys and all(row.estimate for row in made.rows):  # a comparison of cards: the fastest first
+        made.rows.sort(key=lambda row: -(made.speed(row) or Spread(0, 0, 0)).median)
     common = made.common if len(keys) > MAX_KEY_COLUMNS else {}
     for row in made.rows:
         parts = [f"{key}={value}" for key, value in row.label.items() if value != common.get(key)]

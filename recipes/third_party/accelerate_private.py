@@ -10,7 +10,7 @@ import accelerate
 import accelerate.optimizer
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 
@@ -105,6 +105,22 @@ def set_process_multi_gpu(world_size: int) -> None:
         "num_processes": world_size,
         "local_process_index": 0,
     }
+
+
+@contextlib.contextmanager
+def state_of_its_own() -> Iterator[None]:
+    """Inside, Accelerate's states, of which a process has one each, are fresh; afterwards they are what they were."""
+    owners = (PartialState, AcceleratorState, GradientState)
+    kept = [dict(owner._shared_state) for owner in owners]
+    try:
+        for owner in owners:
+            owner._shared_state.clear()
+        PartialState(cpu=True)
+        yield
+    finally:
+        for owner, before in zip(owners, kept):
+            owner._shared_state.clear()
+            owner._shared_state.update(before)
 
 
 @contextlib.contextmanager

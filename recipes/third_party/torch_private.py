@@ -109,6 +109,29 @@ class UncheckedGradScaler(torch.amp.GradScaler):
 
 
 @contextlib.contextmanager
+def mixed_precision_on(instead: str) -> Iterator[None]:
+    """Inside, `torch.autocast("cuda")` and `torch.amp.GradScaler("cuda")` are those of another type of device.
+
+    Without a GPU torch switches both off with a warning. Scalers step as `UncheckedGradScaler`. instead: the type.
+    """
+    make_autocast, make_scaler = torch.autocast.__init__, torch.amp.GradScaler.__init__
+
+    def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **settings: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = instead, dtype or torch.get_autocast_dtype("cuda")
+        make_autocast(self, device_type, dtype, *args, **settings)
+
+    def scaler(self: Any, device: str = "cuda", *args: Any, **settings: Any) -> None:
+        make_scaler(self, instead if device == "cuda" else device, *args, **settings)
+
+    with (
+        patched(torch.autocast, __init__=autocast),
+        patched(torch.amp.GradScaler, __init__=scaler, _maybe_opt_step=UncheckedGradScaler._maybe_opt_step),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def gradients_kept_as_zeros() -> Iterator[None]:
     """Inside, `Optimizer.zero_grad()` writes zeros, the default until torch 2.0, whatever `set_to_none` is given.
 

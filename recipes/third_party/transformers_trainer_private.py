@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import accelerate
 import torch
-from transformers import Trainer, TrainingArguments, training_args
+from transformers import Trainer, TrainingArguments, trainer, training_args
 
 from recipes.third_party.patching import patched
 
@@ -90,6 +91,25 @@ def unchecked_gpu_support() -> Iterator[None]:
         is_torch_bf16_gpu_available=lambda: True,
         is_torch_tf32_available=lambda: True,
         enable_tf32=lambda enable: None,
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def trainer_on(device: torch.device) -> Iterator[None]:
+    """Inside, TrainingArguments name this device, and a Trainer takes `accelerate.Accelerator` as it is now.
+
+    transformers.trainer has imported the class by its name; `device` and `n_gpu` ask the machine.
+    """
+
+    def instead(args: TrainingArguments) -> torch.device:
+        _ = args._setup_devices  # it also sets up the process's state
+        return device
+
+    with (
+        unchecked_gpu_support(),
+        patched(TrainingArguments, device=property(instead), n_gpu=property(lambda _: 1)),
+        patched(trainer, Accelerator=accelerate.Accelerator),
     ):
         yield
 

@@ -71,7 +71,7 @@ def test_fit_takes_a_configuration(saved):
 
     from recipes.foresight.search import fit_options, plan
 
-    pinned = ["optim=sgd", "checkpointing=none", "model.attention=sdpa"]
+    pinned = ["optim=sgd", "checkpointing=none", "model.attention=sdpa", "loss=standard"]
     search, problems = plan.plan([*WORDS, *pinned, f"model.pretrained={saved[1]}"], fit_options.Options())
     assert not problems
     (found,) = searched(search).rows

@@ -67,6 +67,7 @@ def test_the_largest_batch_keeps_the_margin(predicted, tmp_path):
 
 def test_fit_proposes_nothing_that_is_tight(predicted):
     words = ["batch.per_device=2", "precision=fp32", "model.attention=sdpa", "optim=sgd", "checkpointing=none"]
+    words.append("loss=standard")
     (alone,) = searched(planned(*words)).rows
     reserved = alone.record.memory.peak_reserved_bytes
     search = planned(*words, f"launch.memory_limit_gib={reserved * 1.01 / GIB}")

@@ -66,6 +66,14 @@ def test_set_process_multi_gpu(accelerate_state):
     assert (state.num_processes, state.process_index, state.distributed_type.value) == (4, 0, "MULTI_GPU")
 
 
+def test_a_state_of_its_own_leaves_the_process_as_it_was(accelerate_state):
+    accelerator = accelerate.Accelerator(cpu=True)
+    with accelerate_private.state_of_its_own():
+        accelerate_private.set_process_device(torch.device("meta"))
+        assert accelerate.Accelerator(cpu=False).device.type == "meta"
+    assert accelerator.device.type == PartialState().device.type == "cpu"
+
+
 def test_replaced_accelerator():
     class Replacement(accelerate.Accelerator):
         pass

@@ -118,6 +118,14 @@ def test_unchecked_grad_scaler_steps_with_infinite_gradients():
     assert weight.item() != 0
 
 
+def test_mixed_precision_on_another_device():
+    with torch_private.mixed_precision_on("cpu"):
+        assert torch.autocast("cuda").device == torch.autocast(device_type="cuda", dtype=torch.bfloat16).device == "cpu"
+        scaler = torch.amp.GradScaler("cuda")
+        assert scaler.is_enabled() and scaler.state_dict()
+    assert torch.autocast("cpu").device == "cpu" and torch.amp.GradScaler("cpu").is_enabled()
+
+
 def test_softmax_is_replaced_and_restored():
     original = torch.nn.functional.softmax
     with torch_private.softmax_replaced(lambda *_, **__: "another"):

@@ -30,6 +30,15 @@ def test_set_arguments_device(tmp_path, accelerate_state):
     assert args.device.type == "meta"
 
 
+def test_trainer_on_another_device(tmp_path, accelerate_state):
+    """Fails if the Trainer no longer takes the Accelerator by the name that its module has imported."""
+    accelerator = transformers_trainer_private.trainer.Accelerator
+    with transformers_trainer_private.trainer_on(torch.device("meta")):
+        args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+        assert args.device.type == "meta" and args.n_gpu == 1
+    assert args.device.type == "cpu" and transformers_trainer_private.trainer.Accelerator is accelerator
+
+
 class Batches(list):
     """A data loader that can skip."""
 

@@ -35,6 +35,17 @@ def kernel(
     return next((name for name in order if checks[name](query, key, value, mask, dropout, causal, capability)), MATH)
 
 
+def rules(capability: tuple[int, int]) -> tuple[bool, ...]:
+    """Equal for capabilities that choose the same kernel, whatever is attended to."""
+    known = (8, 0) <= capability <= (12, 1)
+    return capability >= (7, 0), capability >= (8, 0), _small(capability), capability[0] in (9, 10), known
+
+
+def _small(capability: tuple[int, int]) -> bool:
+    """Chips with less shared memory than a data centre's of their time."""
+    return (8, 6) <= capability <= (8, 9) or capability in ((12, 0), (12, 1))
+
+
 def _has_16_bit_type(query: Tensor, capability: tuple[int, int]) -> bool:
     return query.dtype == torch.float16 or (query.dtype == torch.bfloat16 and capability >= (8, 0))
 
@@ -78,8 +89,9 @@ def _flash(
 ) -> bool:
     """can_use_flash_attention."""
     size = query.shape[-1]
-    older = (8, 6) <= capability <= (8, 9) or capability in ((12, 0), (12, 1))
-    trainable = not (older and _needs_gradient(query, key, value)) or size <= 192 or (size > 224 and not dropout)
+    trainable = (
+        not (_small(capability) and _needs_gradient(query, key, value)) or size <= 192 or (size > 224 and not dropout)
+    )
     square = not causal or query.shape[2] == key.shape[2]
     return (
         mask is None

@@ -12,7 +12,7 @@ tensors on the host are real: a step counter can be read, and a batch is small.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -58,11 +58,14 @@ class FakeDevice(DispatchMode):
         self._contexts = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[None]:
-        """Inside, every new tensor is fake and on the device, and weights are not initialised."""
+    def building(
+        self, without_values: Callable[[], contextlib.AbstractContextManager] = no_init_weights
+    ) -> Iterator[None]:
+        """Inside, every new tensor is fake and on the device, and weights are not initialised. without_values: sees to
+        the latter; transformers' own way also leaves weights untied."""
         self._building = True
         try:
-            with self.device, no_init_weights():
+            with self.device, without_values():
                 yield
         finally:
             self._building = False

@@ -197,9 +197,24 @@ class OpTrace:
             requests.replay(start, [one for one in self.workspaces if one.index >= start and not one.kept])
         return requests.events
 
+    def allocator_events_of(self, ends: list[int], order: list[int]) -> list[tuple[int, int]]:
+        """All requests of steps that are replayed in an order which begins with 0, 1, ...
+
+        ends: the end of each step in the log. order: indices of steps.
+        """
+        requests, begins = _AllocatorRequests(self), [0, *ends]
+        for place, step in enumerate(order):
+            first, last = begins[step], ends[step]
+            requests.replay(
+                first,
+                [one for one in self.workspaces if first <= one.index < last and (place == step or not one.kept)],
+                last,
+            )
+        return requests.events
+
 
 class _AllocatorRequests:
-    """Builds the list of `OpTrace.allocator_events`."""
+    """Builds the lists of `OpTrace.allocator_events`."""
 
     def __init__(self, trace: OpTrace):
         self.events: list[tuple[int, int]] = []
@@ -213,16 +228,16 @@ class _AllocatorRequests:
         self.events.append((key, size_bytes))
         return key
 
-    def replay(self, first: int, workspaces: list[Workspace]) -> None:
-        """The requests of the log from index `first` on. workspaces: ordered by index."""
-        pending = deque(workspaces)
-        for index in range(first, len(self._log) + 1):
+    def replay(self, first: int, workspaces: list[Workspace], last: int | None = None) -> None:
+        """The requests of the log from index `first` to `last`, or to its end. workspaces: ordered by index."""
+        pending, last = deque(workspaces), len(self._log) if last is None else last
+        for index in range(first, last + 1):
             while pending and pending[0].index <= index:
                 workspace = pending.popleft()
                 key = self._allocate(workspace.bytes)
                 if not workspace.kept:
                     self.events.append((key, -1))
-            if index == len(self._log):
+            if index == last:
                 break
             entry, sign = self._log[index]
             if entry.paged:

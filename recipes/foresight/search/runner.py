@@ -113,7 +113,8 @@ def predict(overrides: list[str]) -> tuple[Record | None, str]:
         return None, " ".join(problems)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
+            simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg), draw_lengths=True)
+            prediction.fill(cfg, outcome, simulated)
     except (Refusal, UnknownOperation) as error:
         return None, str(error)
     return outcome, ""

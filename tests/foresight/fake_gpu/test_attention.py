@@ -138,3 +138,17 @@ def test_backward_workspaces_by_hand(on):
     assert attention.backward_workspace_bytes(flash, query, key) == 4 * rows * (64 + 1) + 2 * 2 * (2 * 4 * 100 * 64)
     assert attention.backward_workspace_bytes(efficient, query, query) == 4 * (2 * 4 * 100 + rows * 64)
     assert attention.backward_workspace_bytes("_softmax_backward_data", query, key) == 0
+
+
+def test_capabilities_of_equal_rules_choose_alike():
+    capabilities = [(6, 0), (6, 1), V100, T4, A100, (8, 6), RTX4090, H100, B200, (10, 3), RTX5090]
+    chosen: dict[tuple, set] = {}
+    for capability in capabilities:
+        kernels = []
+        for dtype in (HALF, BF16, FP32):
+            for size in (30, 36, 64, 200, 224, 256, 320):
+                q = torch.empty(2, 4, 8, size, dtype=dtype, device="meta", requires_grad=True)
+                for mask in (None, q):
+                    kernels += [attention.kernel(q, q, q, mask, drop, False, capability) for drop in (0.0, 0.1, 0.125)]
+        chosen.setdefault(attention.rules(capability), set()).add(tuple(kernels))
+    assert len(chosen) == 5 and all(len(alike) == 1 for alike in chosen.values())

@@ -1,0 +1,205 @@
+"""`estimate_step`: what a training step that a user wrote would take on a GPU. Imports torch when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes import config
+from recipes.config import Gpu
+from recipes.errors import Refusal
+from recipes.machine import gpu_specs, host
+from recipes.options import suggestions
+from recipes.records.record import FITS, TIGHT, verdict_of
+from recipes.units import MIB, PARTS
+
+if TYPE_CHECKING:
+    from recipes.foresight.fake_gpu.op_trace import OpTrace
+    from recipes.foresight.user_step import SimulatedUserStep
+
+MARGIN = 0.03  # conf/config.yaml, estimate.margin
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """What one step is predicted to take on a GPU. Bytes are integers, times are seconds.
+
+    verdict: "fits", "tight" (less than kept_bytes stay free) or "does not fit".
+    left_bytes: device memory that stays free; negative: how much is missing. kept_bytes: what "fits" keeps free.
+    device_used_bytes: of the whole device: reserved_bytes by torch's allocator, and context_bytes by CUDA.
+    allocated_bytes: the peak of `torch.cuda.memory_allocated`. tensor_bytes: of live tensors, the sum of parts.
+    parts: parameters, gradients, optimizer, activations and other, at that peak. peak_phase: forward, backward or step.
+    timeline: (phase, bytes of live tensors) after each allocation and free of the step, in order.
+    largest: the largest tensors at the peak, with bytes, part, made_by and count.
+    step_seconds: the predicted time; device_seconds and host_seconds overlap in it. model_flops: None: not known.
+    notes: what was assumed, a line each.
+    """
+
+    device_name: str
+    verdict: str
+    left_bytes: int
+    kept_bytes: int
+    capacity_bytes: int
+    device_used_bytes: int
+    context_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    tensor_bytes: int
+    parts: dict[str, int]
+    peak_phase: str | None
+    timeline: tuple[tuple[str, int], ...] = field(repr=False)
+    largest: tuple[dict[str, Any], ...] = field(repr=False)
+    step_seconds: float
+    device_seconds: float
+    host_seconds: float
+    model_flops: int | None
+    notes: tuple[str, ...]
+    _trace: OpTrace = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits with the margin."""
+        return self.verdict == FITS
+
+    def picture(self, path: str | Path, title: str = "") -> None:
+        """Draw the memory over the step as a PNG. Raises ImportError where matplotlib is missing."""
+        from recipes.foresight import explain
+
+        explain.picture(self._trace, Path(path), title or self.device_name, self.capacity_bytes - self.context_bytes)
+
+    def __str__(self) -> str:
+        left = "stay free" if self.left_bytes >= 0 else "are missing"
+        lines = [
+            f"{self.verdict} on {self.device_name}: {abs(self.left_bytes) / MIB:,.0f} MiB {left}, of "
+            f"{self.capacity_bytes / MIB:,.0f}; 'fits' keeps {self.kept_bytes / MIB:,.0f} free",
+            f"  device {self.device_used_bytes / MIB:,.0f} MiB, reserved {self.reserved_bytes / MIB:,.0f}, allocated "
+            f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f} ({self.peak_phase})",
+            "  " + ", ".join(f"{name} {self.parts[part] / MIB:,.0f}" for name, part in PARTS) + " MiB",
+            f"  step {self.step_seconds * 1000:.2f} ms",
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def estimate_step(
+    step: Callable[[Any, Any, Any], Any],
+    module: Any = None,
+    optimizer: Any = None,
+    inputs: Any = None,
+    *,
+    make: Callable[[], tuple[Any, Any, Any]] | None = None,
+    gpu: str | Mapping[str, Any] = "auto",
+    margin: float = MARGIN,
+    memory_limit_gib: float | None = None,
+) -> StepEstimate:
+    """Predict memory and time of a training step on a GPU that need not be there. Nothing is computed.
+
+    step: called as `step(module, optimizer, inputs)`, twice: one whole optimizer step with its forward and backward
+        passes. What it returns is alive until it returns again, as in a loop.
+    module: a torch.nn.Module, or a list, tuple or dictionary of several. optimizer: a torch.optim.Optimizer, several,
+        or None. inputs: anything with tensors in it. They are copied to the fake GPU without their data.
+    make: instead of these three, a function without arguments that returns them. It runs on the fake GPU: tensors are
+        made there, no weight is initialised, and nothing takes memory, whatever the size of the model.
+    gpu: an option of conf/gpu ("rtx4090_24gb"), "auto" for the installed one, or a mapping with its keys; with `name`
+        of an option the mapping has only what differs from it.
+    margin: what "fits" keeps free, as a share of the reserved memory. memory_limit_gib: of torch's allocator.
+
+    Raises Refusal, with file and line, for a step that cannot be followed: one that decides by a tensor's value, or in
+    which sizes depend on values.
+    """
+    if (make is None) == (module is None):
+        raise Refusal(
+            "give either the module with its optimizer and inputs, or make=, a function that returns the three."
+        )
+    figures = gpu_of(gpu)
+    from recipes.foresight import prediction, user_step
+
+    capacity = prediction.usable_bytes(figures, 0, memory_limit_gib)
+    seen = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
+    return _estimate(seen, figures, margin, capacity)
+
+
+def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int) -> StepEstimate:
+    """The figures of a simulated step. capacity_bytes: what torch's allocator has."""
+    from recipes.foresight import explain, prediction
+    from recipes.foresight.speed import roofline
+
+    trace, demand = seen.trace, seen.demand
+    parts = trace.ledger.parts()
+    left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
+    judged = prediction.judged(gpu, margin, left, demand.peak_reserved_bytes)
+    try:
+        speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _products())
+    except ValueError as error:
+        raise Refusal(f"{error} Choose another dtype or GPU.") from error
+    return StepEstimate(
+        device_name=gpu.device_name,
+        verdict=verdict_of(judged),
+        left_bytes=left,
+        kept_bytes=judged.kept_bytes or 0,
+        capacity_bytes=gpu.memory_bytes,
+        device_used_bytes=gpu.context_bytes + demand.peak_reserved_bytes,
+        context_bytes=gpu.context_bytes,
+        reserved_bytes=demand.peak_reserved_bytes,
+        allocated_bytes=demand.peak_allocated_bytes,
+        tensor_bytes=parts["peak_tensor_bytes"],
+        parts={part: parts[f"{part}_bytes"] for _, part in PARTS},
+        peak_phase=parts["peak_phase"],
+        timeline=_timeline(trace),
+        largest=tuple(explain.largest(trace)),
+        step_seconds=speed.step_seconds,
+        device_seconds=speed.device_seconds,
+        host_seconds=speed.host_seconds,
+        model_flops=trace.ledger.model_flops,
+        notes=(*_notes(gpu, judged.verdict), *seen.warnings, *speed.notes),
+        _trace=trace,
+    )
+
+
+def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
+    """The figures of a GPU by its name or as a mapping. Raises Refusal for a name or a key that is not known."""
+    options = gpu_specs.options()
+    if isinstance(gpu, Mapping):
+        values: dict[str, Any] = {**options.get(str(gpu.get("name")), {}), **gpu}
+        keys = set(config.node_types(Gpu)) - {"facts"}
+        missing, unknown = sorted(keys - values.keys()), sorted(values.keys() - keys)
+        if missing or unknown:
+            what = f"the keys {', '.join(missing)} are missing" if missing else f"{unknown[0]} is no key of it"
+            raise Refusal(f"gpu: {what}. Name an option to take the rest from, as in {{'name': 'a100_80gb', ...}}.")
+        return config.from_dict(values, Gpu)
+    if gpu == "auto":
+        here = host.gpus()
+        found = gpu_specs.find(here[0].name, here[0].memory_bytes) if here else None
+        if found is None:
+            raise Refusal(f"gpu='auto': no GPU with known figures is installed here. Choose one: {gpu_specs.names()}.")
+        return config.from_dict(found | {"memory_bytes": here[0].memory_bytes}, Gpu)
+    if gpu not in options:
+        raise Refusal(f"gpu={gpu!r} is not known. Choose one: {gpu_specs.names()}.{suggestions.nearest(gpu, options)}")
+    return config.from_dict(options[gpu], Gpu)
+
+
+def _products() -> str:
+    """How fp32 matrix products are computed, as torch is set here: fp32 or tf32."""
+    import torch
+
+    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
+    live, points = 0, []
+    for index, (entry, sign) in enumerate(trace.log.events):
+        live += sign * entry.bytes
+        if index >= trace.log.step_start:
+            points.append((entry.phase, live))
+    return tuple(points)
+
+
+def _notes(gpu: Gpu, verdict: str | None) -> list[str]:
+    lines = []
+    if verdict == TIGHT:
+        lines.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
+    if gpu.context_from != "measured":
+        lines.append(f"the context of {gpu.device_name} ({gpu.context_bytes / MIB:.0f} MiB) is assumed.")
+    return lines

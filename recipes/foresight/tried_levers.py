@@ -1,0 +1,100 @@
+"""Hints that were tried: each change that is named against a step that does not fit was estimated first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipes.config import Config
+from recipes.foresight.search import runner
+from recipes.options import hooks
+from recipes.options.hooks import Lever
+from recipes.records.record import FITS, Estimate, Record, verdict_of
+from recipes.units import MIB
+
+NAMED = 3  # levers that alone are enough
+GPUS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A change as overrides, and the record of its estimate."""
+
+    changes: tuple[str, ...]
+    record: Record
+
+    @property
+    def estimate(self) -> Estimate:
+        assert self.record.estimate is not None, "an estimate for a GPU"
+        return self.record.estimate
+
+    @property
+    def fits(self) -> bool:
+        return verdict_of(self.estimate) == FITS
+
+    def __str__(self) -> str:
+        seconds = self.record.speed.step_seconds_median
+        time = f", {seconds * 1000:,.0f} ms a step" if seconds else ""
+        return f"{' '.join(self.changes)} ({self.estimate.margin_bytes / MIB:,.0f} MiB stay free{time})"
+
+
+def hint(cfg: Config, outcome: Record) -> str:
+    """What makes a step fit that does not: single levers, else several together, else more GPUs; all were estimated.
+
+    cfg: resolved. outcome: the record of its estimate, with an error.
+    """
+    phase = outcome.error.phase if outcome.error is not None else None
+    alone = []
+    for lever in _by_cost(hooks.memory_levers(cfg, phase)):
+        trial = _try(outcome, lever.overrides.split())
+        if trial is not None and trial.fits:
+            alone.append(trial)
+        if len(alone) == NAMED:
+            break
+    if alone:
+        return f"Tried, the cheapest first, each fits alone: {'; '.join(map(str, alone))}."
+    together = _together(cfg, outcome)
+    if together is not None and together.fits:
+        return f"Tried: no lever fits alone; together fit {together}."
+    changes = together.changes if together is not None else ()
+    return _more_gpus(cfg, outcome, changes)
+
+
+def _by_cost(levers: list[Lever]) -> list[Lever]:
+    return sorted((one for one in levers if one.cost is not None), key=lambda one: one.cost or 0)
+
+
+def _together(cfg: Config, outcome: Record) -> _Trial | None:
+    """Levers that together need least, the cheapest first, until they fit; a lever that saves nothing is left out."""
+    best: _Trial | None = None
+    least = outcome.memory.device_used_bytes or 0
+    for lever in _by_cost(hooks.memory_levers(cfg)):
+        trial = _try(outcome, [*(best.changes if best is not None else ()), *lever.overrides.split()])
+        used = trial and trial.record.memory.device_used_bytes
+        if trial is None or used is None or used >= least:
+            continue
+        best, least = trial, used
+        if trial.fits:
+            break
+    return best
+
+
+def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
+    """How many of these GPUs can do it with FSDP, without levers or with those that were tried together."""
+    tried = f"Tried: nothing fits {cfg.gpu.device_name}, not even {' '.join(changes) or 'a lever'}."
+    for count in GPUS:
+        if count <= cfg.parallelism.world_size:
+            continue
+        over = ["parallelism=fsdp", f"parallelism.num_processes={count}"]
+        for more in dict.fromkeys(((), changes)):
+            trial = _try(outcome, [*over, *more])
+            if trial is not None and trial.fits:
+                return f"{tried} {count} of these GPUs do: {trial}."
+    return f"{tried} Nor do {GPUS[-1]} of these GPUs with parallelism=fsdp. Choose a smaller model or a larger GPU."
+
+
+def _try(outcome: Record, changes: list[str]) -> _Trial | None:
+    """The estimate with some overrides more; None where it is refused."""
+    replaced = {change.partition("=")[0] for change in changes} | {"recipe"}
+    kept = [override for override in outcome.overrides if override.partition("=")[0] not in replaced]
+    record, _ = runner.predict([*kept, *changes])
+    return None if record is None or record.estimate is None else _Trial(tuple(changes), record)

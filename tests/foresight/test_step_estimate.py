@@ -1,0 +1,321 @@
+"""estimate_step: the estimate of any step, by the same rules as recipe=estimate."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import nn
+from torch.nn.init import trunc_normal_
+
+from recipes.foresight import Refusal, estimate_step
+from recipes.units import MIB
+
+GPU = "rtx4090_24gb"
+WIDTH = 1024
+EXAMPLES = ROOT / "examples"
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+def adamw_step(model, optimizer, batch):
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def made(step=adamw_step, gpu=GPU, batch=64, **options):
+    """The estimate of `network` with AdamW."""
+
+    def make():
+        model = network()
+        return model, torch.optim.AdamW(model.parameters()), torch.zeros(batch, WIDTH)
+
+    return estimate_step(step, make=make, gpu=gpu, **options)
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_step_by_hand():
+    found = made()
+    count = sum(weight.numel() for weight in network().parameters())
+    assert found.parts["parameters"] == found.parts["gradients"] == 4 * count
+    assert found.parts["optimizer"] == pytest.approx(8 * count, rel=1e-3)
+    assert sum(found.parts.values()) == found.tensor_bytes < found.allocated_bytes <= found.reserved_bytes
+    assert found.tensor_bytes == pytest.approx(20 * count, rel=0.02), "AdamW's foreach form makes one copy more"
+    assert max(live for _, live in found.timeline) == found.tensor_bytes
+    assert {phase for phase, _ in found.timeline} == {"forward", "backward", "step"}
+    assert found.fits and found.capacity_bytes - found.left_bytes == found.device_used_bytes
+    assert found.step_seconds > 0 and found.model_flops == 3 * 2 * 64 * 8 * WIDTH**2 - 2 * 64 * 4 * WIDTH**2
+    assert "fits on NVIDIA GeForce RTX 4090" in str(found) and found.largest[0]["made_by"]
+
+
+def test_it_is_the_estimate_of_the_recipe(predicted):
+    """The same model, data and optimizer in a step that is written by hand."""
+    import transformers
+
+    words = ["model=gpt2_tiny", "precision=bf16", "data.seq_len=64", "data.samples=8", "batch.per_device=4"]
+    recipe = predicted(*words, f"gpu={GPU}")
+    sizes = recipe.config["model"]
+
+    def make():
+        config = transformers.GPT2Config(
+            vocab_size=sizes["vocab"],
+            n_positions=sizes["positions"],
+            n_embd=sizes["width"],
+            n_layer=sizes["layers"],
+            n_head=sizes["heads"],
+            n_inner=sizes["feed_forward"],
+            use_cache=False,
+        )
+        model = transformers.GPT2LMHeadModel(config).train()
+        ids = torch.zeros(4, 64, dtype=torch.long)
+        return model, torch.optim.AdamW(model.parameters()), {"input_ids": ids, "labels": ids.clone()}
+
+    def step(model, optimizer, batch):
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = model(**batch)
+        loss = outputs.loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    found = estimate_step(step, make=make, gpu=GPU)
+    memory = recipe.memory
+    assert found.parts["optimizer"] == memory.optimizer_bytes
+    assert found.reserved_bytes == pytest.approx(memory.peak_reserved_bytes, rel=0.05)
+    assert found.tensor_bytes == pytest.approx(memory.peak_tensor_bytes, rel=0.05)
+
+
+def test_weights_are_not_drawn_and_stay_tied():
+    import transformers
+
+    def make():
+        weight = nn.init.trunc_normal_(torch.empty(8, 8))
+        assert weight.shape == (8, 8)
+        config = transformers.GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+        model = transformers.GPT2LMHeadModel(config)
+        assert model.lm_head.weight is model.transformer.wte.weight
+        return model, torch.optim.SGD(model.parameters()), torch.zeros(1, 8, dtype=torch.long)
+
+    assert estimate_step(lambda model, _, ids: model(ids).logits.sum().backward(), make=make, gpu=GPU).fits
+
+
+def test_objects_that_exist_are_copied_without_their_data_and_stay_as_they_are():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    adamw_step(model, optimizer, torch.randn(2, WIDTH))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    found = estimate_step(adamw_step, model, optimizer, torch.zeros(64, WIDTH), gpu=GPU)
+    assert found.reserved_bytes == made().reserved_bytes
+    for name, weight in model.named_parameters():
+        assert weight.device.type == "cpu" and torch.equal(weight, before[name]) and weight.grad is None
+    adamw_step(model, optimizer, torch.randn(2, WIDTH))
+
+
+def test_a_verdict_with_a_margin():
+    reserved = made().reserved_bytes
+    tight = made(memory_limit_gib=reserved * 1.01 / 2**30)
+    assert (tight.verdict, tight.fits) == ("tight", False) and 0 <= tight.left_bytes < tight.kept_bytes
+    assert made(memory_limit_gib=reserved * 1.01 / 2**30, margin=0).fits
+    assert made(memory_limit_gib=reserved * 0.9 / 2**30).verdict == "does not fit"
+
+
+def test_a_gpu_may_be_a_mapping():
+    small = made(gpu={"name": GPU, "memory_bytes": 600 * MIB})
+    assert small.verdict == "does not fit" and small.capacity_bytes == 600 * MIB
+    with pytest.raises(Refusal, match="memory_byte"):
+        made(gpu={"name": GPU, "memory_byte": 1})
+    with pytest.raises(Refusal, match="Did you mean rtx4090_24gb"):
+        made(gpu="rtx4090_24g")
+
+
+def test_fp16_with_a_scaler_and_autocast():
+    scaler = None
+
+    def step(model, optimizer, batch):
+        nonlocal scaler
+        scaler = scaler or torch.amp.GradScaler("cuda")
+        with torch.autocast(device_type="cuda", dtype=torch.float16):
+            loss = model(batch.to("cuda")).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    assert made(step, batch=8192).tensor_bytes < made(batch=8192).tensor_bytes
+    assert made(step, gpu="v100_16gb").fits
+
+
+def test_a_dtype_that_the_gpu_lacks_is_refused():
+    def step(model, optimizer, batch):
+        with torch.autocast("cuda", torch.bfloat16):
+            model(batch).float().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(Refusal, match="V100.*bf16"):
+        made(step, gpu="v100_16gb")
+
+
+# --- what cannot be followed ------------------------------------------------------------------------
+
+
+def line_of(refusal: pytest.ExceptionInfo) -> str:
+    """The source of the line that a refusal names."""
+    file, number, _ = str(refusal.value).split(":", 2)
+    assert file == __file__
+    return open(file).read().splitlines()[int(number) - 1].strip()
+
+
+def test_a_number_that_is_only_printed_is_no_decision(capsys):
+    def step(model, optimizer, batch):
+        loss = adamw_step(model, optimizer, batch)
+        total = 0.0 + loss.item()
+        print(f"{total:.3f} {loss:.2f} {float(loss)} {loss}")
+        return loss
+
+    found = made(step)
+    assert any(f"{__file__}:" in note and "taken as 1" in note for note in found.notes)
+
+
+def test_a_number_that_decides_is_refused_with_its_line():
+    def compares(model, optimizer, batch):
+        loss = adamw_step(model, optimizer, batch).item()
+        if loss < 0.5:
+            optimizer.step()
+
+    def asks(model, optimizer, batch):
+        if model(batch).mean() > 0:
+            optimizer.step()
+
+    with pytest.raises(Refusal, match="decides by a tensor's value") as refusal:
+        made(compares)
+    assert ".item()" in line_of(refusal)
+    with pytest.raises(Refusal, match="decides by a tensor's value") as refusal:
+        made(asks)
+    assert line_of(refusal) == "if model(batch).mean() > 0:"
+
+
+def test_what_a_library_reads_is_assumed_and_an_endless_loop_is_refused():
+    def masked(model, optimizer, batch):
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        model(batch, mask=mask.to(batch.device)).mean().backward()
+
+    def make():
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 1, 16, batch_first=True), 1)
+        return model, None, torch.zeros(1, 4, 8)
+
+    assert estimate_step(masked, make=make, gpu=GPU).fits
+
+    def draws(model, optimizer, batch):
+        trunc_normal_(batch)
+
+    with pytest.raises(Refusal, match="decides by a tensor's value"):
+        made(draws)
+
+
+def test_a_check_for_infinity_is_no_decision():
+    def step(model, optimizer, batch):
+        loss = adamw_step(model, optimizer, batch)
+        if torch.isnan(loss) or not torch.isfinite(loss).all():
+            raise RuntimeError("diverged")
+
+    assert made(step).fits
+
+
+@pytest.mark.parametrize("kind", ["mask", "nonzero", "numpy"])
+def test_sizes_and_arrays_from_values_are_refused_with_their_line(kind):
+    def mask(model, optimizer, batch):
+        out = model(batch)
+        return out[out > 0].mean()
+
+    def nonzero(model, optimizer, batch):
+        return model(batch).nonzero()
+
+    def numpy(model, optimizer, batch):
+        return model(batch).detach().cpu().numpy()
+
+    step = {"mask": mask, "nonzero": nonzero, "numpy": numpy}[kind]
+    with pytest.raises(Refusal) as refusal:
+        made(step)
+    assert "model(batch)" in line_of(refusal) or "out > 0" in line_of(refusal)
+
+
+def test_an_error_of_the_step_itself_stays_what_it_is():
+    def step(model, optimizer, batch):
+        return model(batch[:, :3])
+
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        made(step)
+
+
+def test_parameters_on_the_host_are_refused():
+    def make():
+        model = network().to("cpu")
+        return model, torch.optim.SGD(model.parameters()), torch.zeros(1, WIDTH)
+
+    with pytest.raises(Refusal, match="parameters are on cpu"):
+        estimate_step(adamw_step, make=make, gpu=GPU)
+
+
+def test_importing_it_imports_no_torch():
+    code = "import sys; from recipes.foresight import estimate_step; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- the examples -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """example(name) -> a module of examples/."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+def test_plain_loop(example):
+    small, large = example("plain_loop").main(width=16, blocks=1, side=64, batches=(2, 8))
+    assert small.parts["activations"] < large.parts["activations"]
+
+
+def test_vision_transformer(example):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    found = example("vision_transformer").main(size=2, image_size=32, **sizes)
+    assert all(one.fits for one in found.values())
+    assert any("vision_transformer.py" in note for note in found["l4_24gb"].notes), "it prints its loss"
+
+
+def test_lora_finetune(example):
+    pytest.importorskip("peft")
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    found = example("lora_finetune").main(tokens=32, **sizes, **heads)
+    assert 0 < found.parts["optimizer"] < found.parts["parameters"] / 2
+
+
+def test_lightning_like(example):
+    found = example("lightning_like").main(width=32, pixels=256, batch=8)
+    assert found.fits and found.parts["optimizer"] > found.parts["parameters"]
+
+
+def test_trainer_subclass(example):
+    found = example("trainer_subclass").main(batch=2, tokens=32, n_layer=2, n_embd=32, n_head=2, vocab_size=512)
+    assert found.fits and found.parts["optimizer"] > 0
+    assert {phase for phase, _ in found.timeline} == {"forward", "backward", "step"}
+
+
+def test_every_example_has_its_test():
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == {name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names}

@@ -1,0 +1,82 @@
+"""The hint of an estimate that does not fit: what it names was estimated, and fits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import small
+
+WORDS = [
+    "gpu=rtx4090_24gb",
+    "model=gpt2_tiny",
+    "model.width=256",
+    "model.layers=2",
+    "data.seq_len=64",
+    "data.samples=16",
+]
+TINY = [word for word in small() if word.split("=")[0] in ("model.heads", "model.feed_forward", "model.vocab")]
+
+
+def limit(reserved_bytes: int, share: float) -> str:
+    return f"launch.memory_limit_gib={share * reserved_bytes / 2**30}"
+
+
+@pytest.fixture
+def hint(predicted):
+    """hint(*words) -> the hint of a step that does not fit."""
+
+    def hint(*words: str) -> str:
+        from recipes.foresight import tried_levers
+        from recipes.foresight.search import space
+
+        outcome = predicted(*words)
+        assert outcome.error is not None
+        outcome.overrides = list(words)
+        cfg, _, _ = space.compose_estimate(*words)
+        return tried_levers.hint(cfg, outcome)
+
+    return hint
+
+
+def test_what_it_names_fits(hint, predicted):
+    words = [*WORDS, *TINY, "batch.per_device=16", "precision=fp32"]
+    reserved = predicted(*words).memory.peak_reserved_bytes
+    words.append(limit(reserved, 0.8))
+    said = hint(*words)
+    assert said.startswith("Tried")
+    named = re.findall(r"(?:alone: |fit |; )([^;(]+) \(([\d,]+) MiB stay free", said)
+    assert named, said
+    for changes, left in named:
+        keys = {change.split("=")[0] for change in changes.split()}
+        kept = [word for word in words if word.split("=")[0] not in keys]
+        estimate = predicted(*kept, *changes.split()).estimate
+        assert estimate.fits and f"{estimate.margin_bytes / 2**20:,.0f}" == left
+
+
+def test_more_gpus_where_no_lever_is_enough(hint, predicted):
+    words = [
+        *WORDS,
+        *TINY,
+        "model.vocab=8192",
+        "batch.per_device=1",
+        "optim=sgd",
+        "optim.momentum=0",
+        "precision=bf16_pure",
+    ]
+    words += ["checkpointing=full", "adapter=none", "gpu.nccl_bytes=0"]
+    reserved = predicted(*words).memory.peak_reserved_bytes
+    said = hint(*words, limit(reserved, 0.7))
+    assert "of these GPUs" in said or "fit" in said
+
+
+def test_a_negative_saving_is_no_saving(predicted, tmp_path):
+    from recipes.cli import summary
+
+    outcome = predicted(*WORDS, *TINY)
+    outcome.estimate.levers = [
+        {"words": f"lever={saved}", "device_used_bytes": 1, "saved_bytes": saved * 2**20, "step_seconds": None}
+        for saved in (5, -5)
+    ]
+    text = summary.summary(outcome, tmp_path)
+    assert "5 MiB  saved by lever=5" in text and "5 MiB  more with lever=-5" in text and "-5 MiB" not in text
