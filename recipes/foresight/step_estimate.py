@@ -33,7 +33,8 @@ class StepEstimate:
     parts: parameters, gradients, optimizer, activations and other, at that peak. peak_phase: forward, backward or step.
     timeline: (phase, bytes of live tensors) after each allocation and free of the step, in order.
     largest: the largest tensors at the peak, with bytes, part, made_by and count.
-    step_seconds: the predicted time; device_seconds and host_seconds overlap in it. model_flops: None: not known.
+    step_seconds: the predicted time; nine of ten steps lie between step_seconds_low and step_seconds_high. In it
+        device_seconds and host_seconds overlap. bound_by: what it waits for. model_flops: None: not known.
     notes: what was assumed, a line each.
     """
 
@@ -52,6 +53,9 @@ class StepEstimate:
     timeline: tuple[tuple[str, int], ...] = field(repr=False)
     largest: tuple[dict[str, Any], ...] = field(repr=False)
     step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    bound_by: str
     device_seconds: float
     host_seconds: float
     model_flops: int | None
@@ -77,7 +81,8 @@ class StepEstimate:
             f"  device {self.device_used_bytes / MIB:,.0f} MiB, reserved {self.reserved_bytes / MIB:,.0f}, allocated "
             f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f} ({self.peak_phase})",
             "  " + ", ".join(f"{name} {self.parts[part] / MIB:,.0f}" for name, part in PARTS) + " MiB",
-            f"  step {self.step_seconds * 1000:.2f} ms",
+            f"  step {self.step_seconds * 1000:.3g} ms ({self.step_seconds_low * 1000:.3g} to "
+            f"{self.step_seconds_high * 1000:.3g}), bound by {self.bound_by}",
             *(f"  note: {note}" for note in self.notes),
         ]
         return "\n".join(lines)
@@ -150,6 +155,9 @@ def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: 
         timeline=_timeline(trace),
         largest=tuple(explain.largest(trace)),
         step_seconds=speed.step_seconds,
+        step_seconds_low=speed.low_seconds,
+        step_seconds_high=speed.high_seconds,
+        bound_by=speed.bound_by,
         device_seconds=speed.device_seconds,
         host_seconds=speed.host_seconds,
         model_flops=trace.ledger.model_flops,
