@@ -254,6 +254,15 @@ def test_a_tight_estimate_is_not_ok():
     assert tables.remarks(made)[0] == "1 job: 1 tight." and made.rows[0].done
 
 
+def test_estimates_of_several_cards_are_sorted_by_speed():
+    cards = {"l4_24gb": 10.0, "h100_80gb": 90.0, "t4_16gb": None, "rtx4090_24gb": 40.0}
+    made = [job(f"gpu={name}", speed=speed, status="ok" if speed else "refused") for name, speed in cards.items()]
+    for each, name in zip(made, cards):
+        each.recipe = each.config["recipe"]["name"] = "estimate"
+        each.config["gpu"]["name"] = name
+    assert columns(rows.table(made))["gpu"] == ["h100_80gb", "rtx4090_24gb", "l4_24gb", "t4_16gb"]
+
+
 def test_no_table_says_that_nvml_told_an_estimate():
     run, estimate = job(device="cuda"), job("recipe=accelerate", device="cuda")
     estimate.recipe = "estimate"
