@@ -40,7 +40,7 @@ class CpuRates:
     batched: dict[str, list[tuple[int, int, int, float]]] = field(default_factory=dict)
     call_seconds: dict[str, float] = field(default_factory=dict)
     fault_seconds: float = 0.0  # for each byte of memory that is touched for the first time
-    error: float = 0.2
+    error: float = 0.3
 
 
 @dataclass
