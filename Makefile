@@ -42,6 +42,10 @@ check-latest:  ## the contract tests of recipes/third_party against the newest r
 	"$$folder/venv/bin/python" -m pip list --disable-pip-version-check | grep -iE '^(torch|transformers|accelerate|hydra-core|submitit|bitsandbytes) '; \
 	"$$folder/venv/bin/python" -m pytest -q -p no:cacheprovider tests/third_party $(ARGS)
 
+docs: setup  ## build docs/ into site/
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+
 bench: setup  ## what the recipes add to a training step and to a whole run
 	$(RUN) scripts/bench_step.py
 

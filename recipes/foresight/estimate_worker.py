@@ -1,0 +1,50 @@
+"""One estimate in a process of its own: what the app starts for each question, and may end at any time."""
+
+from __future__ import annotations
+
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import recipes.training.preload
+from recipes import paths
+from recipes.errors import Refusal, UnknownOperation
+from recipes.foresight import estimate
+from recipes.options import compose
+from recipes.records import record_file
+from recipes.report.page import run_page, settings
+
+recipes.training.preload.import_libraries()
+
+
+class _Silent:
+    """A worker's progress that nobody follows."""
+
+    def enter(self, phase: str, text: str) -> None:
+        pass
+
+
+def answer(overrides: list[str], folder: Path, pipe: Connection) -> None:
+    """Estimate a command line, leave its record and page in `folder`, and send what was found.
+
+    Sends {"record", "command"}, or {"refused": why}, or {"failed": what}.
+    """
+    try:
+        pipe.send(_estimated(overrides, folder))
+    except (Refusal, UnknownOperation) as error:
+        pipe.send({"refused": str(error)})
+    except Exception as error:  # whatever a model of someone else raises
+        traceback.print_exc()
+        pipe.send({"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"})
+
+
+def _estimated(overrides: list[str], folder: Path) -> dict[str, Any]:
+    cfg, outcome, problems = compose.compose(paths.CONF, *overrides)
+    if cfg is None or outcome is None or problems:
+        return {"refused": " ".join(problems)}
+    folder.mkdir(parents=True, exist_ok=True)
+    estimate.run(cfg, outcome, folder, _Silent())
+    record_file.write(outcome, folder)
+    run_page.write(outcome, folder)
+    return {"record": run_page.data(outcome, folder)["record"], "command": settings.command(outcome)}
