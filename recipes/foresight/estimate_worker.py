@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import recipes.training.preload
 from recipes import paths
@@ -18,6 +17,12 @@ from recipes.report.page import run_page, settings
 recipes.training.preload.import_libraries()
 
 
+class Sender(Protocol):
+    """The end of a pipe."""
+
+    def send(self, value: Any, /) -> None: ...
+
+
 class _Silent:
     """A worker's progress that nobody follows."""
 
@@ -25,7 +30,7 @@ class _Silent:
         pass
 
 
-def answer(overrides: list[str], folder: Path, pipe: Connection) -> None:
+def answer(overrides: list[str], folder: Path, pipe: Sender) -> None:
     """Estimate a command line, leave its record and page in `folder`, and send what was found.
 
     Sends {"record", "command"}, or {"refused": why}, or {"failed": what}.

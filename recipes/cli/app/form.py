@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -65,18 +66,22 @@ class Form:
         """The command line of what was chosen. values: from the page. Raises Refusal for what it does not offer."""
         if not isinstance(values, dict):
             raise Refusal("The request is not an object of choices.")
-        words = ["recipe=estimate", *self._model(values), f"gpu={_one_of(values, 'gpu', [g['name'] for g in gpus()])}"]
+        overrides = [
+            "recipe=estimate",
+            *self._model(values),
+            f"gpu={_one_of(values, 'gpu', [g['name'] for g in gpus()])}",
+        ]
         for key in MENUS:
             names = [option["name"] for option in _options(key)]
             if values.get(key) is not None and (chosen := _one_of(values, key, names)) != default_option(key):
-                words.append(f"{key}={chosen}")
+                overrides.append(f"{key}={chosen}")
         for key, (title, _, largest) in NUMBERS.items():
-            words.append(f"{key}={_number(values, key, title, largest)}")
+            overrides.append(f"{key}={_number(values, key, title, largest)}")
         count = _number({"gpus": 1} | values, "gpus", "Number of GPUs", MOST_GPUS)
         if count > 1:
             mode = _one_of({"mode": "fsdp"} | values, "mode", list(MODES))
-            words += [f"parallelism={mode}", f"parallelism.num_processes={count}"]
-        return words + (["estimate.explain=true"] if values.get("explain") is True else [])
+            overrides += [f"parallelism={mode}", f"parallelism.num_processes={count}"]
+        return overrides + (["estimate.explain=true"] if values.get("explain") is True else [])
 
     def _model(self, values: dict[str, Any]) -> list[str]:
         if values.get("config"):
@@ -103,6 +108,7 @@ class Form:
         return folder
 
 
+@functools.cache
 def gpus() -> list[dict[str, Any]]:
     """Every GPU of the menu, the smallest first: name, device_name and memory_bytes."""
     found = []
@@ -113,12 +119,14 @@ def gpus() -> list[dict[str, Any]]:
     return sorted(found, key=lambda gpu: (gpu["memory_bytes"], gpu["name"]))
 
 
+@functools.cache
 def default_option(menu: str) -> str:
     """The option of a menu when nothing is typed."""
     entries = yaml.safe_load((paths.CONF / "config.yaml").read_text())["defaults"]
     return next(entry[menu] for entry in entries if isinstance(entry, dict) and menu in entry)
 
 
+@functools.cache
 def _options(menu: str) -> list[dict[str, Any]]:
     """The options of a menu, the default one first."""
     first = default_option(menu)
@@ -126,6 +134,7 @@ def _options(menu: str) -> list[dict[str, Any]]:
     return [{"name": name, "title": _about(menu, name)} for name in names]
 
 
+@functools.cache
 def _about(menu: str, option: str) -> str:
     """The first line of an option's YAML, which says what it is."""
     line = menus.options(menu, [paths.CONF])[option].read_text().partition("\n")[0]

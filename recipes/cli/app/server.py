@@ -1,4 +1,4 @@
-"""The app's web server: four addresses, for this machine alone unless told otherwise."""
+"""The app's web server: four addresses, for this machine alone unless another host is named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HTML, SCRIPT, STYLE, JSON = (
 
 class Server(ThreadingHTTPServer):
     """host: the address to listen on; with a loopback address, requests for other host names are refused, so that a
-    page from elsewhere cannot reach it under a name of its own."""
+    page of another server cannot reach it under a name of its own."""
 
     daemon_threads = True
 
