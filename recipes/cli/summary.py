@@ -165,6 +165,9 @@ def _lengths_rows(estimate: Estimate) -> Iterator[Row]:
     if estimate.shown_reserved_bytes is None or estimate.expandable_reserved_bytes is None:
         return
     note = f"shown after {estimate.lengths_steps} steps on uneven lengths"
+    if estimate.shown_reserved_low_bytes is not None and estimate.shown_reserved_high_bytes is not None:
+        low, high = estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes
+        note += f", {low / MIB:.0f} to {high / MIB:.0f} by their order"
     if estimate.releases:
         note += f", cached memory given back {estimate.releases} times"
     note += f"; {estimate.expandable_reserved_bytes / MIB:.0f} MiB with expandable_segments"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import asdict, replace
 
 import torch
@@ -119,29 +120,44 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
 
 def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
     """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
-    demand = lengths.demand
-    estimate.lengths_steps, estimate.releases = lengths.steps, demand.releases
-    needed = outcome.memory.peak_reserved_bytes or 0  # the longest rows need not be among the drawn ones
-    estimate.shown_reserved_bytes = max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes))
-    estimate.free_reserved_bytes = max(needed, lengths.free_demand.peak_reserved_bytes)
+    demands = lengths.demands
+    estimate.lengths_steps, estimate.releases = lengths.steps, max(demand.releases for demand in demands)
+    needed = outcome.memory.peak_reserved_bytes or 0  # every order has the longest rows sooner or later
+    shown = [max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes)) for demand in demands]
+    estimate.shown_reserved_bytes = statistics.median_low(shown)
+    estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes = min(shown), max(shown)
+    estimate.free_reserved_bytes = max(needed, *(demand.peak_reserved_bytes for demand in lengths.free_demands))
     estimate.expandable_reserved_bytes = lengths.expandable_demand.peak_reserved_bytes
     estimate.padding_share = lengths.padding
     tight = ""
-    if demand.missing_bytes and estimate.verdict == FITS:
+    missing = max(demand.missing_bytes for demand in demands)
+    if missing and estimate.verdict == FITS:
         estimate.fits, estimate.verdict = False, TIGHT
-        tight = f" {demand.missing_bytes / MIB:,.0f} MiB would be missing in the worst order of the batches: tight."
-    saved = estimate.shown_reserved_bytes - estimate.expandable_reserved_bytes
-    hints = [f"expandable_segments (PYTORCH_ALLOC_CONF) would save {saved / MIB:,.0f} MiB of it"] if saved > 0 else []
+        tight = f" {missing / MIB:,.0f} MiB would be missing in the worst order of the batches: tight."
+    saved = estimate.shown_reserved_high_bytes - estimate.expandable_reserved_bytes
+    hints = []
+    if saved > 0:
+        hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {saved / MIB:,.0f} MiB of it")
     if lengths.padding >= LEAST_PADDING:
         hints.append(
             f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling) or "
             "data.group_by_length would spare"
         )
-    times = "is never given back" if not demand.releases else f"is given back {demand.releases} times"
+    times = "is never given back" if not estimate.releases else f"is given back up to {estimate.releases} times"
     outcome.warnings.append(
-        f"batches of different lengths fragment the cache: {needed / MIB:,.0f} MiB "
-        f"are needed for the longest, and the device will show {estimate.shown_reserved_bytes / MIB:,.0f} reserved; in "
-        f"{lengths.steps} steps cached memory {times} to make room.{tight} {'; '.join(hints)}{'.' * bool(hints)}"
+        f"batches of different lengths {_growth(needed, shown)}; in {lengths.steps} steps cached memory "
+        f"{times} to make room.{tight} {'; '.join(hints)}{'.' * bool(hints)}"
+    )
+
+
+def _growth(needed: int, shown: list[int]) -> str:
+    """What batches of different lengths make of the reserved bytes that the longest need. shown: of each order."""
+    if max(shown) == needed:
+        return f"do not fragment the cache here: it stays at the {needed / MIB:,.0f} MiB that the longest need"
+    return (
+        f"fragment the cache: {needed / MIB:,.0f} MiB are needed for the longest, and the device will show "
+        f"{min(shown) / MIB:,.0f} to {max(shown) / MIB:,.0f} reserved, by the order of the batches ({len(shown)} "
+        "were tried)"
     )
 
 

@@ -1,18 +1,20 @@
 """Steps on batches of different lengths: what the caching allocator reserves once padded batches have fragmented it.
 
-A longer batch does not find its blocks among those that shorter ones have split, so that reserved memory grows from
-step to step although no step needs more than the one on the longest rows. A few steps are simulated on batches in the
-order of the training, and their requests are replayed many times in random order.
+A longer batch does not find its blocks among those of shorter ones, so that reserved memory grows from step to step
+although no step needs more than the one on the longest rows. How far depends on the order, most of all on how late the
+longest come: the steps on the first batches of the training and on the longest rows are simulated, and their requests
+are replayed in several orders.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from recipes.data import data_loader
 from recipes.data.collate import IGNORE_INDEX
 from recipes.foresight.fake_gpu import known_values
 from recipes.foresight.fake_gpu.device import FakeDevice
@@ -21,39 +23,43 @@ from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import Settings
 from recipes.training import accelerate_loop
 
-DRAWN_STEPS = 6
-DRAWN_BATCHES = 12  # of all drawn steps together, beyond the first two steps
-REPLAYED_STEPS = 60
+DRAWN_STEPS = 8
+DRAWN_BATCHES = 16  # of all drawn steps together, beyond the first two steps
+LONGEST_BATCHES = 2  # in the step on the longest rows: one that allocates the gradients, and one that adds to them
+ORDERS = 5
+ROUNDS = 3  # how often each step comes in an order
 
 
 @dataclass(frozen=True)
 class UnevenLengths:
     """What steps on drawn batches ask of the allocator.
 
-    steps: that were replayed. demand: with the GPU's capacity. free_demand: without one. expandable_demand: with the
-    capacity and expandable_segments. padding: share of the positions in the drawn batches that are padding.
+    steps: of an order that was replayed. demands: of each order with the GPU's capacity, the first as the training
+    has it. free_demands: without a capacity. expandable_demand: of the first order with the capacity and
+    expandable_segments. padding: share of the positions in the drawn batches that are padding.
     """
 
     steps: int
-    demand: allocator.Demand
-    free_demand: allocator.Demand
+    demands: list[allocator.Demand]
+    free_demands: list[allocator.Demand]
     expandable_demand: allocator.Demand
     padding: float
 
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Requests of simulated steps on drawn batches, in random order. steps: how many. padding: see UnevenLengths."""
+    """Requests of simulated steps on drawn batches. steps, padding: see UnevenLengths. orders: the requests of each."""
 
     steps: int
-    events: list[tuple[int, int]]
+    orders: list[list[tuple[int, int]]]
     padding: float
 
 
 def draw(loop: Any, fake: FakeDevice, optimizer: torch.optim.Optimizer, micro_batches: int) -> DrawnSteps | None:
-    """Simulate steps on the first batches of the training; None where all are equally long.
+    """Simulate steps on the first batches of the training and on the longest rows; None where all are equally long.
 
-    Their order in the replay is random, of a fixed seed, but first each comes once, as they were drawn.
+    In the first order they come as drawn, the longest last, and then at random; the other orders are random. All are of
+    a fixed seed, and begin with the first batches of the training, on which parameters and states are allocated.
 
     loop: of the raw recipe, after its first steps. micro_batches: of an optimizer step.
     """
@@ -65,19 +71,38 @@ def draw(loop: Any, fake: FakeDevice, optimizer: torch.optim.Optimizer, micro_ba
         lengths |= {tuple(batch["input_ids"].shape) for batch in batches}
         positions += sum(batch["input_ids"].numel() for batch in batches)
         filled += sum(map(_filled, batches))
-        with trace:
-            figures = loop.step(batches)
-        del batches, figures  # what a step leaves behind is freed at its end
-        ends.append(len(trace.log.events))
+        ends.append(_step(loop, trace, batches))
+        del batches  # what a step leaves behind is freed at its end
         if len(ends) == count:
             break
-    if len(lengths) < 2 or len(ends) < 2:
+    longest = next(accelerate_loop.chunks(data_loader.largest_step(loop.data, loop.args), micro_batches))
+    lengths |= {tuple(batch["input_ids"].shape) for batch in longest}
+    if len(lengths) < 2:
         return None
-    order = list(range(len(ends)))
+    ends.append(_step(loop, trace, longest[:LONGEST_BATCHES]))
+    orders = _orders(len(ends))
+    events = [trace.allocator_events_of(ends, order) for order in orders]
+    return DrawnSteps(len(orders[0]), events, 1 - filled / positions)
+
+
+def _step(loop: Any, trace: OpTrace, batches: list[Any]) -> int:
+    """Simulate a step. Returns where it ends in the log."""
+    with trace:
+        figures = loop.step(batches)
+    del figures
+    return len(trace.log.events)
+
+
+def _orders(count: int) -> list[list[int]]:
+    """Orders of `count` steps, each of which comes ROUNDS times. All begin with step 0."""
     chance = random.Random(0)
-    while len(order) < REPLAYED_STEPS:
-        order += chance.sample(range(len(ends)), len(ends))
-    return DrawnSteps(len(order), trace.allocator_events_of(ends, order), 1 - filled / positions)
+    found = []
+    for number in range(ORDERS):
+        order = list(range(count)) if number == 0 else [0, *chance.sample(range(1, count), count - 1)]
+        for _ in range(ROUNDS - 1):
+            order += chance.sample(range(count), count)
+        found.append(order)
+    return found
 
 
 def _filled(batch: Any) -> int:
@@ -93,10 +118,13 @@ def _filled(batch: Any) -> int:
 def replay(drawn: DrawnSteps, capacity_bytes: int, settings: Settings) -> UnevenLengths:
     """What the drawn steps ask of an allocator."""
     expandable = Settings(expandable_segments=True, memory_fraction=settings.memory_fraction)
-    return UnevenLengths(
-        drawn.steps,
-        allocator.replay(drawn.events, capacity_bytes, settings),
-        allocator.replay(drawn.events, settings=settings),
-        allocator.replay(drawn.events, capacity_bytes, expandable),
-        drawn.padding,
-    )
+    free = [allocator.replay(events, settings=settings) for events in drawn.orders]
+    demands = [
+        # Below the capacity it has no effect.
+        replace(demand, capacity_bytes=capacity_bytes)
+        if demand.peak_reserved_bytes <= capacity_bytes
+        else allocator.replay(events, capacity_bytes, settings)
+        for demand, events in zip(free, drawn.orders)
+    ]
+    expanded = allocator.replay(drawn.orders[0], capacity_bytes, expandable)
+    return UnevenLengths(drawn.steps, demands, free, expanded, drawn.padding)

@@ -120,7 +120,9 @@ class Estimate:
     verdict: str | None = None  # fits, tight (less than kept_bytes stay free) or does not fit
     kept_bytes: int | None = None  # what 'fits' keeps free: estimate.margin times the reserved memory
     lengths_steps: int | None = None  # of padded data: steps on batches drawn from it, replayed in random order
-    shown_reserved_bytes: int | None = None  # what fragmentation makes of the reserved memory, within the capacity
+    shown_reserved_bytes: int | None = None  # what fragmentation makes of the reserved memory: the median of the orders
+    shown_reserved_low_bytes: int | None = None  # the same in the best of the orders that were tried
+    shown_reserved_high_bytes: int | None = None  # the same in the worst
     free_reserved_bytes: int | None = None  # the same on a GPU without limit
     releases: int | None = None  # how often cached memory is given back to make room
     expandable_reserved_bytes: int | None = None  # with PYTORCH_ALLOC_CONF=expandable_segments:True

@@ -35,22 +35,43 @@ def padded(tmp_path_factory):
 def test_padded_data_has_two_figures(predicted, padded, tmp_path):
     outcome = predicted(*padded)
     memory, result = outcome.memory, outcome.estimate
-    assert result.lengths_steps >= 60 and result.releases == 0 and result.fits
-    assert memory.peak_reserved_bytes <= result.shown_reserved_bytes == result.free_reserved_bytes
+    assert result.lengths_steps >= 20 and result.releases == 0 and result.fits
+    assert memory.peak_reserved_bytes <= result.shown_reserved_bytes <= result.shown_reserved_high_bytes
+    assert result.shown_reserved_high_bytes == result.free_reserved_bytes
     assert result.expandable_reserved_bytes < result.shown_reserved_bytes
     assert 0.2 < result.padding_share < 0.8
     (line,) = (line for line in outcome.warnings if "different lengths" in line)
-    assert f"{result.shown_reserved_bytes / MIB:,.0f} reserved" in line and "packing" in line
+    assert "packing" in line
     assert "CUDA reserved, uneven" in summary.summary(outcome, tmp_path)
 
 
 def test_shorter_batches_fragment_the_cache_and_a_full_card_gives_it_back():
     """By hand: 24 MiB are freed, and cannot serve the next 30; expandable segments grow by pages of 20 MiB."""
     events = [(0, 24 * MIB), (0, -1), (1, 30 * MIB), (1, -1)]
-    seen = uneven_lengths.replay(uneven_lengths.DrawnSteps(2, events, 0.1), 40 * MIB, Settings())
-    assert seen.free_demand.peak_reserved_bytes == 54 * MIB and seen.free_demand.releases == 0
-    assert seen.demand.peak_reserved_bytes == 30 * MIB and seen.demand.releases == 1 and not seen.demand.missing_bytes
+    seen = uneven_lengths.replay(uneven_lengths.DrawnSteps(2, [events], 0.1), 40 * MIB, Settings())
+    (free,), (demand,) = seen.free_demands, seen.demands
+    assert free.peak_reserved_bytes == 54 * MIB and free.releases == 0
+    assert demand.peak_reserved_bytes == 30 * MIB and demand.releases == 1 and not demand.missing_bytes
     assert seen.expandable_demand.peak_reserved_bytes == 40 * MIB and not seen.expandable_demand.releases
+
+
+@pytest.mark.parametrize("vocab", [512, 50257])
+def test_the_longest_rows_come_late_and_find_no_blocks(predicted, tmp_path, vocab):
+    """Conversations as they come: many short ones and two of full length, which are not among the first batches."""
+    chance = random.Random(0)
+    answers = [chance.randint(20, 150) for _ in range(200)] + [480, 480]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "ask", "completion": "w" * count}) + "\n" for count in answers))
+    model = ["model=gpt2", "model.layers=2", "model.width=256", "model.heads=4", f"model.vocab={vocab}"]
+    data = ["data=chat", f"data.path={file}", "data.seq_len=512", "batch.per_device=4"]
+    outcome = predicted("gpu=a100_40gb", *model, *data)
+    needed, result = outcome.memory.peak_reserved_bytes, outcome.estimate
+    assert 1.05 * needed < result.shown_reserved_bytes < 1.6 * needed
+    assert result.shown_reserved_low_bytes <= result.shown_reserved_bytes <= result.shown_reserved_high_bytes
+    assert outcome.memory.peak_allocated_bytes <= result.expandable_reserved_bytes < 1.1 * needed
+    (line,) = (line for line in outcome.warnings if "different lengths" in line)
+    sizes = (f"{size / MIB:,.0f}" for size in (result.shown_reserved_low_bytes, result.shown_reserved_high_bytes))
+    assert f"{' to '.join(sizes)} reserved" in line
 
 
 def test_equal_rows_have_one_figure(predicted):

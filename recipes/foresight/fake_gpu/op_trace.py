@@ -198,18 +198,19 @@ class OpTrace:
         return requests.events
 
     def allocator_events_of(self, ends: list[int], order: list[int]) -> list[tuple[int, int]]:
-        """All requests of steps that are replayed in an order which begins with 0, 1, ...
+        """All requests of steps that are replayed in an order which begins with the first, 0.
 
         ends: the end of each step in the log. order: indices of steps.
         """
-        requests, begins = _AllocatorRequests(self), [0, *ends]
-        for place, step in enumerate(order):
+        requests, begins, seen = _AllocatorRequests(self), [0, *ends], set()
+        for step in order:
             first, last = begins[step], ends[step]
             requests.replay(
                 first,
-                [one for one in self.workspaces if first <= one.index < last and (place == step or not one.kept)],
+                [one for one in self.workspaces if first <= one.index < last and (step not in seen or not one.kept)],
                 last,
             )
+            seen.add(step)
         return requests.events
 
 
