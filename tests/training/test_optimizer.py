@@ -22,7 +22,7 @@ class StepLog:
     def begin(self):
         pass
 
-    def step(self, loss, samples, tokens, learning_rate, gradient_norm):
+    def step(self, loss, *figures):
         self.losses.append(float(loss))
 
 
