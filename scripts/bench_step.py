@@ -100,8 +100,8 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
     cfg, outcome = compose_job(recipe, steps, sizes)
 
     class InTurn(StepLog):
-        def step(self, *figures):
-            super().step(*figures)
+        def step(self, *figures, **more):
+            super().step(*figures, **more)
             turns.done(side)
 
     loop = setup.build(cfg, folder).loop

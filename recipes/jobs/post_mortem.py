@@ -17,9 +17,9 @@ from recipes.records import record, record_file, run_folder
 from recipes.records.messages import RankFailed
 from recipes.records.record import Error, Record
 
-# What a library in C++ prints before it ends the process, if it gets no memory: for an exception that nothing catches,
-# and for the stack of a thread of OpenMP.
-OUT_OF_MEMORY_LINES = ("std::bad_alloc", "Thread creation failed")
+# What is printed before a process ends that gets no memory: by C++ for an exception that nothing catches, by OpenMP for
+# the stack of a thread, by Python for an error while it reports one.
+OUT_OF_MEMORY_LINES = ("std::bad_alloc", "Thread creation failed", "MemoryError")
 END_OF_LOG_BYTES = 2000
 
 
@@ -106,7 +106,7 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
     elif worker.code in (-signal.SIGABRT, 1):
         line = next((line for line in OUT_OF_MEMORY_LINES if line in _end_of_log(job)), None)
         if line is not None:
-            out_of_memory = ("BadAlloc", f"a library's code in C++ ran out of host memory ({line})")
+            out_of_memory = ("BadAlloc", f"the process ran out of host memory and could not report it ({line})")
     if out_of_memory is not None:
         return "oom", Error(phase, *out_of_memory, memory_hints.memory_hint(from_dict(job.record.config)))
     if worker.code < 0:

@@ -50,6 +50,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
         run(cfg, job, progress, listener)
     except BaseException as error:  # also KeyboardInterrupt and SystemExit: every end of a job is in its record
         code = 1
+        worker_environment.lift_memory_limit()
         _note_failure(cfg, job, error, progress.phase, send)
     if job.rank_info.is_main and not _write_record(job):
         try:

@@ -91,4 +91,14 @@ def limit_memory(cfg: Config) -> None:
 
         # The limit stands for a device's memory, so what the imported libraries occupy is not part of it.
         imported_bytes = getattr(psutil.Process().memory_info(), "data", 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (imported_bytes + limit_bytes, imported_bytes + limit_bytes))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)  # stays, so that `lift_memory_limit` can go back to it
+        resource.setrlimit(resource.RLIMIT_DATA, (imported_bytes + limit_bytes, hard_limit))
+
+
+def lift_memory_limit() -> None:
+    """Take back what `limit_memory` set for a CPU: a record of the end must be written where the memory ran out."""
+    if sys.platform == "linux":
+        import resource
+
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard_limit, hard_limit))

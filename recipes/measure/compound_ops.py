@@ -37,6 +37,7 @@ def _gemm_4bit(
     """rows (..., K) times a weight of `shape` (N, K) that is packed in 4 bits: (..., N)."""
     ops = torch.ops.bitsandbytes
     if absmax_8bit is not None:
+        assert absmax_offset is not None, "bitsandbytes gives both or neither"
         absmax = ops.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, ABSMAX_BLOCK, torch.float32)
         absmax = absmax + absmax_offset
     weight = ops.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, rows.dtype)

@@ -23,8 +23,9 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 def have_own_dispatch(types: Sequence[type]) -> bool:
     """Whether one of these is a subclass of tensor that handles operations itself, as DTensor does and a subclass that
     only carries attributes (bitsandbytes' weights) does not. types: as `__torch_dispatch__` receives them."""
-    plain = torch.Tensor.__torch_dispatch__
-    return any(kind not in PLAIN_TYPES and kind.__torch_dispatch__ is not plain for kind in types)
+    tensor: Any = torch.Tensor
+    own = [kind for kind in types if kind not in PLAIN_TYPES]
+    return any(getattr(kind, "__torch_dispatch__", None) is not tensor.__torch_dispatch__ for kind in own)
 
 
 class OpObserver(Protocol):

@@ -45,6 +45,7 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
         for key, value in zip(blocks, (first, end, entry.bytes, KINDS.index(entry.kind), name)):
             blocks[key].append(value)
     kept = {id(entry) for _, _, entry in listed}
+    others = [(first, end, entry) for first, end, entry in alive if id(entry) not in kept]
     return {
         "moments": moments,
         "kinds": list(KINDS),
@@ -52,7 +53,7 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
         "peak": peak,
         "names": list(names),
         "blocks": blocks,
-        "rest": _rest([life for life in alive if id(life[2]) not in kept], moments, peak),
+        "rest": _rest(others, moments, peak),
     }
 
 
@@ -85,6 +86,7 @@ def _rest(lives: list[tuple[int, int, StorageEntry]], moments: int, peak: int) -
         changes[end][kind] = changes[end].get(kind, 0) - entry.bytes
     width = math.ceil(moments / MOST_POINTS)
     now, best, best_sum = [0] * len(KINDS), [0] * len(KINDS), -1
+    at_peak = list(now)
     found: dict[int, list[int]] = {}
     for moment in range(moments):
         if moment % width == 0:

@@ -16,7 +16,8 @@ from recipes.errors import Refusal
 from recipes.options import data
 from recipes.third_party import transformers_models_private
 
-# Families that compute the same logits for a packed sample as for it alone, as tests/models/test_packing.py proves.
+# Families that compute the same logits for a packed sample as for it alone, as
+# tests/models/test_packed_attention.py proves.
 FAMILIES = (
     "gemma",
     "gemma3_text",

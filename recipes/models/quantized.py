@@ -58,8 +58,8 @@ def loading_arguments(model: PreTrainedModel, bits: int, dtype: torch.dtype, dev
             "bnb_4bit_use_double_quant": True,
             "bnb_4bit_compute_dtype": dtype,
         }
-    index = torch.cuda.current_device() if device == "cuda" else None
-    return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": torch.device(device, index)}}
+    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": place}}
 
 
 @torch.no_grad()
@@ -123,9 +123,10 @@ def _quantise_inside(
 
 def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | None) -> nn.Module:
     """A linear layer in 4 or 8 bits. layer: Linear, or Conv1D, whose weight is transposed."""
+    import bitsandbytes
     from bitsandbytes import functional
-    from bitsandbytes import nn as layers
 
+    layers: Any = bitsandbytes.nn  # its types are not exported
     assert isinstance(layer.weight, torch.Tensor)
     weight = layer.weight.data.to(device or layer.weight.device, dtype)
     weight = weight.T.contiguous() if isinstance(layer, Conv1D) else weight

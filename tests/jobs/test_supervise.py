@@ -207,8 +207,9 @@ def test_a_worker_that_linux_ended_for_want_of_memory_is_out_of_memory(train, fa
     [
         ("terminate called after throwing an instance of 'std::bad_alloc'", "os.kill(os.getpid(), 6)"),
         ("libgomp: Thread creation failed: Resource temporarily unavailable", "os._exit(1)"),
+        ("Fatal Python error: _PyErr_NormalizeException: MemoryError", "os._exit(1)"),
     ],
-    ids=["C++", "OpenMP"],
+    ids=["C++", "OpenMP", "Python"],
 )
 def test_a_library_that_ends_the_process_for_want_of_memory_is_out_of_memory(train, fault, line, end):
     run = train(fork_server=fault(f"import os; os.write(2, {line.encode()!r}); {end}"), status="oom")

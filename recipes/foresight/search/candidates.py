@@ -50,12 +50,12 @@ def candidates_of(
         kept = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
         modes.setdefault((kept.name, kept.strategy), []).append(mode)
     groups = []
-    for *shared, adapter in itertools.product(precisions.values(), modes.values(), tried["adapter"]):
-        mode = {"parallelism": shared[1][0]}
+    for alike, together, adapter in itertools.product(precisions.values(), modes.values(), tried["adapter"]):
+        mode = {"parallelism": together[0]}
         optims = [optim for optim in tried["optim"] if search.possible(mode | {"optim": optim})]
         if optims and search.possible(mode | {"adapter": adapter}):
             own = tried | {"optim": optims, "adapter": [adapter]}
-            groups.append(_Group(search, own, *shared, capacity_bytes, workers))
+            groups.append(_Group(search, own, alike, together, capacity_bytes, workers))
     made = [candidate for group in groups for candidate in group.candidates()]
     results = [future.result() for group in groups for future in group.submitted]
     return made, [why for _, why in results if why], sum(len(chain) for chain, _ in results)

@@ -120,7 +120,7 @@ def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[str]
     dimension = DIMENSIONS[lever]
     if dimension.changes_numbers and lever not in request.options.allow:
         return dimension.alike(search.base) if dimension.alike is not None else ()
-    return dimension.values or menus.options(lever, [CONF])
+    return dimension.values or list(menus.options(lever, [CONF]))
 
 
 def _allowed(search: SearchSpace, lever: str, values: Sequence[str], overrides: list[str]) -> list[str]:

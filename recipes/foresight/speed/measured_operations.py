@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, defaultdict
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -95,7 +95,8 @@ class TimedStep:
             if self.on_gpu:
                 torch.cuda.synchronize()
             self._profile = contexts.enter_context(profile(activities=activities, acc_events=True))
-            contexts.callback(torch.cuda.synchronize if self.on_gpu else nullcontext)
+            if self.on_gpu:
+                contexts.callback(torch.cuda.synchronize)
             contexts.enter_context(OpObserverMode(self, self.around))
             self._contexts = contexts.pop_all()
         return self
@@ -109,7 +110,7 @@ class TimedStep:
         """The operations that run on the device, with their seconds; equal ones together."""
         seconds: Counter = Counter()
         for event in self._profile.events() or ():
-            if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
+            if event.name.startswith(RANGE) and event.device_type.name == "CPU":
                 total = event.device_time_total if self.on_gpu else event.cpu_time_total
                 seconds[int(event.name.removeprefix(RANGE))] += total / 1e6
         sums: dict[tuple, list] = defaultdict(lambda: [0, 0.0])
@@ -117,4 +118,4 @@ class TimedStep:
             if described[2] is not None:
                 sums[described][0] += 1
                 sums[described][1] += seconds[number]
-        return [Call(*described, calls, total, None) for described, (calls, total) in sums.items()]
+        return [Call(*described, calls, total, None) for described, (calls, total) in sums.items()]  # type: ignore[call-arg]

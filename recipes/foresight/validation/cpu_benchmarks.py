@@ -192,7 +192,8 @@ def call_seconds(device: str = "cpu") -> dict[str, float]:
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=8, num_attention_heads=2, intermediate_size=64, vocab_size=64
     )
-    model = transformers.BertForSequenceClassification(config).to(device)
+    model = transformers.BertForSequenceClassification(config)
+    torch.nn.Module.to(model, torch.device(device))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     batch = {"input_ids": torch.zeros(1, 8, dtype=torch.long, device=device)}
     batch["labels"] = torch.zeros(1, dtype=torch.long, device=device)

@@ -33,7 +33,7 @@ class BertAdam(torch.optim.Optimizer):
         super().__init__(weights, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
