@@ -1,6 +1,6 @@
 """The fastest configurations that fit a GPU, with the commands to paste.
 
-    python scripts/fit.py model=gpt2_xl gpu=rtx4090_24gb batch.effective=64 data.seq_len=1024
+    python scripts/fit.py model=gpt2_xl gpu=rtx4090_24gb batch.effective=64 'fit.allow=[precision,optim]'
     python scripts/fit.py model=gpt2_xl gpu=rtx4090_24gb fit.gpus=4 batch.effective=64 data.seq_len=1024
 
 Takes the overrides of train.py. What they leave open of precision, checkpointing, attention, optimizer and batch is
