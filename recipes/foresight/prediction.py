@@ -18,7 +18,7 @@ from recipes.foresight.uneven_lengths import UnevenLengths
 from recipes.machine import gpu_specs, host
 from recipes.options import memory_hints
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
-from recipes.units import GIB, MIB
+from recipes.units import MIB, limited_bytes
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
 
@@ -35,8 +35,7 @@ def allocator_bytes(cfg: Config) -> int:
 
 def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
     """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
-    free = gpu.memory_bytes - gpu.context_bytes - nccl_bytes
-    return free if memory_limit_gib is None else min(free, int(memory_limit_gib * GIB))
+    return limited_bytes(gpu.memory_bytes - gpu.context_bytes - nccl_bytes, memory_limit_gib)
 
 
 def nccl_bytes(cfg: Config) -> int:

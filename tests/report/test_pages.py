@@ -56,6 +56,7 @@ def test_a_page_stands_alone_and_is_small(tmp_path):
     own = text.replace(embed.asset(embed.LIBRARY), "")
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=", own)
     assert data_of(text)["step"]["timeline"] == TIMELINE
+    assert "figures are in result.json beside" in text and "$files" not in text
 
 
 def test_texts_of_a_record_cannot_become_code(tmp_path):

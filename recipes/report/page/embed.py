@@ -13,7 +13,7 @@ from typing import Any
 from recipes.records import atomic_file
 
 ASSETS = Path(__file__).parent / "assets"
-STYLE, LIBRARY = "page.css", "echarts.min.js"
+TEMPLATE, STYLE, LIBRARY = "page.html", "page.css", "echarts.min.js"
 SHARED_FOLDER = "page"  # in a sweep's folder: what its pages share
 ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -29,12 +29,12 @@ def json_text(value: Any) -> str:
     return text
 
 
-def page(template: str, title: str, names: Sequence[str], data: str, start: str, shared: str | None) -> str:
+def page(files: str, title: str, names: Sequence[str], data: str, start: str, shared: str | None) -> str:
     """A page as text.
 
-    template, names, start: files in `assets`: the HTML, the scripts, and the one that runs last. data: JavaScript, or a
-    path to a script that begins with "./". shared: the address of the folder with the assets; None: they are in the
-    page.
+    files: those that have its figures, for a reader without JavaScript. names, start: files in `assets`: the scripts,
+    and the one that runs last. data: JavaScript, or a path to a script that begins with "./". shared: the address of
+    the folder with the assets; None: they are in the page.
     """
     scripts = [_script(name, shared) for name in [LIBRARY, *names]]
     scripts.append(f'<script src="{data}"></script>' if data.startswith("./") else f"<script>{data}</script>")
@@ -42,8 +42,8 @@ def page(template: str, title: str, names: Sequence[str], data: str, start: str,
     style = f"<style>{asset(STYLE)}</style>"
     if shared is not None:
         style = f'<link rel="stylesheet" href="{html.escape(shared)}/{STYLE}">'
-    return string.Template(asset(template)).substitute(
-        title=html.escape(title), styles=style, scripts="\n".join(scripts)
+    return string.Template(asset(TEMPLATE)).substitute(
+        title=html.escape(title), files=html.escape(files), styles=style, scripts="\n".join(scripts)
     )
 
 

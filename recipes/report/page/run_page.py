@@ -12,7 +12,7 @@ from typing import Any
 from recipes.records import atomic_file, record_file, regular_file, run_folder, step_file
 from recipes.records.record import Record
 from recipes.report.page import embed, settings
-from recipes.units import GIB
+from recipes.units import limited_bytes
 
 PAGE, DATA = "page.html", "page-data.js"
 SCRIPTS = ("common.js", "timeline.js", "operations.js", "run.js")
@@ -33,7 +33,8 @@ def write(found: Record, folder: Path, sweep: Path | None = None) -> Path:
     else:
         embed.write_shared(sweep)
         up = _write_data(found, folder, sweep)
-        text = embed.page("run.html", _title(found), SCRIPTS, f"./{DATA}", START, f"{up}/{embed.SHARED_FOLDER}")
+        shared = f"{up}/{embed.SHARED_FOLDER}"
+        text = embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, f"./{DATA}", START, shared)
     atomic_file.write(folder / PAGE, text.encode())
     return folder / PAGE
 
@@ -61,7 +62,7 @@ def _write_data(found: Record, folder: Path, sweep: Path) -> str:
 
 def whole(found: Record, folder: Path) -> str:
     """The page as one text that stands alone."""
-    return embed.page("run.html", _title(found), SCRIPTS, _script(found, data(found, folder)), START, None)
+    return embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, _script(found, data(found, folder)), START, None)
 
 
 @contextlib.contextmanager
@@ -114,8 +115,7 @@ def _capacity(found: Record) -> int | None:
     if found.estimate is None:
         return None
     free = found.estimate.capacity_bytes - (found.memory.context_bytes or 0) - (found.memory.nccl_bytes or 0)
-    limit = (found.config.get("launch") or {}).get("memory_limit_gib")
-    return free if limit is None else min(free, int(limit * GIB))
+    return limited_bytes(free, (found.config.get("launch") or {}).get("memory_limit_gib"))
 
 
 def steps(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from recipes.units import PARTS
 PAGE = run_page.PAGE
 SCRIPTS = ("common.js", "timeline.js", "sweep.js")
 START = "sweep-start.js"
+FILES = "table.md and results.csv"
 PART_ORDER = ("parameters", "optimizer", "gradients", "activations", "other")  # as the page stacks them
 assert set(PART_ORDER) == {field for _, field in PARTS}
 
@@ -39,7 +40,7 @@ def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
         if folder is not None and _below(folder, target):
             run_page.refresh(run, folder, target)
     script = f"headroom.sweep={embed.json_text(data(made, target, folders))};"
-    text = embed.page("sweep.html", _title(made), SCRIPTS, script, START, embed.SHARED_FOLDER)
+    text = embed.page(FILES, _title(made), SCRIPTS, script, START, embed.SHARED_FOLDER)
     atomic_file.write(target / PAGE, text.encode())
     return [target / PAGE]
 
@@ -47,7 +48,7 @@ def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
 def whole(made: Table) -> str:
     """The page as one text that stands alone, without the pages of the jobs."""
     script = f"headroom.sweep={embed.json_text(data(made, Path(), {}))};"
-    return embed.page("sweep.html", _title(made), SCRIPTS, script, START, None)
+    return embed.page(FILES, _title(made), SCRIPTS, script, START, None)
 
 
 def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:
