@@ -23,7 +23,8 @@ def largest(cfg: Config, folder: str) -> dict[str, int | None]:
     def fits(size: int) -> bool:
         tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
         tried.batch.per_device, tried.accumulation.steps = size, effective // size
-        prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, prediction.allocator_bytes(tried)))
+        capacity = prediction.allocator_bytes(tried)
+        prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, capacity, draw_lengths=True))
         estimate = outcome.estimate
         assert estimate is not None, "on a CPU accumulation=auto is refused"
         tried_sizes[size] = estimate

@@ -43,12 +43,13 @@ def nccl_bytes(cfg: Config) -> int:
     return cfg.gpu.nccl_bytes if cfg.parallelism.world_size > 1 else 0
 
 
-def judged(gpu: Gpu, share: float, margin_bytes: int, reserved_bytes: int) -> Estimate:
+def judged(gpu: Gpu, share: float, margin_bytes: int, reserved_bytes: int, lacking_bytes: int = 0) -> Estimate:
     """The verdict on a step that reserves so much and leaves margin_bytes free.
 
-    Measured memory exceeds a prediction now and then, so that 'fits' keeps a share of it free (`estimate.margin`).
+    Measured memory exceeds a prediction now and then, so that 'fits' keeps a share of it free (`estimate.margin`), and
+    beside it what batches of different lengths lacked where just reserved_bytes were there (lacking_bytes).
     """
-    kept = math.ceil(share * reserved_bytes)
+    kept = math.ceil(share * reserved_bytes) + (lacking_bytes if share else 0)
     verdict = DOES_NOT_FIT if margin_bytes < 0 else TIGHT if margin_bytes < kept else FITS
     return Estimate(verdict == FITS, margin_bytes, gpu.memory_bytes, verdict, kept)
 
@@ -90,7 +91,8 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     # Paged optimizer states fill what is free of the device; the rest of them stays on the host.
     memory.device_used_bytes = max(used, min(used + simulated.paged_bytes, cfg.gpu.memory_bytes))
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
-    outcome.estimate = judged(cfg.gpu, cfg.estimate.margin or 0.0, margin, demand.peak_reserved_bytes)
+    lacking = simulated.lengths.lacking_bytes if simulated.lengths is not None else 0
+    outcome.estimate = judged(cfg.gpu, cfg.estimate.margin or 0.0, margin, demand.peak_reserved_bytes, lacking)
     if simulated.lengths is not None:
         _fill_lengths(outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
@@ -121,6 +123,7 @@ def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -
     """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
     demands = lengths.demands
     estimate.lengths_steps, estimate.releases = lengths.steps, max(demand.releases for demand in demands)
+    estimate.lacking_bytes = lengths.lacking_bytes
     needed = outcome.memory.peak_reserved_bytes or 0  # every order has the longest rows sooner or later
     shown = [max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes)) for demand in demands]
     estimate.shown_reserved_bytes = statistics.median_low(shown)
@@ -141,6 +144,11 @@ def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -
         hints.append(
             f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling) or "
             "data.group_by_length would spare"
+        )
+    if estimate.lacking_bytes and estimate.kept_bytes:
+        tight += (
+            f" On a GPU with just what the longest need, {estimate.lacking_bytes / MIB:,.0f} MiB would be missing in "
+            "the worst order: they are part of the margin."
         )
     times = "is never given back" if not estimate.releases else f"is given back up to {estimate.releases} times"
     outcome.warnings.append(
@@ -167,10 +175,15 @@ def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
         if releases
         else ""
     )
+    lacking = (
+        f", and {estimate.lacking_bytes / MIB:,.0f} MiB for batches of different lengths"
+        if estimate.lacking_bytes
+        else ""
+    )
     return (
         f"tight: {estimate.margin_bytes / MIB:,.0f} MiB stay free, and what is predicted may be too little by "
         f"{(estimate.kept_bytes or 0) / MIB:,.0f} MiB ({cfg.estimate.margin:.3g} of the reserved memory, "
-        f"estimate.margin). It may run out of memory.{released}"
+        f"estimate.margin{lacking}). It may run out of memory.{released}"
     )
 
 

@@ -97,7 +97,8 @@ def simulate_step(
         del held
         drawn = None
         if gpu is not None and draw_lengths and rows.collate is not collate.stack:
-            drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps)
+            _, settings, _ = _allocator(capacity_bytes, gpu.memory_bytes)
+            drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step

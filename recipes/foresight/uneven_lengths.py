@@ -28,6 +28,7 @@ DRAWN_BATCHES = 16  # of all drawn steps together, beyond the first two steps
 LONGEST_BATCHES = 2  # in the step on the longest rows: one that allocates the gradients, and one that adds to them
 ORDERS = 5
 ROUNDS = 3  # how often each step comes in an order
+LACKING_PRECISION = 0.005  # of what the longest rows need
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class UnevenLengths:
 
     steps: of an order that was replayed. demands: of each order with the GPU's capacity, the first as the training
     has it. free_demands: without a capacity. expandable_demand: of the first order with the capacity and
-    expandable_segments. padding: share of the positions in the drawn batches that are padding.
+    expandable_segments. padding: share of the positions in the drawn batches that are padding. lacking_bytes: by how
+    much a GPU that has just what the longest rows need is too small for the worst order.
     """
 
     steps: int
@@ -44,24 +46,38 @@ class UnevenLengths:
     free_demands: list[allocator.Demand]
     expandable_demand: allocator.Demand
     padding: float
+    lacking_bytes: int
 
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Requests of simulated steps on drawn batches. steps, padding: see UnevenLengths. orders: the requests of each."""
+    """Requests of simulated steps on drawn batches; what no GPU's capacity changes. orders: the requests of each.
+
+    The rest: see UnevenLengths.
+    """
 
     steps: int
     orders: list[list[tuple[int, int]]]
     padding: float
+    free_demands: list[allocator.Demand]
+    lacking_bytes: int
 
 
-def draw(loop: Any, fake: FakeDevice, optimizer: torch.optim.Optimizer, micro_batches: int) -> DrawnSteps | None:
+def draw(
+    loop: Any,
+    fake: FakeDevice,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: int,
+    longest_events: list[tuple[int, int]],
+    settings: Settings,
+) -> DrawnSteps | None:
     """Simulate steps on the first batches of the training and on the longest rows; None where all are equally long.
 
     In the first order they come as drawn, the longest last, and then at random; the other orders are random. All are of
     a fixed seed, and begin with the first batches of the training, on which parameters and states are allocated.
 
-    loop: of the raw recipe, after its first steps. micro_batches: of an optimizer step.
+    loop: of the raw recipe, after its first steps. micro_batches: of an optimizer step. longest_events: the requests of
+    steps on the longest rows alone. settings: of the allocator.
     """
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
@@ -82,7 +98,37 @@ def draw(loop: Any, fake: FakeDevice, optimizer: torch.optim.Optimizer, micro_ba
     ends.append(_step(loop, trace, longest[:LONGEST_BATCHES]))
     orders = _orders(len(ends))
     events = [trace.allocator_events_of(ends, order) for order in orders]
-    return DrawnSteps(len(orders[0]), events, 1 - filled / positions)
+    return drawn_steps(len(orders[0]), events, 1 - filled / positions, longest_events, settings)
+
+
+def drawn_steps(
+    steps: int,
+    orders: list[list[tuple[int, int]]],
+    padding: float,
+    longest_events: list[tuple[int, int]],
+    settings: Settings,
+) -> DrawnSteps:
+    """The requests of drawn steps with what they need on a GPU without limit, and on one that has little."""
+    free = [allocator.replay(events, settings=settings) for events in orders]
+    needed = allocator.replay(longest_events, settings=settings).peak_reserved_bytes
+    growing = [events for demand, events in zip(free, orders) if demand.peak_reserved_bytes > needed]
+    most = max((demand.peak_reserved_bytes for demand in free), default=needed) - needed
+    return DrawnSteps(steps, orders, padding, free, _lacking(growing, needed, most, settings))
+
+
+def _lacking(orders: list[list[tuple[int, int]]], needed_bytes: int, most_bytes: int, settings: Settings) -> int:
+    """What a GPU with needed_bytes lacks for all orders, by bisection. most_bytes: so much more is enough."""
+
+    def suffices(more: int) -> bool:
+        return not any(allocator.replay(one, needed_bytes + more, settings).missing_bytes for one in orders)
+
+    if suffices(0):
+        return 0
+    low, high = 0, most_bytes
+    while high - low > LACKING_PRECISION * needed_bytes:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
 
 
 def _step(loop: Any, trace: OpTrace, batches: list[Any]) -> int:
@@ -118,13 +164,12 @@ def _filled(batch: Any) -> int:
 def replay(drawn: DrawnSteps, capacity_bytes: int, settings: Settings) -> UnevenLengths:
     """What the drawn steps ask of an allocator."""
     expandable = Settings(expandable_segments=True, memory_fraction=settings.memory_fraction)
-    free = [allocator.replay(events, settings=settings) for events in drawn.orders]
     demands = [
         # Below the capacity it has no effect.
         replace(demand, capacity_bytes=capacity_bytes)
         if demand.peak_reserved_bytes <= capacity_bytes
         else allocator.replay(events, capacity_bytes, settings)
-        for demand, events in zip(free, drawn.orders)
+        for demand, events in zip(drawn.free_demands, drawn.orders)
     ]
     expanded = allocator.replay(drawn.orders[0], capacity_bytes, expandable)
-    return UnevenLengths(drawn.steps, demands, free, expanded, drawn.padding)
+    return UnevenLengths(drawn.steps, demands, drawn.free_demands, expanded, drawn.padding, drawn.lacking_bytes)

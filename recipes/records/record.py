@@ -118,7 +118,7 @@ class Estimate:
     margin_bytes: int  # device memory that stays free; negative: how much is missing
     capacity_bytes: int
     verdict: str | None = None  # fits, tight (less than kept_bytes stay free) or does not fit
-    kept_bytes: int | None = None  # what 'fits' keeps free: estimate.margin times the reserved memory
+    kept_bytes: int | None = None  # what 'fits' keeps free: estimate.margin of the reserved memory, and lacking_bytes
     lengths_steps: int | None = None  # of padded data: steps on batches drawn from it, replayed in random order
     shown_reserved_bytes: int | None = None  # what fragmentation makes of the reserved memory: the median of the orders
     shown_reserved_low_bytes: int | None = None  # the same in the best of the orders that were tried
@@ -127,6 +127,7 @@ class Estimate:
     releases: int | None = None  # how often cached memory is given back to make room
     expandable_reserved_bytes: int | None = None  # with PYTORCH_ALLOC_CONF=expandable_segments:True
     padding_share: float | None = None  # of the positions in the batches
+    lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports
     largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak and their modules
