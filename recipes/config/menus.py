@@ -110,6 +110,11 @@ class Loss(Menu):
 
 
 @dataclass
+class Kernels(Menu):
+    pass
+
+
+@dataclass
 class Parallelism(Menu):
     num_processes: int | None = at_least(1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived

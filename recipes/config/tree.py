@@ -18,6 +18,7 @@ from recipes.config.menus import (
     Checkpointing,
     Data,
     Gpu,
+    Kernels,
     Loss,
     Model,
     Optim,
@@ -42,6 +43,7 @@ class Config:
     checkpointing: Checkpointing = section(Checkpointing)
     adapter: Adapter = section(Adapter)
     loss: Loss = section(Loss)
+    kernels: Kernels = section(Kernels)
     parallelism: Parallelism = section(Parallelism, identity=(RUN, LABEL))
     tracker: Tracker = section(Tracker, identity=())
     gpu: Gpu = section(Gpu)

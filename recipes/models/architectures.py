@@ -15,8 +15,8 @@ from transformers.models.auto import modeling_auto
 
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.models import packing
-from recipes.options import adapter
+from recipes.models import liger, packing
+from recipes.options import adapter, kernels
 from recipes.options import model as model_options
 from recipes.options.model import AUTO
 from recipes.records import record
@@ -52,6 +52,8 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             "Type checkpointing=none."
         )
     _check_lengths(cfg, name, positions(config))
+    if kernels.is_liger(cfg):
+        liger.check(name, config)
     if cfg.data.packing:
         packing.check(cfg, name, config, task)
 

@@ -54,3 +54,4 @@ FIXED = {
 }
 ENCODERS = {"bert"}
 ROTARY = {"llama", "mixtral"}
+LIGER = {"llama", "mixtral"}  # of these families, those that Liger has kernels for

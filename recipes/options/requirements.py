@@ -17,6 +17,9 @@ def problems(cfg: Config, group: str) -> list[str]:
     option = f"{group}={getattr(cfg, group).name}"
     if cfg.recipe.name == "estimate" and facts.not_estimated:
         return [f"recipe=estimate does not support {option}: {facts.not_estimated}"]
+    if facts.needs_gpu and host.device(cfg) == "cpu":  # no package helps here
+        choose = f" Choose {facts.instead_on_cpu}." if facts.instead_on_cpu else ""
+        return [f"{option} needs a GPU: {facts.needs_gpu}.{choose}"]
     instead = f", or choose {facts.instead}" if facts.instead else ""
     if facts.package and not host.has(facts.package):
         return [f"{option} needs the package {facts.package}: pip install {facts.package}{instead}."]
@@ -25,9 +28,6 @@ def problems(cfg: Config, group: str) -> list[str]:
         if installed is None or not requirement.specifier.contains(installed, prereleases=True):
             found = f"{requirement.name} {installed} is installed" if installed else "it is not installed"
             return [f"{option} needs {requirement}, and {found}: pip install '{requirement}'{instead}."]
-    if facts.needs_gpu and host.device(cfg) == "cpu":
-        choose = f" Choose {facts.instead_on_cpu}." if facts.instead_on_cpu else ""
-        return [f"{option} needs a GPU: {facts.needs_gpu}.{choose}"]
     gpu = host.gpu(cfg)
     if gpu is not None and facts.min_capability and gpu.capability < _version(facts.min_capability):
         choose = f" Choose {facts.instead}." if facts.instead else ""

@@ -17,7 +17,7 @@ from recipes.config import Config
 from recipes.data import dataset
 from recipes.data.dataset import Data
 from recipes.machine import host
-from recipes.models import architectures, builder, checkpointing, quantized
+from recipes.models import architectures, builder, checkpointing, liger, quantized
 from recipes.options import adapter, hooks, parallelism, precision, task
 from recipes.options.checkpointing import every_n_layers
 from recipes.options.training_arguments import training_arguments
@@ -95,6 +95,7 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
+    liger.apply(ingredients.args, adapter.base_model(model))
     if cfg.checkpointing.name != "none":
         checkpointing.enable(model, cfg.checkpointing.name, every_n_layers(cfg))
     accelerate_private.cache_lomo_check()

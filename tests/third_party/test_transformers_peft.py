@@ -13,7 +13,11 @@ import sys
 from recipes.training import preload
 preload.import_libraries()
 assert "transformers.trainer" in sys.modules
-assert "peft" not in sys.modules and "bitsandbytes" not in sys.modules
+assert not {"peft", "bitsandbytes", "torchao"} & set(sys.modules)
+
+from transformers import trainer_optimizer
+from transformers.utils import import_utils
+assert trainer_optimizer.is_torchao_available() == import_utils.is_torchao_available()  # which was put off
 
 from torch import nn
 from transformers import trainer, trainer_utils
