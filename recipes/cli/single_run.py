@@ -10,7 +10,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.cli import console, summary
+from recipes.cli import console, live, summary
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.jobs import launch, post_mortem, run_lock, supervise
@@ -138,10 +138,12 @@ def run_in(
     source: launch.WorkerSource | None = None,
     group: str | None = None,
     differs: Sequence[str] = (),
+    sweep: live.SweepState | None = None,
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
     group, differs: for the tracker, the sweep's name and the overrides in which the job differs from its others.
+    sweep: for the page that follows it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if problems:
@@ -155,15 +157,21 @@ def run_in(
     outcome.warnings += validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
+    follower = live.follower(cfg, outcome, folder, " ".join(differs), sweep)
+
     def on_message(message: Message) -> None:
         display.on_message(message)
         tracker.on_message(message)
+        if follower is not None:
+            follower.on_message(message)
 
     with display:
         for line in outcome.warnings:
             display.warn(line)
         outcome = supervise.run(launch.Job(outcome, folder, current_rank()), on_message, source)
         new_warnings = write_page(outcome, folder, None if group is None else folder.parent)
+        if follower is not None:
+            follower.end(outcome)
         with run_page.standing_alone(outcome, folder, tracker.takes_page) as page:
             new_warnings += tracker.finish(outcome, page)
     if new_warnings:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
 from hydra.conf import HydraConf
@@ -10,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes import config
-from recipes.cli import console, single_run, submitit_jobs, summary
+from recipes.cli import console, live, single_run, submitit_jobs, summary
 from recipes.cli import sweep as sweeps
 from recipes.config import Config
 from recipes.errors import Refusal
@@ -21,7 +23,7 @@ from recipes.ranks import rank_info
 from recipes.records import checkpoint_files, record_file
 from recipes.records.record import Record
 from recipes.report import read, report
-from recipes.report.page import sweep_page
+from recipes.report.page import live_page, sweep_page
 from recipes.tracking import trackers
 
 BASIC_SWEEPER = "BasicSweeper"  # Hydra's own, which compares nothing
@@ -50,6 +52,7 @@ def run_in_sweep(
     jobs, swept = sweeps.count_jobs(sweep)
     outcome.environment |= sweeps.job_environment(hydra_config, jobs)
     label = sweeps.distinguishing_overrides(outcome.overrides, swept)
+    state = _state(sweep, folder, cfg, jobs, alone=not in_task and outcome.environment["jobs_at_once"] == 1)
     job_folder = folder / outcome.config_key
     with submitit_jobs.preemptible(in_task) as requeue:
         before = sweeps.final_record(job_folder)
@@ -58,10 +61,11 @@ def run_in_sweep(
         try:
             if before is None:
                 quiet = in_task or outcome.environment["jobs_at_once"] > 1
-                display = console.Console(" ".join(label), number + 1, jobs, quiet=quiet)
-                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label)
+                display = console.Console(" ".join(label), number + 1, jobs, quiet, state.seconds_left)
+                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label, state)
             else:
                 outcome = before
+            state.job_ends(" ".join(label), outcome, ran=before is None)
             line = summary.job_line(outcome, number + 1, label, before is not None)
             console.say(line)
             sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])
@@ -88,6 +92,7 @@ def _run_new(
     folder: Path,
     in_task: bool,
     differs: list[str],
+    state: live.SweepState,
 ) -> Record:
     """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record.
 
@@ -105,7 +110,25 @@ def _run_new(
         fork_server = None if problems or in_task else sweeps.fork_server()
         if fork_server is not None and number == 0:
             report.prepare()  # while the fork server imports
-        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs)
+        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs, state)
+
+
+def _state(sweep: sweeps.Sweep, folder: Path, cfg: Config, jobs: int | None, alone: bool) -> live.SweepState:
+    """The state of this process's sweep, at the start of a job.
+
+    alone: no other process runs jobs of it. Only then one page follows the whole sweep.
+    """
+    state = _states.setdefault(sweep.name, live.SweepState(jobs))
+    if cfg.measure.live and alone and state.folder is None:
+        state.folder = folder
+        with contextlib.suppress(OSError):
+            page = live_page.write(folder, f"A sweep of {jobs or 'several'} jobs", "", folder)
+            console.say(f"Follow it in a browser: {page}")
+    state.began = time.monotonic()
+    return state
+
+
+_states: dict[str, live.SweepState] = {}  # by the sweep's name
 
 
 def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
@@ -122,6 +145,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
             paths = report.make([folder], folder)
             console.say(report.for_screen([folder]))
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+            if sweep.name in _states:
+                _states[sweep.name].write(None, "ended")
             for line in send_report(jobs, folder, [path for path in paths if path.suffix == ".png"]):
                 console.say(line)
         except Exception as error:  # the records are complete, and the report can be made from them later

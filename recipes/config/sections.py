@@ -51,6 +51,7 @@ class Measure:
     warmup_steps: int = at_least(0)
     ledger: bool = UNSET
     operations: bool = key(identity=(RUN,))
+    live: bool = key(identity=())
     repeats: int = at_least(1, identity=())
     repeat: int = at_least(0, identity=(RUN,))
 

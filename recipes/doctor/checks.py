@@ -146,14 +146,6 @@ def is_below(version: str | None, bound: str | None) -> bool:
 
 def examine_host() -> Host:
     """Memory, instructions, headers and disks."""
-    memory = None
-    try:
-        import psutil
-
-        memory = psutil.virtual_memory().total
-        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # a container's own limit
-    except (ImportError, OSError, ValueError):  # no psutil, no such limit, or 'max'
-        pass
     try:
         cpu_bf16 = bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", Path("/proc/cpuinfo").read_text()))
     except OSError:
@@ -167,7 +159,7 @@ def examine_host() -> Host:
     for what, folder in folders.items():
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         disks[what] = (folder, shutil.disk_usage(existing).free)
-    return Host(memory, cpu_bf16, Path(sysconfig.get_paths()["include"], "Python.h").is_file(), disks)
+    return Host(host.memory_bytes(), cpu_bf16, Path(sysconfig.get_paths()["include"], "Python.h").is_file(), disks)
 
 
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:

@@ -149,6 +149,7 @@ class TrainingRun:
             steps_per_epoch=loop.steps_per_epoch,
             compiled=cfg.compile,
             before=newest.step_log_state(start) if start else None,
+            memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start)
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)

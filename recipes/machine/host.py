@@ -90,6 +90,19 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def memory_bytes() -> int | None:
+    """The machine's memory, or a container's own limit; None without psutil."""
+    memory = None
+    try:
+        import psutil
+
+        memory = psutil.virtual_memory().total
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (ImportError, OSError, ValueError):  # no psutil, no such limit, or 'max'
+        pass
+    return memory
+
+
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -31,6 +31,7 @@ class StepLog:
     steps_per_epoch: optimizer steps in which every row of the data is trained on once.
     compiled: steps in which torch.compile compiled a graph are not part of the speed.
     before: for a training that is resumed, what `state` returned when it was saved; no part of the speed.
+    memory(): (bytes in use, bytes that may be) for the messages, asked at each flush. It must not wait for the device.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class StepLog:
         steps_per_epoch: int = 1,
         compiled: bool = False,
         before: dict[str, list] | None = None,
+        memory: Callable[[], tuple[int, int] | None] = lambda: None,
     ):
         self.on_gpu = torch.device(device).type == "cuda"
         self.warmup_steps, self.flush_seconds, self.send, self.compiled = warmup_steps, flush_seconds, send, compiled
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch, self.memory = steps_per_epoch, memory
         self.path = Path(folder, STEPS_FILE) if folder else None
         self.file = open(self.path, "w") if self.path else None  # noqa: SIM115 (open as long as the training runs)
         before = before or {"losses": [], "seconds": [], "samples": [], "tokens": []}
@@ -112,7 +114,8 @@ class StepLog:
             self._write(first)
             recent = slice(first, len(self.losses))
             samples_per_second = sum(self.samples[recent]) / max(sum(self.seconds[recent]), 1e-9)
-            self.send(StepsDone(len(self.losses), self.losses[-1], samples_per_second))
+            used, limit = self.memory() or (None, None)
+            self.send(StepsDone(len(self.losses), self.losses[-1], samples_per_second, used, limit))
         self._flushed = time.perf_counter()
 
     def evaluation(self, result: Evaluation) -> None:

@@ -26,11 +26,16 @@ class PhaseStarted:
 
 @dataclass(frozen=True)
 class StepsDone:
-    """Optimizer steps so far, the loss of the last one, and the throughput since the previous message."""
+    """Optimizer steps so far, the loss of the last one, and the throughput since the previous message.
+
+    memory_bytes: what rank 0 has in use, of memory_limit_bytes (`device_memory.in_use`); None where it is not known.
+    """
 
     step: int
     loss: float
     samples_per_second: float
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)

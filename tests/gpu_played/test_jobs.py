@@ -7,6 +7,7 @@ from conftest import compose
 from played_gpu import CACHED_BYTES, CONTEXT_BYTES, IDLE_BYTES, MIB, NAME, WORKSPACE_BYTES
 
 from recipes.records import checkpoint_files
+from recipes.records.messages import StepsDone
 
 pytest_plugins = ["gpu_fixtures"]
 RECIPES = ["trainer", "accelerate"]
@@ -35,6 +36,8 @@ def test_a_job_on_a_gpu_has_the_losses_of_the_cpu_and_the_figures_of_the_card(tr
     assert memory.weights_device_bytes >= memory.weights_bytes
     assert 0 < record.speed.step_seconds_median < 5 and 0 < record.speed.mfu < 1
     assert not [text for text in record.warnings if "empty" in text]
+    shown = [message for message in played.messages if isinstance(message, StepsDone)][-1]
+    assert shown.memory_bytes == memory.context_bytes + memory.peak_reserved_bytes < shown.memory_limit_bytes
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,14 @@ def _written_since(path: Path, time_ns: int) -> bool:
 
 def _write_data(found: Record, folder: Path, sweep: Path) -> str:
     """Write the data of a job's page beside it. Returns the relative address of the sweep's folder."""
-    up = "/".join([".."] * len(folder.resolve().relative_to(Path(sweep).resolve()).parts))
+    up = way_up(folder, sweep)
     atomic_file.write(folder / DATA, _script(found, data(found, folder) | {"sweep": f"{up}/{PAGE}"}).encode())
     return up
+
+
+def way_up(folder: Path, sweep: Path) -> str:
+    """The relative address of the sweep's folder, as seen from one below it."""
+    return "/".join([".."] * len(Path(folder).resolve().relative_to(Path(sweep).resolve()).parts))
 
 
 def whole(found: Record, folder: Path) -> str:
@@ -80,9 +85,14 @@ def standing_alone(found: Record, folder: Path, wanted: bool) -> Iterator[Path |
         path.unlink(missing_ok=True)
 
 
-def _title(found: Record) -> str:
+def subject(found: Record) -> str:
+    """The model and the device."""
     model = found.config.get("model") or {}
-    return f"{model.get('pretrained') or model.get('name')} on {found.environment.get('device_name')}: {found.status}"
+    return f"{model.get('pretrained') or model.get('name')} on {found.environment.get('device_name')}"
+
+
+def _title(found: Record) -> str:
+    return f"{subject(found)}: {found.status}"
 
 
 def _script(found: Record, values: dict[str, Any]) -> str:

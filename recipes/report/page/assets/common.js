@@ -83,6 +83,7 @@ function theme() {
 
 // --- charts ----------------------------------------------------------------------------------------------
 
+const FONT = getComputedStyle(document.body).fontFamily;  // a canvas does not know "inherit", and would draw in 10 px
 /** A chart in `place`. options(theme) -> ECharts' options; is called again when light and dark change. */
 function chart(place, options, label) {
   place.setAttribute("role", "img");
@@ -98,7 +99,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => head
 
 /** What all charts have in common. */
 function base(colours, more) {
-  return { animation: false, textStyle: { color: colours.text, fontFamily: "inherit" }, ...more };
+  return { animation: false, textStyle: { color: colours.text, fontFamily: FONT }, ...more };
 }
 function tooltip(colours, more) {
   return { confine: true, backgroundColor: colours.card, borderColor: colours.line,

@@ -1,0 +1,2 @@
+"use strict";
+livePage(headroom.live, document.getElementById("page"));

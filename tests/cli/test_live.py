@@ -1,0 +1,179 @@
+"""What a person sees while a job runs: its state, the time left, and what the page that follows it loads."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+from conftest import ROOT, compose, small
+
+from recipes.cli import job_state, live
+from recipes.cli.job_state import JobState
+from recipes.records.messages import PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
+from recipes.units import GIB, MIB
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the test moves: clock.now, in seconds."""
+    clock = types.SimpleNamespace(now=100.0, time=lambda: 5.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(job_state, "time", clock)
+    monkeypatch.setattr(live, "time", clock)
+    return clock
+
+
+def news(folder):
+    """What the page loads."""
+    text = (folder / "page-live.js").read_text()
+    assert text.startswith("headroom.news(") and text.endswith(");")
+    return json.loads(text.removeprefix("headroom.news(").removesuffix(");"))
+
+
+def test_the_time_left_follows_from_the_latest_pace(clock):
+    state = JobState()
+    state.on_message(PhaseStarted("train", "training", 100))
+    for step in (1, 2, 3):  # the first step takes long, and is no part of the pace
+        clock.now += 50 if step == 1 else 2
+        assert state.seconds_left() is None or step == 3
+        state.on_message(StepsDone(step, 1.0, 4.0))
+    assert state.seconds_left() == 97 * 2
+    clock.now += 1
+    assert state.seconds_left() == 97 * 2 - 1
+    for step in range(4, 50):  # slower by now
+        clock.now += 10
+        state.on_message(StepsDone(step, 1.0, 4.0))
+    assert state.seconds_left() == 51 * 10
+    state.on_message(PhaseStarted("eval", "evaluating", 8))
+    assert state.seconds_left() is None and state.phase == "evaluating"
+    assert state.on_message(PhaseAdvanced(3)) and not state.on_message(WarningRaised("text"))
+
+
+def test_memory_stands_beside_its_limit():
+    state = JobState()
+    assert state.figures() == []
+    state.on_message(StepsDone(3, 0.5, 12.0, 18 * GIB, 24 * GIB))
+    assert state.figures() == ["loss 0.5000", "12.0 samples/s", "memory 18.0 of 24.0 GiB (75%)"]
+    assert job_state.memory_text(StepsDone(1, 0.5, 12.0, 5 * MIB, 50 * MIB)) == "memory 5.0 of 50.0 MiB (10%)"
+    state.on_message(StepsDone(4, 0.5, 12.0))
+    assert len(state.figures()) == 2
+
+
+def test_the_page_has_news_every_few_seconds_and_a_bounded_number_of_points(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "MOST_POINTS", 8)
+    follower = live.Follower(compose("device=cpu").record, tmp_path)
+    assert news(tmp_path)["phase"] == "starting" and "headroom.live=" in (tmp_path / "page.html").read_text()
+    follower.on_message(PhaseStarted("train", "training", 40))
+    for step in range(1, 21):
+        clock.now += 1
+        follower.on_message(StepsDone(step, float("nan") if step == 20 else 1 / step, 4.0, 1, 2))
+        assert news(tmp_path)["step"] == step // 2 * 2
+    latest = news(tmp_path)
+    assert latest["loss"] is None and latest["left"] == 20 and (latest["memory"], latest["limit"]) == (1, 2)
+    assert 4 <= len(latest["points"]) <= 8 and latest["points"][-1][0] == 20 and latest["status"] is None
+
+
+def test_a_full_disk_does_not_end_the_job(clock, tmp_path):
+    follower = live.Follower(compose("device=cpu").record, tmp_path / "missing")
+    follower.on_message(PhaseStarted("train", "training", 40))
+
+
+def test_the_time_left_of_a_sweep(clock):
+    state, outcome = live.SweepState(jobs=5), compose("device=cpu").record
+    assert state.seconds_left() is None
+    for seconds in (10, 20):
+        state.began = clock.now
+        clock.now += seconds
+        state.job_ends("optim=sgd", outcome, ran=True)
+    state.job_ends("optim=lion", outcome, ran=False)  # done before
+    state.began = clock.now
+    clock.now += 5
+    assert state.seconds_left() == 15 + 10
+
+
+def test_a_sweep_that_is_followed_ends_with_its_pages(command, tmp_path):
+    ended = command("-m", "optim=adamw,sgd", "measure.live=true", *small("hydra.sweep.dir=s"))
+    assert ended.code == 0 and ended.out.count("Follow it in a browser: ") == 1, ended
+    latest = news(tmp_path / "s")
+    assert latest["status"] == "ended" and latest["jobs"] == 2
+    assert [job["label"] for job in latest["ended"]] == ["optim=adamw", "optim=sgd"]
+    for job in latest["ended"]:
+        page = tmp_path / "s" / job["page"]
+        assert "page-data.js" in page.read_text() and news(page.parent)["status"] == job["status"] == "ok"
+    assert "headroom.sweep=" in (tmp_path / "s" / "page.html").read_text()
+
+
+def test_following_a_job_changes_neither_its_identity_nor_its_label():
+    plain, followed = compose("device=cpu").record, compose("device=cpu", "measure.live=true").record
+    assert plain.config_key == followed.config_key
+
+
+# --- the terminal ----------------------------------------------------------------------------------
+
+SCREEN = """
+import time
+from recipes.cli.console import Console
+from recipes.records.messages import PhaseStarted, StepsDone
+with Console("optim=n\\u00e4me", 2, 7, left=lambda: 65.0) if {sweep} else Console() as screen:
+    screen.on_message(PhaseStarted("train", "training", 10))
+    for step in (1, 2):
+        screen.on_message(StepsDone(step, 0.5, 12.0, 18 * 2**30, 24 * 2**30))
+        time.sleep(0.3)
+    time.sleep({wait})
+"""
+
+
+def on_terminal(sweep=False, wait=0.0, interrupt=False, **variables) -> str:
+    """What a terminal gets from a job's screen."""
+    ours, theirs = pty.openpty()
+    run = subprocess.Popen(
+        [sys.executable, "-c", SCREEN.format(sweep=sweep, wait=wait)],
+        cwd=ROOT,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"} | variables,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if interrupt and b"2/10" in seen:
+            run.send_signal(signal.SIGINT)
+            interrupt = False
+    os.close(ours)
+    run.wait(20)
+    return seen.decode()
+
+
+def test_the_terminal_shows_loss_speed_memory_and_the_time_left():
+    seen = on_terminal(sweep=True)
+    assert "2/7  0:01:05 left  optim=näme" in seen and "memory 18.0 of 24.0 GiB (75%)" in seen
+    assert re.search(r"2/10.*0:00:0\d.* left", seen) and "\x1b[3" in seen
+
+
+def test_a_terminal_without_colours_and_other_letters_than_ascii():
+    seen = on_terminal(sweep=True, NO_COLOR="1", PYTHONIOENCODING="ascii")
+    assert "optim=n\\xe4me" in seen and seen.isascii() and "\\u" not in seen
+    assert not re.search(r"\x1b\[[0-9;]*3\dm", seen)
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines():
+    assert on_terminal(TERM="dumb").splitlines() == [
+        "1/10  loss 0.5000  12.0 samples/s",
+        "2/10  loss 0.5000  12.0 samples/s",
+    ]
+
+
+def test_ctrl_c_gives_the_cursor_back():
+    began = time.monotonic()
+    seen = on_terminal(wait=30, interrupt=True)
+    assert time.monotonic() - began < 20 and seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
