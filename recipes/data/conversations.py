@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 
 from recipes.data import text_files
-from recipes.data.text_data import Warn
+from recipes.data.text_data import Warn, encodable
 from recipes.data.text_files import Format, Rows
 from recipes.errors import Refusal
 from recipes.options import data_sources
@@ -115,11 +115,7 @@ def _content(value: Any, role: str, what: str) -> str:
         raise Refusal(f"{what} is {_shown(value)}, not a text.")
     if not value.strip() and role != "system":  # an empty system prompt is one
         raise Refusal(f"{what} is empty.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise Refusal(f"{what} holds half of a surrogate pair (\\u{ord(value[error.start]):x}), not text.") from error
-    return value
+    return encodable(value, f"{what} holds")
 
 
 def _shown(value: Any) -> str:

@@ -149,6 +149,15 @@ def _class_label(file: Path, column: str) -> datasets.ClassLabel | None:
     return kind if isinstance(kind, datasets.ClassLabel) else None
 
 
+def encodable(text: str, where: str) -> str:
+    """The text; raises Refusal, which begins with `where`, if it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refusal(f"{where} half of a surrogate pair (\\u{ord(text[error.start]):x}), not text.") from error
+    return text
+
+
 def _value(value: Any, name: str, column: str, place: str, source: str, advice: Callable[[str], str]) -> Any:
     """A value of a row as a text, or as a label (a number or a word); None where there is none.
 
@@ -162,11 +171,7 @@ def _value(value: Any, name: str, column: str, place: str, source: str, advice: 
     if name != "label":
         if not isinstance(value, str):
             raise Refusal(f"{where} {_shown(value)}, not text. {advice(column)}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise Refusal(f"{where} half of a surrogate pair (\\u{ord(value[error.start]):x}), not text.") from error
-        return value
+        return encodable(value, where)
     if isinstance(value, (list, dict)):
         raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {advice(column)}")
     if isinstance(value, float):

@@ -62,7 +62,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
         if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__ from None  # shapes that do not match: the step fails on a GPU, too
         raise Refusal(_unknown(error)) from error
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         if DEVICE_TYPE not in str(error) and "PrivateUse1" not in str(error):
             raise
         raise Refusal(_unknown(error)) from error

@@ -20,7 +20,6 @@ from recipes.checkpoint import newest, saver, stop_request
 from recipes.config import Config
 from recipes.data import preview
 from recipes.errors import Refusal
-from recipes.foresight.speed import measured_operations
 from recipes.jobs import launch
 from recipes.machine import host, nvml, worker_environment
 from recipes.measure import device_memory, memory_breakdown
@@ -222,6 +221,8 @@ class TrainingRun:
                 self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=self.rank_info.is_main
             )
         if self.cfg.measure.operations:
+            from recipes.foresight.speed import measured_operations  # the profiler and the formulas: 0.2 s
+
             self.progress.enter("count", "timing operations")
             shown["operations"] = measured_operations.enter(self.cfg, self.record, self.loop, self.progress)
         if self.rank_info.is_main and self.folder is not None and any(shown.values()):

@@ -58,8 +58,13 @@ def test_recomputation_changes_no_loss(train):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_adapter_is_the_one_that_was_never_stopped(train, again, tmp_path, recipe):
-    options = [*LORA, f"recipe={recipe}", "model=gpt2_tiny", "adapter.dropout=0.1", "save.every_steps=2"]
+@pytest.mark.parametrize(
+    "words", [["adapter=lora", "model=gpt2_tiny"], ["adapter=qlora", "model=llama_tiny"]], ids=["lora", "qlora"]
+)
+def test_a_resumed_adapter_is_the_one_that_was_never_stopped(train, again, tmp_path, recipe, words):
+    if "adapter=qlora" in words:
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install headroom[8bit]")
+    options = [*LORA[1:], *words, f"recipe={recipe}", "adapter.dropout=0.1", "save.every_steps=2"]
     run = train(*options)
     checkpoint = run.folder / "checkpoints" / checkpoint_files.folder_name(2)
     with safe_open(next(checkpoint.glob("*weights*.safetensors")), "pt") as file:

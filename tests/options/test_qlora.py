@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import compose
-from safetensors import safe_open
 
 from recipes.data import dataset
 from recipes.machine import host
 from recipes.models import builder, quantized
 from recipes.options import adapter, task
-from recipes.records import checkpoint_files, run_folder
+from recipes.records import run_folder
 from recipes.third_party import transformers_models_private
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install headroom[peft]")
@@ -60,20 +59,6 @@ def test_the_frozen_weights_count_their_real_bytes_and_products_their_flops(trai
     # 4 bits and a scale of 8 bits for each 64 numbers, with a scale of 32 bits for 256 of those; tables of codes.
     assert saved[0] == pytest.approx(linear * (4 - 0.5 - 1 / 64 - 4 / (64 * 256)), rel=0.02)
     assert saved[1] == pytest.approx(linear * (4 - 1), rel=0.02)  # and a scale for each row
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_adapter_is_the_one_that_was_never_stopped(train, again, tmp_path, recipe):
-    options = [*QLORA, f"recipe={recipe}", "model=llama_tiny", "adapter.dropout=0.1", "save.every_steps=2"]
-    run = train(*options)
-    checkpoint = run.folder / "checkpoints" / checkpoint_files.folder_name(2)
-    with safe_open(next(checkpoint.glob("*weights*.safetensors")), "pt") as file:
-        assert file.keys() and all("lora_" in name for name in file.keys())  # noqa: SIM118  (a file)
-    (tmp_path / "checkpoints").mkdir()
-    checkpoint.rename(tmp_path / "checkpoints" / checkpoint.name)
-    resumed, warned = again(tmp_path, *options, "resume=latest")
-    assert not warned and resumed.training.resumed_from_step == 2
-    assert resumed.training.losses == run.record.training.losses
 
 
 @pytest.mark.parametrize(
