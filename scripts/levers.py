@@ -28,43 +28,49 @@ BEGIN, END = "<!-- counted by scripts/levers.py -->", "<!-- end -->"
 GPUS = {"rtx4090_24gb": "RTX 4090", "a100_80gb": "A100 80 GB"}
 COUNTED = ["recipe=accelerate", "device=cpu", "train.max_steps=12", "data.samples=96", "eval.enabled=false"]
 PREDICTED = ["recipe=estimate", f"gpu={','.join(GPUS)}"]
-SIZES = ["model.layers=4", "model.width=256", "model.feed_forward=1024", "data.seq_len=128"]
-BATCH = ["batch.effective=8", "batch.per_device=8"]
-RANKS = ["parallelism.num_processes=2", "batch.per_device=4"]
-# (what the tables show, what goes with it): one sweep a line, whose first value is the baseline's.
+SIZES = ["model.layers=4", "model.width=256", "model.feed_forward=1024"]
+# (what the tables show, what goes with it): one sweep a line. RANKS becomes the number of ranks and their batch.
+RANKS = "parallelism.num_processes=2"
 SWEEPS = [
     (["precision=fp32,tf32,bf16,bf16_pure"], []),
     (["optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit,rmsprop,adagrad,muon,lion,ademamix,ademamix8bit"], []),
-    (["batch.per_device=4,2"], []),
+    (["batch.per_device=HALF,QUARTER"], []),
     (["checkpointing=selective,full,offload"], []),
     (["checkpointing.every_n_layers=2"], ["checkpointing=full"]),
     (["loss=chunked"], []),
     (["adapter=lora,qlora"], []),
     (["model.attention=eager"], []),
-    (["parallelism=ddp,fsdp"], RANKS),
+    (["parallelism=ddp,fsdp"], [RANKS, "batch.per_device=HALF"]),
 ]
 PARTS = ("parameters", "gradients", "optimizer", "activations", "other")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of which every lever is tried. counted, predicted: the overrides of its small and of its usual size."""
+    """A model of which every lever is tried. counted, predicted: the overrides of its small and of its usual size.
+
+    The precision is that of the first row, from which one lever at a time is changed.
+    """
 
     title: str
     counted: list[str]
     predicted: list[str]
 
 
+def batch(rows: int) -> list[str]:
+    return [f"batch.effective={rows}", f"batch.per_device={rows}"]
+
+
 SUBJECTS = {
     "encoder": Subject(
-        "BERT-large, rows of 512 tokens",
-        ["model=bert_tiny", *SIZES, *BATCH],
-        ["model=bert_large", "data.seq_len=512", *BATCH],
+        "BERT-large in fp32, batch 32, rows of 512 tokens",
+        ["model=bert_tiny", "precision=fp32", *SIZES, "data.seq_len=256", *batch(16)],
+        ["model=bert_large", "precision=fp32", "data.seq_len=512", *batch(32)],
     ),
     "decoder": Subject(
-        "a Llama of 1.2 billion parameters, rows of 1,024 tokens",
-        ["model=llama_tiny", *SIZES, "model.vocab=32000", *BATCH],
-        ["model=llama_1b", "data.seq_len=1024", *BATCH],
+        "a Llama of 1.2 billion parameters in bf16, batch 4, rows of 1,024 tokens",
+        ["model=llama_tiny", "precision=fp32", *SIZES, "data.seq_len=128", "model.vocab=32000", *batch(8)],
+        ["model=llama_1b", "precision=bf16", "data.seq_len=1024", *batch(4)],
     ),
 }
 Jobs = dict[str, dict[str, Any]]  # lever -> GPU, or "" for a counted job -> record
@@ -79,14 +85,33 @@ def run_sweep(base: list[str], shown: list[str], hidden: list[str], folder: Path
     return [json.loads(path.read_text()) for path in sorted(folder.glob("**/result.json"))]
 
 
-def collect(base: list[str], folder: Path) -> Jobs:
-    """Every lever's records."""
-    jobs: Jobs = {}
+def option(overrides: list[str], key: str) -> str:
+    """The value that a list of overrides gives a key."""
+    return next(override.partition("=")[2] for override in overrides if override.startswith(f"{key}="))
+
+
+def collect(base: list[str], folder: Path, again: bool = False) -> Jobs:
+    """Every lever's records: the first row's, then in the order of SWEEPS.
+
+    again: measure the first row a second time at the end, which shows how the machine's speed drifted meanwhile.
+    """
+    rows = int(option(base, "batch.per_device"))
+
+    def with_batch(words: list[str]) -> list[str]:
+        return [word.replace("HALF", str(rows // 2)).replace("QUARTER", str(rows // 4)) for word in words]
+
+    first = f"precision={option(base, 'precision')}"
+    jobs: Jobs = {first: {}}
     for shown, hidden in SWEEPS:
-        key = shown[0].partition("=")[0]
+        shown, hidden = with_batch(shown), with_batch(hidden)
+        key, _, values = shown[0].partition("=")
+        for value in values.split(","):
+            jobs.setdefault(f"{key}={value}", {})
         for record in run_sweep(base, shown, hidden, folder / key):
             gpu = record["config"]["gpu"]["name"] if record["recipe"] == "estimate" else ""
-            jobs.setdefault(f"{key}={value_of(record['config'], key)}", {})[gpu] = record
+            jobs[f"{key}={value_of(record['config'], key)}"][gpu] = record
+    if again:
+        jobs[f"{first}, again"] = {"": run_sweep(base, [first], [], folder / "again")[0]}
     return jobs
 
 
@@ -148,13 +173,13 @@ def lines_of_table(head: list[str], rows: list[str]) -> list[str]:
 def section(name: str, counted: Jobs, predicted: Jobs) -> str:
     """A subject's two tables, with what was run and where."""
     subject = SUBJECTS[name]
-    first = counted["precision=fp32"][""]
+    first = next(iter(counted.values()))[""]
     versions = first["environment"]["versions"]
     libraries = ", ".join(f"{library} {versions[library]}" for library in ("torch", "transformers", "accelerate"))
     rows = [counted_row(lever, records[""], first) for lever, records in counted.items()]
     head = ["lever", "peak, MiB", "change", "weights", "gradients", "states", *PARTS[3:], "step, ms", "change", "loss"]
     cards = [f"{card}: {what}" for card in GPUS.values() for what in ("GiB", "change", "verdict", "step, ms")]
-    base = predicted["precision=fp32"]
+    base = next(iter(predicted.values()))
     return "\n".join(
         [
             f"### {name.capitalize()}",
@@ -197,18 +222,22 @@ def draw(name: str, predicted: Jobs) -> None:
     if max(gib) > limit_large * 0.8:
         left.axvline(limit_large, color="#333333", linestyle="--", linewidth=1)
         left.text(limit_large, -0.9, f" {GPUS[large]}", fontsize=8, va="bottom")
-    left.set_xlabel("memory that the GPU must have, GiB (orange: more than the RTX 4090 has)")
+    left.set_title("memory that the GPU must have, GiB", fontsize=10, loc="left", pad=16)
+    left.set_xlabel(f"orange: more than an {GPUS[small]} has", fontsize=9)
     steps = [(records[large]["speed"]["step_seconds_median"] or 0) * 1000 for records in rows.values()]
     right.barh(y, steps, color="#009E73")
     right.axvline(steps[0], color="#333333", linestyle=":", linewidth=1)
-    right.set_xlabel(f"predicted step on an {GPUS[large]}, ms (dotted: nothing changed)")
+    right.set_title(f"predicted step on an {GPUS[large]}, ms", fontsize=10, loc="left", pad=16)
+    right.set_xlabel("dotted: the first row, of which one lever at a time is changed", fontsize=9)
     for axes, values, shape in ((left, gib, "{:.1f}"), (right, steps, "{:,.0f}")):
         axes.bar_label(
             axes.containers[0], [shape.format(v) if v else "not predicted" for v in values], padding=3, fontsize=8
         )
         axes.margins(x=0.12)
         axes.spines[["top", "right"]].set_visible(False)
-    left.set_yticks(y, [f"{lever} (baseline)" if index == 0 else lever for index, lever in enumerate(rows)], fontsize=9)
+    left.set_yticks(
+        y, [f"{lever} (first row)" if index == 0 else lever for index, lever in enumerate(rows)], fontsize=9
+    )
     left.invert_yaxis()
     figure.suptitle(f"One lever changed at a time: {SUBJECTS[name].title}", fontsize=11)
     figure.savefig(PICTURES / f"levers_{name}.png", dpi=110)
@@ -219,7 +248,7 @@ def main(*folders: str) -> None:
         folder = Path(folders[0] if folders else temporary).absolute()
         sections = []
         for name, subject in SUBJECTS.items():
-            counted = collect([*COUNTED, *subject.counted], folder / name / "counted")
+            counted = collect([*COUNTED, *subject.counted], folder / name / "counted", again=True)
             predicted = collect([*PREDICTED, *subject.predicted], folder / name / "predicted")
             draw(name, predicted)
             sections.append(section(name, counted, predicted))
