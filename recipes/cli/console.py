@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from recipes.cli.job_state import JobState, clock
@@ -148,6 +149,18 @@ def say_problems(problems: list[str]) -> None:
     """Print refusals on stderr, a line each."""
     for problem in problems:
         _print(f"refused: {problem}", sys.stderr)
+
+
+@contextlib.contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Inside, Python's warnings are one line each, without the file and the line of the library that gave them."""
+
+    def show(message: Warning | str, *_, **__) -> None:
+        _print(f"warning: {printable(' '.join(str(message).split()))}", sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _print(text: str, stream: TextIO) -> None:

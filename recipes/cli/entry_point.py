@@ -58,7 +58,11 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
     if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
         sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
     try:
-        with submitit_jobs.followed(sweep, folder), hydra_private.flags_decide_the_mode():
+        with (
+            submitit_jobs.followed(sweep, folder),
+            hydra_private.flags_decide_the_mode(),
+            console.one_line_warnings(),
+        ):
             _hydra_main(conf, sweep, statuses, source)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")

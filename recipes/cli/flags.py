@@ -11,8 +11,8 @@ from recipes.third_party import hydra_private
 
 CONFIG_DIR = {"-cd", "--config-dir"}
 CONFIG_PATH = {"-cp", "--config-path"}
-# Flags after which Hydra does something else than run jobs with the overrides: help, completion, an old job.
-NO_JOBS = {"--hydra-help", "-sc", "--shell-completion", "--experimental-rerun"}
+NO_JOBS = {"--hydra-help", "-sc", "--shell-completion"}  # after these Hydra prints something and runs no jobs
+RERUN = "--experimental-rerun"  # it opens a pickle, which can run any code
 
 
 class CommandLine(NamedTuple):
@@ -60,6 +60,8 @@ def split(argv: list[str]) -> CommandLine:
                 equals, value = "=", rest.pop(0)
             problems.append(_foreign(typed, value if equals else None))
             continue
+        if name == RERUN:
+            problems.append(f"{RERUN} is not supported. A run's page has the command that repeats it.")
         flags.append(name + equals + value)
         if value_follows and (known[name].takes_value or rest[0] in known[name].optional_values):
             flags.append(rest.pop(0))

@@ -203,7 +203,7 @@ def _run(argv: list[str]) -> Outcome:
     if kind == "prints" and code == entry_point.REFUSED:
         kind = "refused"
         raw = [each for each in RAW if each in text]
-        silent = [line for line in text.splitlines() if not line.startswith("refused: ")]
+        silent = [line for line in text.splitlines() if not line.startswith(("refused: ", "warning: "))]
         if raw or silent or not text:
             kind, problem = "failed", f"not in our words: {', '.join(raw) or (silent or ['nothing was said'])[0]}"
     elif kind == "prints" and "Traceback" in text:

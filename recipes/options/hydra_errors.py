@@ -99,6 +99,9 @@ def _of_file(text: str) -> str | None:
     reference = re.search(r"In '([^']+)': Could not load '([^']+)'", text)
     if reference:
         return f"{reference[2]}: there is no such option, and {reference[1]}.yaml or the command line asks for it."
+    name = re.search(r"Error resolving interpolation '(\$\{[^']*\})', possible interpolation keys", text)
+    if name:
+        return f"{name[1]} cannot stand for an option's name: type the name."
     grammar = re.search(r"missing BRACE_CLOSE[^\n]*(?:\n\s*full_key: (\S+))?", text)
     return f"{grammar[1] or 'a value'}: its ${{...}} has no closing brace." if grammar else None
 

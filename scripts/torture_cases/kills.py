@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -33,6 +32,7 @@ SWEEP = ["-m", *SMALL, *RUN, "train.seed=0,1,2", "hydra.sweep.dir=sweep"]
 COUNTS = {"single": 10, "single, while it saves": 8, "ddp": 6, "fsdp": 6, "the command": 4, "sweep": 6}
 EXPECTED = "no step that a checkpoint has is lost; no process is left; what is left is a whole checkpoint"
 GONE_SECONDS = 10.0
+LEFT_BEHIND = "left by a kill"  # a file that marks a checkpoint that an earlier kill left half written
 
 
 def cases(seed: int) -> list[Case]:
@@ -100,12 +100,14 @@ def _kill_worker(job: str, kind: str, saving: bool, draw: random.Random) -> Call
         _left_alone(bench, job)
         folder, began = _folder(bench, kind), threading.Event()
         before = max(_steps(folder), default=0)
+        for left in _unfinished(folder):  # as a kill left it; the next save removes it
+            (left / LEFT_BEHIND).touch()
         killed: list[str] = []
 
         def kill() -> None:
             began.wait(60)
             if saving:
-                _wait_for_save(folder)
+                _wait_for_save(folder, draw.randint(1, 4))
                 time.sleep(draw.uniform(0, 0.004))
             else:
                 time.sleep(draw.uniform(0, 0.3))
@@ -137,14 +139,21 @@ def _kill_worker(job: str, kind: str, saving: bool, draw: random.Random) -> Call
     return run
 
 
-def _wait_for_save(folder: Path) -> None:
-    """Until a checkpoint is being written."""
+def _wait_for_save(folder: Path, number: int) -> None:
+    """Until the `number`th checkpoint from now on is being written."""
+    seen: set[str] = set()
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):  # before the first checkpoint
-            if any(name.endswith(".unfinished") for name in os.listdir(folder / "checkpoints")):
-                return
+    while len(seen) < number and time.monotonic() < deadline:
+        seen |= {each.name for each in _unfinished(folder) if not (each / LEFT_BEHIND).exists()}
         time.sleep(0.0005)
+
+
+def _unfinished(folder: Path) -> list[Path]:
+    """The folders in which a checkpoint is, or was, being written."""
+    try:
+        return [Path(each) for each in os.scandir(folder / "checkpoints") if each.name.endswith(".unfinished")]
+    except FileNotFoundError:  # before the first checkpoint
+        return []
 
 
 # --- a whole command ----------------------------------------------------------------------------------

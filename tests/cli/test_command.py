@@ -130,6 +130,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headr
         (["+experiment/guide={a:1}"], ["Type +experiment/guide=<name>"]),
         (["-m", "train.learning_rate=interval(0,1)"], ["an interval", "range(1,4)"]),
         (["hydra.nope=1"], ["hydra.nope", "--cfg hydra"]),
+        (["-m", "+experiment/guide=${nope:x}"], ["${nope:x} cannot stand for an option's name"]),
         (["hydra.run.dir=null"], ["hydra.run.dir: null is not a value"]),
         (["hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "not installed"]),
         (["-m", "precision=fp32,bf17"], ["precision=bf17", "bf16"]),
@@ -165,6 +166,13 @@ def test_a_file_of_a_menu_that_cannot_be_used_is_named_with_its_line(command, tm
     (tmp_path / "mine" / "optim" / "own.yaml").write_bytes(content)
     ended = command("--config-dir", str(tmp_path / "mine"), "optim=own", "device=cpu", fork_server=None)
     assert ended.code == 2 and expected in ended.err and len(ended.err.splitlines()) == 1, ended.err
+
+
+def test_a_warning_of_hydra_is_one_line(command):
+    ended = command("hydra.searchpath=[nowhere]", "train.max_steps=0", "device=cpu", fork_server=None)
+    warned, refused = ended.err.splitlines()
+    assert warned.startswith("warning: ") and "nowhere" in warned and ".py" not in warned
+    assert refused.startswith("refused: train.max_steps=0")
 
 
 def test_a_file_in_conf_that_is_no_text_is_named(tmp_path):

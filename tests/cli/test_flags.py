@@ -23,6 +23,8 @@ from recipes.cli import flags, random_lines
         (["-x"], "there is no such flag"),
         (["--cfg", "nope"], "invalid choice: 'nope'"),
         (["--cfg"], "expected one argument"),
+        (["--experimental-rerun", "job.pickle"], "--experimental-rerun is not supported."),
+        (["--experimental-rerun=job.pickle"], "--experimental-rerun is not supported."),
     ],
 )
 def test_a_flag_that_does_not_exist_says_what_to_type(typed, expected):
