@@ -28,7 +28,17 @@ class Model(Menu):
     classes: int = at_least(1)
     tied: bool = UNSET
     dropout: float = fraction()
-    attention: str = one_of("auto", "sdpa", "eager", "flash_attention_2")
+    attention: str = one_of(
+        "auto",
+        "sdpa",
+        "eager",
+        "flash_attention_2",
+        "flash_attention_3",
+        "flex_attention",
+        "kernels-community/flash-attn2",
+        "kernels-community/flash-attn3",
+        "kernels-community/vllm-flash-attn3",
+    )
     pretrained: str | None = UNSET
     learning_rate: float = at_least(0, identity=(RUN, TRAINING))
 

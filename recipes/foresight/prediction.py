@@ -16,7 +16,7 @@ from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import calibrated, cpu, roofline
 from recipes.foresight.uneven_lengths import UnevenLengths
 from recipes.machine import gpu_specs, host
-from recipes.options import memory_hints
+from recipes.options import attention, memory_hints
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from recipes.units import MIB, limited_bytes
 
@@ -254,9 +254,9 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
         )
     if cfg.compile:
         lines.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
-    if cfg.model.attention == "flash_attention_2":
+    if attention.is_flash(cfg.model.attention):
         lines.append(
-            "model.attention=flash_attention_2: the figures are those of torch's own flash attention, which saves "
+            f"model.attention={cfg.model.attention}: the figures are those of torch's own flash attention, which saves "
             "the same tensors; padding, which the package removes, is counted."
         )
     return lines

@@ -29,6 +29,7 @@ from recipes.foresight.uneven_lengths import DrawnSteps, UnevenLengths
 from recipes.machine import host
 from recipes.models import architectures, quantized
 from recipes.options import adapter, parallelism
+from recipes.options import attention as attention_options
 from recipes.parallelism import fsdp
 from recipes.ranks import collectives
 from recipes.records.record import Model
@@ -77,7 +78,7 @@ def simulate_step(
     the order of the training. Raises Refusal as a training would, and UnknownOperation.
     """
     # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
-    attention = "sdpa" if cfg.model.attention == "flash_attention_2" else cfg.model.attention
+    attention = "sdpa" if attention_options.is_flash(cfg.model.attention) else cfg.model.attention
     asked, cfg = cfg, replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)

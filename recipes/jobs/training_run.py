@@ -25,6 +25,7 @@ from recipes.machine import host, nvml, worker_environment
 from recipes.measure import device_memory, memory_breakdown
 from recipes.measure.step_log import StepLog
 from recipes.models import architectures, quantized
+from recipes.options import attention
 from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives, failure_store
 from recipes.ranks.rank_info import RankInfo
@@ -210,7 +211,7 @@ class TrainingRun:
         """
         memory = self.record.memory
         shown: dict[str, Any] = {}  # on the run's page
-        if self.cfg.measure.ledger:
+        if self.cfg.measure.ledger and self.cfg.model.attention != attention.FLEX:
             memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
             if self.rank_info.is_main and self.folder is not None:
                 # The ledger's step may then fail without harm to the result. At the end it is written in any case.

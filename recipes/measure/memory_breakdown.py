@@ -15,6 +15,7 @@ from recipes.machine import gpu_specs
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.step_log import StepLog
 from recipes.measure.timeline import timeline
+from recipes.options import attention
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.ranks.rank_info import RankInfo
@@ -49,7 +50,7 @@ def count(
         record.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
         setattr(record.memory, key, value)
-    if ledger.model_flops is not None and cfg.model.attention != "flash_attention_2":  # which has no FLOP formula
+    if ledger.model_flops is not None and not attention.is_flash(cfg.model.attention):  # which has no FLOP formula
         _set_flops(cfg, record, ledger.model_flops, step_tokens, statistics.mean(step_log.tokens), loop)
     return None if ledger.origins is None else timeline(ledger.log, ledger.origins)
 

@@ -16,7 +16,7 @@ from transformers.models.auto import modeling_auto
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.models import liger, packing
-from recipes.options import adapter, kernels
+from recipes.options import adapter, attention, kernels
 from recipes.options import model as model_options
 from recipes.options.model import AUTO
 from recipes.records import record
@@ -45,6 +45,10 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
         raise Refusal(
             f"model.attention={cfg.model.attention} is not supported by {kind.__name__}. Type model.attention=auto, "
             "which takes the best that the model has."
+        )
+    if attention.lacks_dropout(cfg.model.attention) and _attention_dropout(config):
+        raise Refusal(
+            f"model.attention={cfg.model.attention} has no dropout, which {name} has. Type model.attention=sdpa."
         )
     if cfg.checkpointing.name != "none" and not kind.supports_gradient_checkpointing:
         raise Refusal(
@@ -106,6 +110,12 @@ def _check_lengths(cfg: Config, name: str, most: int | None) -> None:
     for key, length in model_options.lengths(cfg).items():
         if most is not None and length > most:
             raise Refusal(f"{key}={length} is longer than the {most} positions of {name}. Type {key}={most} or less.")
+
+
+def _attention_dropout(config: PretrainedConfig) -> float:
+    """The dropout of attention in the configurations of transformers, by any of its names."""
+    text, names = config.get_text_config(), ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+    return max((getattr(text, name, None) or 0.0 for name in names), default=0.0)
 
 
 def vocabulary(config: PretrainedConfig) -> int | None:

@@ -1,7 +1,8 @@
 """Attention within the samples of a packed row, and none across them.
 
-Position ids alone do not keep samples apart in every model, so an explicit mask does. It is made once for a forward
-pass, in the type that attention computes in, and all layers share it. B rows, T tokens.
+Position ids alone do not keep samples apart in every model, so an explicit mask does: made once for a forward pass, in
+the type that attention computes in, and shared by all layers. Flash attention takes no such mask, but where each sample
+begins; flex attention takes a mask of blocks, which transformers makes of the position ids. B rows, T tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.options import data
+from recipes.options import attention, data
 from recipes.third_party import transformers_models_private
 
 # Families that compute the same logits for a packed sample as for it alone, as
@@ -62,24 +63,54 @@ def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> None:
 
 
 def keep_samples_apart(model: PreTrainedModel) -> None:
-    """Give the model's layers a mask whenever position ids come in. Raises Refusal for attention that takes none."""
-    attention = transformers_models_private.attention_of(model)
-    if attention not in MASKED:
+    """Give the layers what separates samples whenever position ids come in. Raises Refusal for attention that takes
+    nothing of the kind."""
+    implementation = transformers_models_private.attention_of(model) or ""
+    if implementation in MASKED:
+        added = _mask
+    elif attention.is_flash(implementation):
+        added = _beginnings
+    elif implementation == attention.FLEX:
+        added = _nothing_more
+    else:
         raise Refusal(
-            f"data.packing=true needs a mask, which {attention} does not take. Type model.attention=sdpa, or "
+            f"data.packing=true needs a mask, which {implementation} does not take. Type model.attention=sdpa, or "
             "data.packing=false."
         )
+
+    def add(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        positions = kwargs.get("position_ids")
+        if positions is None:  # rows that are not packed, as in an evaluation
+            return None
+        return args, kwargs | added(model, positions)
+
     # Inside the model's forward pass, where autocast is on.
-    model.base_model.register_forward_pre_hook(_add_mask, with_kwargs=True)
+    model.base_model.register_forward_pre_hook(add, with_kwargs=True)
 
 
-def _add_mask(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    positions = kwargs.get("position_ids")
-    if positions is None:  # rows that are not packed, as in an evaluation
-        return None
+def _mask(model: Any, positions: torch.Tensor) -> dict[str, Any]:
     device = positions.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
-    return args, kwargs | {"attention_mask": mask(positions, dtype)}
+    return {"attention_mask": mask(positions, dtype)}
+
+
+def _beginnings(model: Any, positions: torch.Tensor) -> dict[str, Any]:
+    """What transformers gives to flash attention of several lengths. Left to the position ids, it would look at them in
+    every layer, and not at all in a batch of several rows."""
+    begins = beginnings(positions)
+    most = positions.shape[1]  # an upper bound will do; the longest sample would be read from the device
+    lengths = dict(cu_seq_lens_q=begins, cu_seq_lens_k=begins, max_length_q=most, max_length_k=most)
+    return {"attention_mask": None} | lengths
+
+
+def _nothing_more(model: Any, positions: torch.Tensor) -> dict[str, Any]:
+    return {"attention_mask": None}
+
+
+def beginnings(positions: torch.Tensor) -> torch.Tensor:
+    """The index of the first token of each sample among all tokens of the rows, and at the end their number."""
+    first = (positions.flatten() == 0).nonzero().flatten()
+    return torch.nn.functional.pad(first, (0, 1), value=positions.numel()).to(torch.int32)
 
 
 def mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.machine import host
-from recipes.options import data_sources, hooks, task
+from recipes.options import attention, data_sources, hooks, task
 from recipes.options.data_sources import BYTE_VOCAB
 from recipes.options.hooks import PASSES, Cost, Lever
 
@@ -135,10 +135,10 @@ def _packing_problems(cfg: Config) -> list[str]:
         return []
     if task.task(cfg) == "classification":
         return [PACKED_CLASSIFIER]
-    if cfg.model.attention == "flash_attention_2":
+    if cfg.recipe.name == "estimate" and attention.is_flash(cfg.model.attention):
         return [
-            "data.packing=true keeps samples apart by a mask, which model.attention=flash_attention_2 does not take. "
-            "Type model.attention=sdpa."
+            f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
+            "keeps no mask. Type model.attention=sdpa, which keeps one."
         ]
     return []
 

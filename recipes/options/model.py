@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.config import Config
-from recipes.machine import host
-from recipes.options import hooks, model_families, task
+from recipes.options import attention, hooks, model_families, task
 from recipes.options.hooks import PASSES, Dimension, Lever
 
 SET_BY_WEIGHTS = {
@@ -49,7 +48,7 @@ def recorded(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Sizes that make no model, attention that the GPU lacks, and data that does not suit the model."""
-    found = _attention_problems(cfg)
+    found = attention.problems(cfg)
     if cfg.model.pretrained:
         typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
         return [
@@ -58,29 +57,6 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             *(f"{key} is set by the weights of model.pretrained. Leave it out." for key in typed),
         ]
     return found + _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
-
-
-def _attention_problems(cfg: Config) -> list[str]:
-    if cfg.model.attention != "flash_attention_2":
-        return []
-    gpu = host.gpu(cfg)
-    if host.device(cfg) == "cpu":
-        return ["model.attention=flash_attention_2 needs a GPU. Choose model.attention=sdpa."]
-    if gpu and gpu.capability < (8, 0):
-        return [
-            f"model.attention=flash_attention_2 needs compute capability 8.0 (Ampere) or newer, which "
-            f"{gpu.name} does not have. Choose model.attention=sdpa."
-        ]
-    if not host.has("flash_attn") and cfg.recipe.name != "estimate":
-        return [
-            "model.attention=flash_attention_2 needs the package flash-attn: "
-            "pip install flash-attn --no-build-isolation, or choose model.attention=sdpa."
-        ]
-    if cfg.precision.name not in ("fp16", "bf16", "bf16_pure"):
-        return [
-            "model.attention=flash_attention_2 works in 16 bits only. Choose precision=bf16, or model.attention=sdpa."
-        ]
-    return []
 
 
 def _size_problems(cfg: Config) -> list[str]:
@@ -128,12 +104,15 @@ def _data_problems(cfg: Config) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """Sizes that leave part of a matrix unit idle; the published vocabularies of BERT and GPT-2 are left out."""
+    """What is not measured; sizes that leave part of a matrix unit idle, but for BERT's and GPT-2's vocabularies."""
+    found = attention.warnings(cfg)
     if cfg.model.pretrained:
-        return []
+        return found
     sizes = {key: getattr(cfg.model, key) for key in ("width", "feed_forward", "vocab")}
     odd = [f"model.{key}={size}" for key, size in sizes.items() if size % 8 and size not in PUBLISHED_VOCABULARIES]
-    return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
+    if odd:
+        found.append(f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle.")
+    return found
 
 
 def memory_levers(cfg: Config) -> list[Lever]:

@@ -34,8 +34,12 @@ def is_decoder_only(config: PretrainedConfig) -> bool:
 
 
 def has_attention(kind: type[PreTrainedModel], name: str) -> bool:
-    """Whether a class of models has an implementation of attention: 'eager', 'sdpa' or 'flash_attention_2'."""
-    supported = {"sdpa": kind._supports_sdpa, "flash_attention_2": kind._supports_flash_attn}
+    """Whether a class of models has an implementation of attention: 'eager', 'sdpa', 'flex_attention', or a flash
+    attention, of which a model may take some only (transformers would take another one, with a warning)."""
+    if "flash" in name:
+        only = getattr(kind, "_compatible_flash_implementations", None)
+        return kind._supports_flash_attn and (only is None or name in only)
+    supported = {"sdpa": kind._supports_sdpa, "flex_attention": kind._supports_flex_attn}
     return supported.get(name, True)
 
 
