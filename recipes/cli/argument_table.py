@@ -72,7 +72,7 @@ def _of_options(group: str, base: Config, before: dict[str, Any]) -> dict[str, s
     for option, entries in by_option.items():
         for name, entry in entries.items():
             if entry is True and before.get(name) is not True:
-                found[name] = f"{group}={option}"
+                found.setdefault(name, f"{group}={option}")  # fp8 sets bf16 too, for the rest of the passes
             elif isinstance(entry, str) and name in differs:
                 found.setdefault(f"{name}={entry}", f"{group}={option}")  # muon names AdamW's too, for other weights
     return found

@@ -54,4 +54,5 @@ FIXED = {
 }
 ENCODERS = {"bert"}
 ROTARY = {"llama", "mixtral"}
+LINEAR = {"bert", "llama"}  # families whose matrices are in nn.Linear, not in Conv1D or in one tensor for all experts
 LIGER = {"llama", "mixtral"}  # of these families, those that Liger has kernels for
