@@ -13,6 +13,7 @@ from recipes.units import MIB
 
 NAMED = 3  # levers that alone are enough
 GPUS = (2, 4, 8)
+ADAPTERS = ("lora", "qlora")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ def hint(cfg: Config, outcome: Record) -> str:
     if together is not None and together.fits:
         return f"Tried: no lever fits alone; together fit {together}."
     changes = together.changes if together is not None else ()
-    return _more_gpus(cfg, outcome, changes)
+    adapter, more = _adapter(cfg, outcome, changes), _more_gpus(cfg, outcome, changes)
+    nothing = f"nothing fits {cfg.gpu.device_name}, not even {' '.join(changes) or 'a lever'}."
+    if adapter:
+        return f"Tried: {adapter} With all weights trained {nothing} {more}"
+    return f"Tried: {nothing} {more}{'' if ' do: ' in more else ' Choose a smaller model or a larger GPU.'}"
 
 
 def _by_cost(levers: list[Lever]) -> list[Lever]:
@@ -68,7 +73,7 @@ def _together(cfg: Config, outcome: Record) -> _Trial | None:
     best: _Trial | None = None
     least = outcome.memory.device_used_bytes or 0
     for lever in _by_cost(hooks.memory_levers(cfg)):
-        trial = _try(outcome, [*(best.changes if best is not None else ()), *lever.overrides.split()])
+        trial = _try(outcome, _merged(best.changes if best is not None else (), lever.overrides.split()))
         used = trial and trial.record.memory.device_used_bytes
         if trial is None or used is None or used >= least:
             continue
@@ -78,18 +83,37 @@ def _together(cfg: Config, outcome: Record) -> _Trial | None:
     return best
 
 
+def _adapter(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
+    """An adapter with which it fits, with those of the tried levers that go with one; empty where none does."""
+    if cfg.adapter.name != "none":
+        return ""
+    # In 16 bits the adapter's few weights are kept in 32: with bf16_pure they would save next to nothing.
+    precision = ["precision=bf16"] if any(change.startswith("precision=") for change in changes) else []
+    kept = [change for change in changes if change.partition("=")[0] in ("checkpointing", "loss", "kernels")]
+    for adapter in ADAPTERS:
+        trial = _try(outcome, [f"adapter={adapter}", *precision, *kept])
+        if trial is not None and trial.fits:
+            return f"{trial} fits. It trains small matrices beside the weights, which stay as they are."
+    return ""
+
+
 def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
     """How many of these GPUs can do it with FSDP, without levers or with those that were tried together."""
-    tried = f"Tried: nothing fits {cfg.gpu.device_name}, not even {' '.join(changes) or 'a lever'}."
+    with_fsdp = tuple(change for change in changes if not change.startswith("optim="))  # FSDP refuses some of these
     for count in GPUS:
         if count <= cfg.parallelism.world_size:
             continue
         over = ["parallelism=fsdp", f"parallelism.num_processes={count}"]
-        for more in dict.fromkeys(((), changes)):
+        for more in dict.fromkeys(((), changes, with_fsdp)):
             trial = _try(outcome, [*over, *more])
             if trial is not None and trial.fits:
-                return f"{tried} {count} of these GPUs do: {trial}."
-    return f"{tried} Nor do {GPUS[-1]} of these GPUs with parallelism=fsdp. Choose a smaller model or a larger GPU."
+                return f"{count} of these GPUs do: {trial}."
+    return f"Nor do {GPUS[-1]} of these GPUs with parallelism=fsdp."
+
+
+def _merged(changes: tuple[str, ...], more: list[str]) -> list[str]:
+    """Overrides, of which a later one replaces an earlier one of its key."""
+    return list({change.partition("=")[0]: change for change in [*changes, *more]}.values())
 
 
 def _try(outcome: Record, changes: list[str]) -> _Trial | None:

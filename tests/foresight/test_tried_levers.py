@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
 from conftest import small
+
+from recipes.records.record import DOES_NOT_FIT, FITS, Estimate
 
 WORDS = [
     "gpu=rtx4090_24gb",
@@ -80,3 +83,27 @@ def test_a_negative_saving_is_no_saving(predicted, tmp_path):
     ]
     text = summary.summary(outcome, tmp_path)
     assert "5 MiB  saved by lever=5" in text and "5 MiB  more with lever=-5" in text and "-5 MiB" not in text
+
+
+def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
+    """Of a model that eight cards cannot train either; a later lever of a menu replaces an earlier one."""
+    from recipes.foresight import tried_levers
+    from recipes.foresight.search import space
+
+    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
+    asked = []
+
+    def trial(_, changes):
+        asked.append(changes)
+        found = copy.deepcopy(outcome)
+        fits = "adapter=qlora" in changes
+        found.memory.device_used_bytes = 10**12 - len(asked)  # each lever saves something
+        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
+        return tried_levers._Trial(tuple(changes), found)
+
+    monkeypatch.setattr(tried_levers, "_try", trial)
+    outcome.memory.device_used_bytes = 10**12
+    said = tried_levers.hint(cfg, outcome)
+    assert said.startswith("Tried: adapter=qlora precision=bf16 ") and "(1,024 MiB stay free) fits. It trains" in said
+    assert "With all weights trained nothing fits NVIDIA GeForce RTX 4090" in said and "Nor do 8 of these" in said
+    assert all(len({change.split("=")[0] for change in changes}) == len(changes) for changes in asked)

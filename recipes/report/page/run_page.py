@@ -85,10 +85,15 @@ def standing_alone(found: Record, folder: Path, wanted: bool) -> Iterator[Path |
         path.unlink(missing_ok=True)
 
 
+def model_name(found: Record) -> str:
+    """The weights that were trained on, or the option of the menu."""
+    model = found.config.get("model") or {}
+    return str(model.get("pretrained") or model.get("name"))
+
+
 def subject(found: Record) -> str:
     """The model and the device."""
-    model = found.config.get("model") or {}
-    return f"{model.get('pretrained') or model.get('name')} on {found.environment.get('device_name')}"
+    return f"{model_name(found)} on {found.environment.get('device_name')}"
 
 
 def _title(found: Record) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -44,6 +46,23 @@ def compared(found: Record) -> list[dict[str, str]]:
 def command(found: Record) -> str:
     """What to type to run the job again."""
     return " ".join(["python train.py", *map(shlex.quote, found.overrides)])
+
+
+def sweep_command(records: Sequence[Record]) -> str | None:
+    """What to type to run the jobs of a sweep again; None for jobs that one command with -m cannot name.
+
+    It can where they are all combinations of the values of some keys.
+    """
+    typed = [dict(override.partition("=")[::2] for override in found.overrides) for found in records]
+    keys = list(typed[0]) if typed else []
+    if not keys or any(list(each) != keys for each in typed):
+        return None
+    values = {key: list(dict.fromkeys(each[key] for each in typed)) for key in keys}
+    if len({tuple(each.values()) for each in typed}) != math.prod(map(len, values.values())):
+        return None
+    repeats = values.pop("measure.repeat", [])
+    more = [f"measure.repeats={len(repeats)}"] if repeats else []
+    return " ".join(["python train.py -m", *(shlex.quote(f"{key}={','.join(values[key])}") for key in values), *more])
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipes.records import atomic_file, record_file
 from recipes.records.record import Record
-from recipes.report.page import embed, run_page
+from recipes.report.page import embed, run_page, settings
 from recipes.report.rows import Row, Spread, Table
 from recipes.report.tables import remarks
 from recipes.units import PARTS
@@ -55,6 +55,7 @@ def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, An
     """What the page shows, in JSON's types."""
     return {
         "title": _title(made),
+        "command": settings.sweep_command(_by_number(made)),
         "remarks": remarks(made),
         "keys": made.keys,
         "memory_name": made.memory_name,
@@ -65,8 +66,19 @@ def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, An
 
 
 def _title(made: Table) -> str:
-    jobs = sum(len(row.runs) for row in made.rows)
-    return f"{jobs} job{'s' * (jobs > 1)} over {', '.join(made.keys)}"
+    """The model and the device, where they are the same, the number of jobs, and what differs."""
+    runs = [run for row in made.rows for run in row.runs]
+    subjects, models = {run_page.subject(run) for run in runs}, {run_page.model_name(run) for run in runs}
+    what = min(subjects) if len(subjects) == 1 else min(models) if len(models) == 1 else None
+    over = f" over {', '.join(made.keys)}" if made.keys else ""
+    counted = f"{len(runs)} job{'s' * (len(runs) > 1)}{over}"
+    return f"{what}: {counted}" if what else counted
+
+
+def _by_number(made: Table) -> list[Record]:
+    """The records in the order in which the sweep named their jobs."""
+    runs = [run for row in made.rows for run in row.runs]
+    return sorted(runs, key=lambda run: run.environment.get("job_number") or 0)
 
 
 def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ function tooltip(colours, more) {
 }
 function axis(colours, more) {
   const { name, nameGap, ...others } = more;
-  return { axisLine: { lineStyle: { color: colours.line } }, splitLine: { lineStyle: { color: colours.line } },
+  return { splitNumber: innerWidth < 600 ? 3 : 5, axisLine: { lineStyle: { color: colours.line } }, splitLine: { lineStyle: { color: colours.line } },
     axisLabel: { color: colours.quiet, hideOverlap: true }, nameTextStyle: { color: colours.quiet },
     ...(name ? { name, nameLocation: "middle", nameGap: nameGap || 28 } : {}), ...others };
 }
@@ -173,6 +173,11 @@ function table(columns, rows, options = {}) {
 function legend(entries) {
   return h("ul", { class: "legend" }, entries.map(([colour, name]) =>
     h("li", {}, h("i", { style: `background:${colour}` }), name)));
+}
+
+/** A text in which what can be typed, as precision=bf16, looks so. */
+function typed(text) {
+  return text.split(/((?:[a-z_]+(?:\.[a-z_]+)*)=[^\s;,()]*[^\s;,().])/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }
 
 function section(title, text, ...children) {

@@ -20,10 +20,10 @@ function operationsCards(record, details) {
     const own = summary.groups.filter((row) => row.group === group);
     return { group, calls: total(own, "calls"), flops: total(own, "flops"), bytes: total(own, "bytes"), seconds: total(own, "seconds") };
   }).filter((row) => row.calls);
-  const figures = [{ name: "calls", number: true, key: (row) => row.calls }, { name: "FLOPs", number: true, key: (row) => row.flops, text: (row) => counted(row.flops) },
+  const figures = [...(known ? [{ name: "time", number: true, key: (row) => row.seconds, text: (row) => seconds(row.seconds) }, { name: "of time", number: true, key: (row) => row.seconds, text: share("seconds") }] : []),
+    { name: "FLOPs", number: true, key: (row) => row.flops, text: (row) => counted(row.flops) },
     { name: "of FLOPs", number: true, key: (row) => row.flops, text: (row) => (whole.flops ? percent(row.flops / whole.flops, 2) : "") },
-    { name: "bytes", number: true, key: (row) => row.bytes, text: (row) => bytes(row.bytes) },
-    ...(known ? [{ name: "time", number: true, key: (row) => row.seconds, text: (row) => seconds(row.seconds) }, { name: "of time", number: true, key: (row) => row.seconds, text: share("seconds") }] : [])];
+    { name: "calls", number: true, key: (row) => row.calls }, { name: "bytes", number: true, key: (row) => row.bytes, text: (row) => bytes(row.bytes) }];
   const groupTable = table([{ name: "group", key: (row) => row.group, text: (row) => h("span", {}, h("i", { class: "swatch", style: `background:${GROUP_COLOUR[row.group]}` }), row.group) }, ...figures], groupRows);
   const rows = (details && details.rows) || summary.largest;
   const listed = table([{ name: "operation", class: "name", key: (row) => row.name, text: (row) => h("span", {}, h("i", { class: "swatch", style: `background:${GROUP_COLOUR[row.group]}` }), row.name) },
@@ -45,7 +45,7 @@ function operationsCards(record, details) {
         xAxis: axis(colours, { type: "category", data: names.map((name) => name.split(".").pop()), name: "layer" }),
         yAxis: axis(colours, { type: "value", axisLabel: { color: colours.quiet, formatter: (value) => seconds(value) } }),
         tooltip: tooltip(colours, { trigger: "axis", axisPointer: { type: "shadow" }, formatter: (found) => lines(names[found[0].dataIndex], found.filter((one) => one.value).map((one) => [one.color, one.seriesName, seconds(one.value)])) }),
-        series: GROUPS.filter(([group]) => layers.some((row) => row[2] === group)).map(([group, colour]) => ({ name: group, type: "bar", stack: "layer", itemStyle: { color: colour },
+        series: GROUPS.filter(([group]) => layers.some((row) => row[2] === group)).map(([group, colour]) => ({ name: group, type: "bar", stack: "layer", barMaxWidth: 44, itemStyle: { color: colour },
           data: names.map((name) => layers.filter((row) => row[0] === name && row[2] === group).reduce((sum, row) => sum + row[3], 0)) })) }), "seconds of each layer by group");
     }
   } };

@@ -8,7 +8,7 @@ function runPage(run, place) {
   add(heading(run));
   add(record.estimate ? verdict(record, run.capacity) : outcome(record));
   if (record.error && !record.estimate) add(section("What went wrong", "",
-    h("p", {}, `${record.error.type} in ${record.error.phase}: ${record.error.message}`), record.error.hint ? h("p", {}, h("b", {}, record.error.hint)) : ""));
+    h("p", {}, `${record.error.type} in ${record.error.phase}: ${record.error.message}`), record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : ""));
   add(levers(record));
   if (run.step && run.step.timeline) {
     const timeline = new Timeline(run.step.timeline);
@@ -90,9 +90,9 @@ function verdict(record, capacity) {
     h("p", {}, `${bytes(memory.device_used_bytes)} are needed, and ${device} has ${bytes(estimate.capacity_bytes)}. The peak is ${where}.` +
       (verdict === "tight" ? ` An estimate can be off by more than what stays free: ${bytes(estimate.kept_bytes)} would make sure.` : "")),
     partsBar(record, estimate.capacity_bytes),
-    record.error && record.error.hint ? h("p", {}, h("b", {}, record.error.hint)) : "",
+    record.error && record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : "",
     numbers(speedNumbers(record)),
-    h("p", { class: "quiet" }, "All figures are predictions" + (estimate.efficiencies_from ? `; speed with ${estimate.efficiencies_from} efficiencies of this GPU.` : ".")));
+    h("p", { class: "quiet" }, (estimate.margin_bytes < 0 ? "Speed as if it fitted. " : "") + "All figures are predictions" + (estimate.efficiencies_from ? `; speed with ${estimate.efficiencies_from} efficiencies of this GPU.` : ".")));
 }
 
 /** The device's memory by part as one bar, with its capacity. */
@@ -100,7 +100,7 @@ function partsBar(record, capacity) {
   const memory = record.memory, entries = [];
   if (memory.peak_tensor_bytes == null) return "";
   const known = [["parameters", "parameters"], ["optimizer", "optimizer"], ["gradients", "gradients"], ["activations", "activations"], ["other", "other"]];
-  for (const [part, field] of known) entries.push([partOf(part).colour, part === "parameters" ? "weights, with copies" : partOf(part).name, memory[field + "_bytes"] || 0]);
+  for (const [part, field] of known) entries.push([partOf(part).colour, part === "parameters" ? "weights, with copies" : part === "other" ? otherName(memory) : partOf(part).name, memory[field + "_bytes"] || 0]);
   if (memory.device_used_bytes) {
     const context = memory.context_bytes || 0, nccl = memory.nccl_bytes || 0;
     entries.push(["#5B6770", "CUDA context", context], ["#D55E00", "NCCL’s buffers", nccl]);
@@ -114,6 +114,11 @@ function partsBar(record, capacity) {
   const free = capacity && used < capacity ? [["transparent", `free ${bytes(capacity - used)}`]] : [];
   const over = capacity && used > capacity ? [["var(--text)", `the line: the GPU ends here, at ${bytes(capacity)}`]] : [];
   return h("div", {}, bar, legend([...shown.map(([colour, name, size]) => [colour, `${name} ${bytes(size)}`]), ...free, ...over]));
+}
+
+/** What "other" is at the peak. */
+function otherName(memory) {
+  return memory.peak_phase === "step" ? "other, mostly the optimizer’s temporary results" : "other: data and temporary results";
 }
 
 function memoryNote(record) {

@@ -18,7 +18,9 @@ function sweepPage(sweep, place) {
     };
     next(0);
   };
-  place.replaceChildren(h("header", {}, h("h1", {}, sweep.title), h("ul", { class: "quiet" }, sweep.remarks.map((line) => h("li", {}, line)))));
+  const common = sweep.remarks.filter((line) => line.startsWith("The same in all")), others = sweep.remarks.filter((line) => !common.includes(line));
+  place.replaceChildren(h("header", {}, h("h1", {}, sweep.title), h("ul", { class: "quiet" }, others.map((line) => h("li", {}, line))),
+    common.length ? h("details", { class: "quiet" }, h("summary", {}, "What is the same in all jobs"), h("p", {}, typed(common.join(" ")))) : ""));
   place.append(bestCards(sweep, state, redraw));
   const cards = [tableCard(sweep, state, redraw, draw), paretoCard(sweep, state, redraw, draw), partsCard(sweep, state, redraw),
     multiplesCard(sweep, state, redraw), compareCard(sweep, state, redraw)];
@@ -47,8 +49,8 @@ function bestCards(sweep, state, redraw) {
       h("div", { style: "overflow-wrap:anywhere" }, jobLink(row)), h("span", {}, versus));
     const small = least("memory", 1), fast = least("speed", -1);
     place.replaceChildren(h("div", { class: "numbers" },
-      h("div", {}, h("span", {}, "jobs"), h("b", {}, `${state.shown.length}${state.shown.length < sweep.rows.length ? " of " + sweep.rows.length : ""}`), h("span", {}, `${state.shown.filter((row) => !row.ok).length} without figures`)),
-      one("least memory", small, small && bytes(small.memory), small && base ? `${change(small.memory, base.memory)} against the baseline` : ""),
+      h("div", {}, h("span", {}, "jobs"), h("b", {}, `${state.shown.length}${state.shown.length < sweep.rows.length ? " of " + sweep.rows.length : ""}`), h("span", {}, state.shown.every((row) => row.ok) ? "" : `${state.shown.filter((row) => !row.ok).length} without figures`), base ? h("div", { style: "overflow-wrap:anywhere" }, "baseline: ", base.name) : ""),
+      one("least memory", small, small && bytes(small.memory), small && base ? `${change(small.memory, base.memory) || "as much as"} against the baseline` : ""),
       one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && base ? `${change(fast.speed, base.speed)} against the baseline` : "")));
   });
   return place;
@@ -68,10 +70,10 @@ function tableColumns(sweep, state) {
   const keys = sweep.keys.map((key) => ({ name: key, key: (row) => row.label[key] ?? "", text: (row) => jobLink(row, row.label[key] ?? "–"), hidden: many }));
   const spread = (row, key, format) => format(row[key]) + (row[key + "_range"] ? ` (${row[key + "_range"].map(format).join(" to ")})` : "");
   const figure = (name, key, format) => ({ name, number: true, key: (row) => row[key], text: (row) => (row[key] === null ? "" : spread(row, key, format)) });
-  const versus = (name, key) => ({ name, number: true, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
+  const versus = (name, key) => ({ name, number: true, hidden: innerWidth < 600, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
     text: (row) => (row.index === state.baseline ? "baseline" : change(row[key], base()[key])) });
   const columns = [...(many ? [job] : []), ...keys,
-    { name: "status", key: (row) => row.status, text: (row) => chip(row.status) },
+    { name: "status", key: (row) => row.status, text: (row) => chip(row.status), hidden: sweep.rows.every((row) => row.status === "ok") },
     figure(sweep.memory_name, "memory", bytes), versus("memory diff.", "memory"),
     figure("samples/s", "speed", (value) => number(value)), versus("speed diff.", "speed"),
     figure("step", "step", seconds), figure("final loss", "loss", (value) => number(value)), figure("evaluation loss", "evaluation", (value) => number(value)),
@@ -84,9 +86,9 @@ function tableColumns(sweep, state) {
 
 function tableCard(sweep, state, redraw, draw) {
   const columns = tableColumns(sweep, state);
-  columns.push({ name: "compare", key: () => "", text: (row) => h("span", { style: "white-space:nowrap" },
-    h("button", { class: "small", type: "button", title: "make it the baseline", onclick: () => { state.baseline = row.index; draw(); } }, "baseline"), " ",
-    h("button", { class: "small", type: "button", title: "compare with the baseline below", onclick: () => { state.compare(row.index); } }, "timeline")) });
+  columns.push({ name: "two jobs", key: () => "", text: (row) => h("span", { style: "white-space:nowrap" },
+    h("button", { class: "small", type: "button", title: "measure the others against it", onclick: () => { state.baseline = row.index; draw(); } }, "as baseline"), " ",
+    h("button", { class: "small", type: "button", title: "beside the baseline: memory over the step and settings, below", onclick: () => { state.compare(row.index); } }, "compare")) });
   const place = h("div", { id: "table" });
   const search = h("input", { type: "search", id: "filter", placeholder: "precision=bf16 adam", "aria-label": "filter the jobs", oninput: () => filter() });
   const said = h("span", { class: "quiet", role: "status" });
@@ -187,7 +189,7 @@ function partsCard(sweep, state, redraw) {
       drawn.made.on("click", (event) => openJob(rows[event.dataIndex]));
     }
   });
-  return section("What takes the memory", "Live tensors at the moment of the peak, the least first. Click a bar to open the job's page.", legend(names.map(([key, name]) => [partOf(key).colour, name || partOf(key).name])), box);
+  return section("What takes the memory", "Live tensors at the moment of the peak, the least first. “other” is what the step makes and drops again, as the optimizer's temporary results, and its data. Click a bar to open the job's page.", legend(names.map(([key, name]) => [partOf(key).colour, name || partOf(key).name])), box);
 }
 
 function multiplesCard(sweep, state, redraw) {
@@ -208,7 +210,7 @@ function multiplesCard(sweep, state, redraw) {
       x.push(byteAxis(colours, most, { gridIndex: i }, 0, 3));
       y.push(axis(colours, { type: "value", gridIndex: i, max: fastest, splitNumber: 3, axisLabel: { color: colours.quiet, formatter: (v) => number(v, 3), showMaxLabel: false } }));
       const mine = (row) => (row.label[key] ?? "–") === value;
-      series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 5, silent: true, itemStyle: { color: colours.line }, data: everything, large: true });
+      series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 6, silent: true, itemStyle: { color: colours.quiet, opacity: 0.45 }, data: everything, large: true });
       series.push({ type: "scatter", xAxisIndex: i, yAxisIndex: i, symbolSize: 8, itemStyle: { color: SERIES[Math.min(i, 7) % 8], borderColor: colours.card, borderWidth: 0.5 }, data: rows.filter(mine).map((row) => ({ value: [row.memory, row.speed], row })) });
     });
     return base(colours, { grid, xAxis: x, yAxis: y, series, title, tooltip: tooltip(colours, { trigger: "item", formatter: (found) => (found.data.row ? rowLines(sweep, state, found.data.row) : "") }) });
@@ -224,7 +226,7 @@ function multiplesCard(sweep, state, redraw) {
     }
   };
   redraw.push(fit);
-  return section("What each value does", "Memory against samples per second, as above: coloured the jobs with the value, grey all others.",
+  return section("What each value does", "Memory (across) against samples per second (up), as above: coloured the jobs with the value, grey all others.",
     h("div", { class: "controls" }, h("label", {}, "Key ", h("select", { id: "multiples-key", onchange: (event) => { key = event.target.value; fit(); } }, keys.map((one) => h("option", { value: one }, one))))), box);
 }
 
@@ -270,12 +272,15 @@ function compareCard(sweep, state, redraw) {
   one.value = start.index;
   other.value = (front(able).find((row) => row !== start) || able.find((row) => row !== start)).index;
   const swap = h("button", { class: "small", type: "button", onclick: () => { [one.value, other.value] = [other.value, one.value]; show(); } }, "swap");
+  let asked = 0;
   async function show() {
+    const mine = ++asked;
     const rows = [one, other].map((select) => sweep.rows[Number(select.value)]);
     headroom.charts = headroom.charts.filter((entry) => !place.contains(entry.place));
     place.replaceChildren(h("p", { class: "quiet", role: "status" }, "loading …"));
     try {
       const jobs = await Promise.all(rows.map((row) => loadJob(row.runs.find((run) => run.data))));
+      if (mine !== asked) return;
       place.replaceChildren();
       difference(rows, jobs, place);
     } catch (error) {
@@ -286,6 +291,10 @@ function compareCard(sweep, state, redraw) {
   const button = h("button", { class: "small", id: "compare", type: "button", onclick: () => show() }, "Compare");
   const card = section("Two jobs", "Their memory over one step, each phase stretched to the same width, and what the second takes more (above zero) or less.",
     h("div", { class: "controls" }, one, swap, other, button), place);
+  if ("IntersectionObserver" in window) {  // what nobody has scrolled to is not loaded
+    const seen = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) { seen.disconnect(); if (!place.childNodes.length) show(); } });
+    seen.observe(card);
+  }
   return card;
 }
 

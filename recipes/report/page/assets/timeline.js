@@ -106,11 +106,11 @@ function memoryOverTheStep(timeline, capacity, note) {
         { xAxis: moment, lineStyle: { color: colours.text, width: 1.5, type: "solid" },
           label: { formatter: bytes(timeline.total[moment]), color: colours.text, fontWeight: "bold", position: "end" } },
         ...(near ? [{ yAxis: capacity, lineStyle: { color: colours.bad, width: 2, type: "dashed" },
-          label: { formatter: "the GPU ends here: " + bytes(capacity), color: colours.bad, position: "insideEndTop", fontWeight: "bold",
+          label: { formatter: "room for tensors: " + bytes(capacity), color: colours.bad, position: "insideEndTop", fontWeight: "bold",
             backgroundColor: colours.card, borderRadius: 4, padding: [2, 6] } }] : []),
       ] },
       markArea: { silent: true, data: timeline.phases.map(([first, name], i) => [
-        { xAxis: first, name, itemStyle: { color: i % 2 ? colours.soft : "transparent" }, label: { position: "insideTopLeft", color: colours.quiet, fontSize: 12 } },
+        { xAxis: first, name, itemStyle: { color: i % 2 ? colours.soft : "transparent" }, label: { position: "insideTopLeft", color: colours.quiet, fontSize: 12, padding: [place.clientWidth < 600 ? 14 * (i % 2) : 0, 0, 0, 0] } },
         { xAxis: i + 1 < timeline.phases.length ? timeline.phases[i + 1][0] : timeline.moments - 1 }]) } });
     return base(colours, {
       grid: { left: 64, right: 22, top: 34, bottom: 72 },
@@ -184,12 +184,12 @@ function aliveTable(timeline, moment) {
   const columns = [
     { name: "made by", class: "name", key: (row) => row.name,
       text: (row) => [h("i", { class: "swatch", style: `background:${row.part.colour}` }), row.name].map((e) => e) },
-    { name: "part", key: (row) => row.part.name },
-    { name: "tensors", number: true, key: (row) => row.count },
     { name: "memory", number: true, key: (row) => row.bytes, text: (row) => bytes(row.bytes) },
     { name: "share", number: true, key: (row) => row.bytes, text: (row) => percent(row.bytes / whole) },
+    { name: "part", key: (row) => row.part.name },
+    { name: "tensors", number: true, key: (row) => row.count },
   ];
-  return table(columns, listed, { class: "tall", sorted: columns[3] });
+  return table(columns, listed, { class: "tall", sorted: columns[1] });
 }
 
 /** The modules of a moment as a tree: {name, value, children}. */
