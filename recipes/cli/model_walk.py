@@ -10,6 +10,7 @@ import dataclasses
 import json
 import multiprocessing
 import shutil
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,7 @@ class Walk:
     def __init__(self, folder: Path, fork_server: fork_client.ForkServer):
         self.folder, self.fork_server = folder, fork_server
         self.templates: dict[tuple[str, ...], Record] = {}
+        self.composing = threading.Lock()  # Hydra has one global state
         self.processes = multiprocessing.get_context("forkserver")
         self.processes.set_forkserver_preload(["__main__", "recipes.models.tiny"])
 
@@ -144,12 +146,13 @@ class Walk:
 
     def _composed(self, overrides: tuple[str, ...], model: Path) -> Record:
         """The empty record of a job; Hydra, which takes a third of a second, composes it for the first model only."""
-        if overrides not in self.templates:
-            command = [*JOB, *overrides, f"model.pretrained={model}"]
-            _, outcome, problems = compose.compose(paths.CONF, *command)
-            assert outcome is not None and not problems, problems
-            self.templates[overrides] = outcome
-        return self.templates[overrides]
+        with self.composing:
+            if overrides not in self.templates:
+                command = [*JOB, *overrides, f"model.pretrained={model}"]
+                _, outcome, problems = compose.compose(paths.CONF, *command)
+                assert outcome is not None and not problems, problems
+                self.templates[overrides] = outcome
+            return self.templates[overrides]
 
     def _job(self, folder: Path, model: Path, *overrides: str) -> Record:
         """The record of one job."""
