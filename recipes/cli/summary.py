@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from recipes.options.model import AUTO
 from recipes.records.record import Estimate, Memory, Operations, Record, Speed, shown_status, verdict_of
 from recipes.records.run_folder import PAGE_FILES, log_name
+from recipes.report import predicted
 from recipes.units import MIB, PARTS
 
 Row = tuple[str, str, str]  # name, value, note
@@ -93,21 +93,26 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
     if speed.model_flops_per_step and speed.step_seconds_median:
         flops = f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T"
         yield "Model FLOP/s", flops, f"MFU {speed.mfu:.1%}" if speed.mfu is not None else ""
+    cost = predicted.cost_of_million_tokens(outcome)
+    if cost is not None:
+        yield "Cost", predicted.two_digits(cost), "of a million tokens, in the currency of gpu.price_per_hour"
 
 
 def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
+    digits, samples, tokens = predicted.two_digits, speed.samples_per_second or 0.0, speed.tokens_per_second or 0.0
     if speed.bound_by is not None:
         known_from = estimate.efficiencies_from if estimate is not None else "measured here"  # a CPU's always are
-        how = f"predicted, efficiencies {known_from}"
-        steps = _predicted_note(speed)
-    else:
-        how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
+        rounded = f"{float(digits(tokens)):,.0f}"
+        yield "Samples per second", digits(samples), f"{rounded} tokens/s; predicted, efficiencies {known_from}"
+        yield "Step", f"{digits((speed.step_seconds_median or 0.0) * 1000)} ms", _predicted_note(speed)
+        return
+    how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
+    yield "Samples per second", f"{samples:.2f}", f"{tokens:,.0f} tokens/s; {how}"
+    if speed.step_seconds_median is not None:
         steps = "median"
         if speed.step_seconds_p10 is not None and speed.step_seconds_p90 is not None:
             shortest, longest = speed.step_seconds_p10 * 1000, speed.step_seconds_p90 * 1000
             steps = f"median; {shortest:.2f} to {longest:.2f} for the middle 80 %"
-    yield "Samples per second", f"{speed.samples_per_second:.2f}", f"{speed.tokens_per_second:,.0f} tokens/s; {how}"
-    if speed.step_seconds_median is not None:
         yield "Step", f"{speed.step_seconds_median * 1000:.2f} ms", steps
 
 
@@ -116,16 +121,8 @@ def _predicted_note(speed: Speed) -> str:
     low, high = speed.step_seconds_low, speed.step_seconds_high
     if low is None or high is None:
         return "predicted"
-    interval = f"{_two_digits(low * 1000)} to {_two_digits(high * 1000)} ms in nine of ten"
+    interval = f"{predicted.two_digits(low * 1000)} to {predicted.two_digits(high * 1000)} ms in nine of ten"
     return f"predicted, bound by {speed.bound_by}; {interval}"
-
-
-def _two_digits(value: float) -> str:
-    """330 for 327.4, 4.1 for 4.13."""
-    if value <= 0:
-        return "0"
-    digits = 1 - math.floor(math.log10(value))
-    return f"{round(value, digits):.{max(0, digits)}f}"
 
 
 def _result_rows(outcome: Record) -> Iterator[Row]:

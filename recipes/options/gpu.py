@@ -26,6 +26,7 @@ def resolve(cfg: Config) -> list[str]:
         "memory_bytes": here.memory_bytes,
         "capability": ".".join(map(str, here.capability)),
         "host_factor": cfg.gpu.host_factor,
+        "price_per_hour": cfg.gpu.price_per_hour,
     }
     cfg.gpu = config.from_dict(installed, config.Gpu)
     return []

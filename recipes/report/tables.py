@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from recipes.records.record import DOES_NOT_FIT, STATUSES, TIGHT, verdict_of
+from recipes.records.record import DOES_NOT_FIT, STATUSES, TIGHT, Record, verdict_of
+from recipes.report import predicted
 from recipes.report.labels import PACKAGES
 from recipes.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
 
@@ -27,6 +29,7 @@ CONTEXT = (
     *PACKAGES,
     "git_revision",
 )
+COST = "cost of 1M tokens"  # in the currency of gpu.price_per_hour
 COMPARED_SETTINGS = ("model", "data.seq_len", "device_name")  # may differ from those of the published figures
 
 
@@ -77,6 +80,7 @@ def columns(made: Table) -> dict[str, list[str]]:
     def published(key: str, unit: float = 1) -> Callable[[Row], str]:
         return lambda row: number(row.published[key] / unit) if row.published.get(key) else ""
 
+    step = figure("speed", "step_seconds_median", 1e-3)
     repeated = any(len(row.runs) > 1 for row in made.rows)
     cells: dict[str, Callable[[Row], str]] = {
         "runs": lambda row: str(len(row.runs)) if repeated else "",
@@ -87,10 +91,11 @@ def columns(made: Table) -> dict[str, list[str]]:
         f"left {unit}": lambda row: _signed(row.fit.margin_bytes / size) if row.fit else "",
         "verdict": lambda row: verdict_of(row.fit) if row.fit else "",
         f"published device memory {unit}": published("device_used_bytes", size),
-        "samples/s": lambda row: spread_text(made.speed(row)),
+        "samples/s": lambda row: _predicted(row, predicted.samples_per_second) or spread_text(made.speed(row)),
         "samples/s diff.": lambda row: difference(made, row, made.speed),
         "published samples/s": published("samples_per_second"),
-        "step ms": figure("speed", "step_seconds_median", 1e-3),
+        "step ms": lambda row: _predicted(row, predicted.step_seconds, 1e-3) or step(row),
+        COST: _cost,
         "time s": figure("speed", "train_seconds"),
         "final loss": figure("training", "final_loss"),
         "evaluation": _evaluation,
@@ -98,6 +103,17 @@ def columns(made: Table) -> dict[str, list[str]]:
     }
     texts = made.labels | {heading: [cell(row) for row in made.rows] for heading, cell in cells.items()}
     return {heading: column for heading, column in texts.items() if any(column)}
+
+
+def _predicted(row: Row, figure: Callable[[Record], predicted.Interval | None], unit: float = 1) -> str:
+    """A figure of an estimate with its interval; empty for a measured one."""
+    found = figure(row.counted[0]) if row.counted else None
+    return predicted.interval_text(found, unit) if found else ""
+
+
+def _cost(row: Row) -> str:
+    costs = [cost for cost in map(predicted.cost_of_million_tokens, row.counted) if cost is not None]
+    return predicted.two_digits(statistics.median(costs)) if costs else ""
 
 
 def _evaluation(row: Row) -> str:
@@ -129,6 +145,8 @@ def remarks(made: Table) -> list[str]:
         lines.append(f"{made.memory_name.capitalize()} is {made.memory_meaning}.")
     if any(len(row.runs) > 1 for row in made.rows):
         lines.append("Repeats of a job are one row: the median (the least to the most).")
+    if any(_predicted(row, predicted.step_seconds) for row in made.rows):
+        lines.append("Of a predicted speed two digits are known; nine of ten steps are between the two in brackets.")
     if made.baseline and len(made.rows) > 1:
         lines.append(f"Differences are from the baseline, {made.baseline.name}.")
     return lines + _sources(made)

@@ -12,6 +12,7 @@ from rich.table import Table
 from recipes.foresight.search import space
 from recipes.foresight.validation.error_stats import signed
 from recipes.records.record import Estimate, Record, verdict_of
+from recipes.report import predicted, tables
 from recipes.units import MIB
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
     lines += ["", results_table(search, result.rows), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
-    lines.append("\nPredicted; the same command with recipe=estimate says more of each.")
+    lines.append(
+        "\nPredicted; the same command with recipe=estimate says more of each. Of times and speeds two digits are "
+        "known, and nine of ten steps are between the two in brackets."
+    )
     if search.base.parallelism.world_size > 1:
         lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
@@ -90,6 +94,7 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     cells = []
     for number, found in enumerate(rows, 1):
         outcome = found.record
+        cost = predicted.cost_of_million_tokens(outcome)
         batch, steps = outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"]
         cells.append(
             [
@@ -99,12 +104,23 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
                 f"{found.device_used_bytes / MIB:,.0f}",
                 f"{found.estimate.margin_bytes / MIB:,.0f}",
                 verdict_of(found.estimate),
-                f"{outcome.speed.samples_per_second:.2f}",
-                f"{outcome.speed.step_seconds_median:.3f}",
+                *_speed(outcome),
+                *([predicted.two_digits(cost)] if cost is not None else []),
             ]
         )
-    figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step s"]
+    figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step ms"]
+    if search.base.gpu.price_per_hour is not None:
+        figures.append(tables.COST)
     return terminal_table(["", *headings.values(), "batch", *figures], cells, 2 + len(headings))
+
+
+def _speed(outcome: Record) -> tuple[str, str]:
+    """Samples per second, and the milliseconds of a step, with their intervals."""
+    samples, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
+    return (
+        predicted.interval_text(samples) if samples else "",
+        predicted.interval_text(step, 1e-3) if step else "",
+    )
 
 
 def comparison(predicted: list[Record], measured: list[Record]) -> str:
