@@ -176,6 +176,7 @@ class Gpu(Menu):
     sm_count: int = at_least(1)
     link: str = one_of("nvlink", "pcie", "xgmi")
     link_gb_per_second: float = at_least(1)
+    host_link_gb_per_second: float = at_least(0.1)
     context_bytes: int = at_least(0)
     context_from: str = one_of("measured", "assumed")
     nccl_bytes: int = at_least(0)

@@ -99,6 +99,11 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
         outcome.warnings.append(_why_tight(cfg, outcome.estimate, demand.releases))
     if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
         _fill_speed(cfg, outcome, simulated, outcome.estimate)
+    else:
+        copying = roofline.host_copies_seconds(simulated.tally, cfg.gpu)
+        outcome.warnings.append(
+            f"no time is predicted; the copies between GPU and host alone take about {copying * 1000:,.3g} ms a step."
+        )
     if demand.missing_bytes:
         outcome.status = "oom"
         needed = (
@@ -189,7 +194,10 @@ def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
 
 def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate: Estimate) -> None:
     speed, ranks = outcome.speed, cfg.parallelism.world_size
-    predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
+    used = outcome.memory.peak_reserved_bytes or 0
+    homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
+    paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
+    predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging)
     _enter_times(cfg, outcome, simulated, predicted)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:

@@ -11,7 +11,7 @@ from recipes.options.hooks import PASSES, Cost, Dimension, Lever
 
 # From little memory saved and little time lost to much of both.
 COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "offload": Cost.HOST_COPIES}
-COPIES = "the estimate of time does not know what the copies between GPU and host take"
+COPIES = "what its copies between GPU and host take differs by machine, from a fifth to nearly all of the link's rate"
 
 
 def every_n_layers(cfg: Config) -> int:
@@ -41,14 +41,14 @@ def _problems(cfg: Config, option: str) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """What offload does not do, and what an estimate of it leaves out."""
+    """What offload does not do."""
     if cfg.checkpointing.name != "offload":
         return []
     if host.device(cfg) == "cpu":
         return [
             "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
         ]
-    return [f"checkpointing=offload: {COPIES}."] if cfg.recipe.name == "estimate" else []
+    return []
 
 
 def memory_levers(cfg: Config) -> list[Lever]:

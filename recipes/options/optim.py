@@ -43,7 +43,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
 def not_tried(cfg: Config) -> str | None:
     """Why `fit` leaves an optimizer out."""
     if cfg.optim.facts.pages_to_host:
-        return "the estimate of time does not know what paging costs"
+        return "what paging costs differs by machine, from a fifth to nearly all of the rate of the link to the host"
     if cfg.optim.facts.not_searched:
         return "it trains differently at the same learning rate. fit does not choose it; typed, it is kept"
     return None

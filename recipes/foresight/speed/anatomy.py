@@ -21,6 +21,7 @@ from recipes.foresight.speed.operation_names import (
     COLLECTIVE,
     COPY,
     ELEMENTWISE,
+    HOST_COPY,
     MATMUL,
     NORMALISATIONS,
     OPTIMIZER,
@@ -38,6 +39,7 @@ _GROUP_OF = {
     OPTIMIZER: UPDATE,
     COPY: COPIES,
     COLLECTIVE: COMMUNICATION,
+    HOST_COPY: COPIES,
 }
 NORMALISATION_FLOPS = 5  # per element: find the mean or maximum, subtract, square or exponentiate, sum, multiply
 LARGEST = 12  # operations that the record names
@@ -118,6 +120,8 @@ def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int)
         if operation.kind == COLLECTIVE:
             return roofline.collective_seconds(operation, gpu, num_processes, reached), "link"
         seconds = roofline.device_seconds(operation, gpu, precision, reached)
+        if operation.kind == HOST_COPY:
+            return seconds, "host link"
         if operation.kernels * reached.kernel_seconds > seconds / 2:
             return seconds, "launches"
         computes = operation.flops and roofline.is_arithmetic(operation, gpu, precision, reached)

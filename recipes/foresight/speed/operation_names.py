@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE = (
+MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE, HOST_COPY = (
     "matmul",
     "attention",
     "reduction",
@@ -12,6 +12,7 @@ MATMUL, ATTENTION, REDUCTION, ELEMENTWISE, OPTIMIZER, COPY, COLLECTIVE = (
     "optimizer",
     "copy",
     "collective",
+    "host copy",
 )
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 

@@ -26,6 +26,7 @@ from recipes.foresight.speed.operation_names import (
     DTYPES,
     ELEMENTWISE,
     GATHERING,
+    HOST_COPY,
     INT8_PRODUCT,
     KERNELS,
     LINEAR_PRODUCTS,
@@ -137,6 +138,9 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     if op_class is None or op_class.kind == "":
         return None
     inputs, outputs = tensors_in(args) + tensors_in(kwargs.values()), tensors_in((result,))
+    if op_class.kind == COPY and len({tensor.is_cpu for tensor in inputs + outputs}) > 1:
+        moved = _size(outputs[0])
+        return Operation(op_class.name, HOST_COPY, bytes=moved, elements=outputs[0].numel())
     moved = _bytes(op_class, args, inputs, outputs)
     flops, shape = 0, ()
     if op_class.kind in (MATMUL, ATTENTION):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from recipes.config import Gpu
 from recipes.foresight.speed import efficiencies
 from recipes.foresight.speed.efficiencies import Efficiencies
-from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, REDUCTION
+from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, HOST_COPY, REDUCTION
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.speed.products import joined, product_flops
 
@@ -26,6 +26,10 @@ AUTOCAST = ("fp16", "bf16")  # options of `precision` whose casts the host issue
 ERROR_OF = {"bf16_pure": "bf16"}  # option of `precision` -> the dtype of its products, where the names differ
 # The fastest and the slowest host against the assumed one: 9.5 and 24.7 us a call in published steps, against 12.
 HOSTS = (0.8, 2.05)
+# Of the bandwidth to the host, and in the best and the worst case: nvbandwidth has 0.8 to 0.87 of the sheet in both
+# directions (A100, H100, H200), and 0.2 from the device on an A100 machine.
+HOST_LINK, HOST_LINK_BEST, HOST_LINK_WORST = 0.82, 0.87, 0.2
+LEAST_COPIES = 1e-3  # seconds of them that a note names
 SPILL = 4  # how sharply rows stop fitting into the cache (fitted)
 
 
@@ -36,6 +40,7 @@ class Prediction:
     low_seconds, high_seconds: nine of ten steps lie between them, by the errors on published steps that were not fitted
     and by what hosts differ. device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
     of the device by class of operations. arithmetic_seconds: of the device, in operations that arithmetic limits.
+    host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
     notes: assumptions to know before relying on the prediction. collectives: their number.
     """
 
@@ -50,23 +55,41 @@ class Prediction:
     efficiencies_from: str
     notes: list[str] = field(default_factory=list)
     collectives: int = 0
+    host_link_seconds: float = 0.0
 
     @property
     def bound_by(self) -> str:
-        """What the step waits for: host, link, arithmetic or memory."""
+        """What the step waits for: host, link, host link, arithmetic or memory."""
         longest = max(self.device_seconds, self.host_seconds, self.link_seconds)
         if longest == self.device_seconds:
+            if 2 * self.host_link_seconds > self.device_seconds:
+                return "host link"
             return "arithmetic" if 2 * self.arithmetic_seconds > self.device_seconds else "memory"
         return "host" if longest == self.host_seconds else "link"
 
 
+@dataclass(frozen=True)
+class Paging:
+    """Optimizer states that the driver pages: all of them, and what of them finds no room on the device."""
+
+    bytes: int = 0
+    homeless_bytes: int = 0
+
+
 def predict(
-    tally: Tally, gpu: Gpu, precision: str, num_processes: int = 1, reached: Efficiencies | None = None
+    tally: Tally,
+    gpu: Gpu,
+    precision: str,
+    num_processes: int = 1,
+    reached: Efficiencies | None = None,
+    paging: Paging = Paging(),
 ) -> Prediction:
     """The seconds of the step whose operations a tally holds.
 
     gpu: resolved. precision: the option's name; tf32 runs fp32 matrix products on the tensor cores. num_processes:
-    ranks that take part in the collectives, over the GPU's link. reached: instead of the chip's efficiencies.
+    ranks that take part in the collectives, over the GPU's link. reached: instead of the chip's efficiencies. paging:
+    where states find no room, all of them go to the device and back in each step, as the driver gives up the page that
+    was used longest ago; at best only those without room do.
 
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
@@ -83,7 +106,11 @@ def predict(
             by_kind[operation.kind] += seconds
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
-    device = sum(by_kind.values())
+    homeless = min(1, paging.homeless_bytes)
+    by_kind[HOST_COPY] += homeless * host_copy_seconds(2 * paging.bytes, gpu)
+    device, copying = sum(by_kind.values()), by_kind[HOST_COPY]
+    least = copying - homeless * host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
+    computing = device - copying
     host = (gpu.host_factor or 1.0) * sum(
         times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
         for phase, times in tally.calls.items()
@@ -91,16 +118,27 @@ def predict(
     error = reached.error[ERROR_OF.get(precision, precision)]
     return Prediction(
         overlapped(device, host, link_seconds, collectives),
-        overlapped(device * (1 - error), host * HOSTS[0], link_seconds * (1 - error), collectives),
-        overlapped(device * (1 + error), host * HOSTS[1], link_seconds * (1 + error), collectives),
+        overlapped(
+            computing * (1 - error) + least * HOST_LINK / HOST_LINK_BEST,
+            host * HOSTS[0],
+            link_seconds * (1 - error),
+            collectives,
+        ),
+        overlapped(
+            computing * (1 + error) + copying * HOST_LINK / HOST_LINK_WORST,
+            host * HOSTS[1],
+            link_seconds * (1 + error),
+            collectives,
+        ),
         device,
         host,
         link_seconds,
         arithmetic_seconds,
         dict(by_kind),
         reached.source,
-        _notes(tally, gpu, num_processes, reached),
+        _notes(tally, gpu, num_processes, reached) + _copies_note(copying, gpu),
         collectives,
+        copying,
     )
 
 
@@ -125,6 +163,8 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     Raises ValueError where the GPU lacks a dtype that the operation computes in.
     """
     launching = operation.kernels * reached.kernel_seconds
+    if operation.kind == HOST_COPY:
+        return launching + host_copy_seconds(operation.bytes, gpu)
     if not operation.flops:
         return launching + traffic_seconds(operation, gpu, reached)
     dtype = arithmetic(operation, precision)
@@ -145,6 +185,21 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     moved = operation.bytes * _through_cache(operation.bytes, reached)
     moving = moved / (gpu.bandwidth_gb_per_second * 1e9 * reached.product_bandwidth[dtype])
     return launching + joined(done / rate, moving, reached.sharpness[dtype])
+
+
+def host_copies_seconds(tally: Tally, gpu: Gpu) -> float:
+    """The seconds of all copies between device and host in a tally."""
+    return sum(
+        times * host_copy_seconds(operation.bytes, gpu)
+        for counts in tally.counts.values()
+        for operation, times in counts.items()
+        if operation.kind == HOST_COPY
+    )
+
+
+def host_copy_seconds(size_bytes: float, gpu: Gpu) -> float:
+    """The seconds of so many bytes between the device and the host, in either direction."""
+    return size_bytes / (gpu.host_link_gb_per_second * 1e9 * HOST_LINK)
 
 
 def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
@@ -198,6 +253,16 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
     steps = (ranks - 1) * (2 if all_reduce else 1)
     sent = steps / ranks * operation.bytes
     return steps * reached.link_seconds + sent / (gpu.link_gb_per_second * 1e9 * reached.link)
+
+
+def _copies_note(copying: float, gpu: Gpu) -> list[str]:
+    if copying < LEAST_COPIES:
+        return []
+    return [
+        f"speed: copies between GPU and host take {copying * 1000:,.3g} ms of the step, at {HOST_LINK:.0%} of "
+        f"{gpu.host_link_gb_per_second:g} GB/s (gpu.host_link_gb_per_second); published are {HOST_LINK_WORST:.0%} to "
+        f"{HOST_LINK_BEST:.0%}. Nothing else is taken to run at the same time."
+    ]
 
 
 def _notes(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies) -> list[str]:

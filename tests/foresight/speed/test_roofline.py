@@ -12,7 +12,7 @@ from recipes import config
 from recipes.foresight.fake_gpu.op_cache import signature_of
 from recipes.foresight.speed import efficiencies, operations, products, roofline
 from recipes.foresight.speed.efficiencies import Efficiencies
-from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, MATMUL
+from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, HOST_COPY, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.validation import published_speed
 from recipes.machine import gpu_specs
@@ -436,3 +436,38 @@ def test_the_interval_is_that_of_the_errors_on_steps_that_were_not_fitted():
     found = predicted((product(), 1), reached=ideal(error={"fp32": 0.2}))
     assert found.low_seconds == pytest.approx(0.8 * found.step_seconds)
     assert found.high_seconds == pytest.approx(1.2 * found.step_seconds)
+
+
+def test_a_copy_to_the_host_takes_its_link_and_counts_once():
+    on_host, on_device = torch.empty(1000, 50), meta(1000, 50)
+    for copy in (
+        operations.classify(aten.copy_.default, (on_host, on_device), on_host),
+        operations.classify(aten._to_copy.default, (on_host,), on_device, {"device": "meta"}),
+    ):
+        assert copy is not None and (copy.kind, copy.bytes) == (HOST_COPY, 200_000)
+    inside = operations.classify(aten.copy_.default, (on_device, meta(1000, 50)), on_device)
+    assert inside is not None and inside.kind == "copy"
+    a100 = device()
+    gigabyte = Operation("_to_copy", HOST_COPY, bytes=10**9)
+    assert seconds(gigabyte) == pytest.approx(1 / (a100.host_link_gb_per_second * roofline.HOST_LINK))
+    prediction = predicted((gigabyte, 1))
+    assert prediction.bound_by == "host link" and prediction.host_link_seconds == prediction.step_seconds
+    assert prediction.high_seconds == pytest.approx(prediction.step_seconds * roofline.HOST_LINK / 0.2)
+    assert any("gpu.host_link_gb_per_second" in note for note in prediction.notes)
+    assert not predicted((product(), 1)).host_link_seconds
+
+
+def test_paged_states_without_room_go_there_and_back():
+    tally, gpu = Tally(), device()
+    tally.put(product(), "forward")
+
+    def paged(size_bytes, homeless_bytes):
+        paging = roofline.Paging(size_bytes, homeless_bytes)
+        return roofline.predict(tally, gpu, "fp32", reached=ideal(), paging=paging)
+
+    roomy, full = paged(10**10, 0), paged(10**10, 10**9)
+    assert roomy.host_link_seconds == 0 and roomy.step_seconds == predicted((product(), 1)).step_seconds
+    rate = gpu.host_link_gb_per_second * 1e9
+    assert full.step_seconds - roomy.step_seconds == pytest.approx(2e10 / (rate * roofline.HOST_LINK))
+    assert full.low_seconds - roomy.low_seconds == pytest.approx(2e9 / (rate * roofline.HOST_LINK_BEST))
+    assert roofline.host_copies_seconds(tally, gpu) == 0
