@@ -106,30 +106,20 @@ def predict(
             by_kind[operation.kind] += seconds
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
-    homeless = min(1, paging.homeless_bytes)
-    by_kind[HOST_COPY] += homeless * host_copy_seconds(2 * paging.bytes, gpu)
+    if paging.homeless_bytes:
+        by_kind[HOST_COPY] += host_copy_seconds(2 * paging.bytes, gpu)
     device, copying = sum(by_kind.values()), by_kind[HOST_COPY]
-    least = copying - homeless * host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
-    computing = device - copying
-    host = (gpu.host_factor or 1.0) * sum(
-        times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
-        for phase, times in tally.calls.items()
-    )
-    error = reached.error[ERROR_OF.get(precision, precision)]
+    least = copying
+    if paging.homeless_bytes:
+        least -= host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
+    error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying
+    low = computing * (1 - error) + least * HOST_LINK / HOST_LINK_BEST
+    high = computing * (1 + error) + copying * HOST_LINK / HOST_LINK_WORST
+    host = _host_seconds(tally, gpu, precision, reached)
     return Prediction(
         overlapped(device, host, link_seconds, collectives),
-        overlapped(
-            computing * (1 - error) + least * HOST_LINK / HOST_LINK_BEST,
-            host * HOSTS[0],
-            link_seconds * (1 - error),
-            collectives,
-        ),
-        overlapped(
-            computing * (1 + error) + copying * HOST_LINK / HOST_LINK_WORST,
-            host * HOSTS[1],
-            link_seconds * (1 + error),
-            collectives,
-        ),
+        overlapped(low, host * HOSTS[0], link_seconds * (1 - error), collectives),
+        overlapped(high, host * HOSTS[1], link_seconds * (1 + error), collectives),
         device,
         host,
         link_seconds,
@@ -139,6 +129,14 @@ def predict(
         _notes(tally, gpu, num_processes, reached) + _copies_note(copying, gpu),
         collectives,
         copying,
+    )
+
+
+def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
+    """What the host needs for its calls."""
+    return (gpu.host_factor or 1.0) * sum(
+        times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
+        for phase, times in tally.calls.items()
     )
 
 
