@@ -37,6 +37,7 @@ def hint(predicted):
         assert outcome.error is not None
         outcome.overrides = list(words)
         cfg, _, _ = space.compose_estimate(*words)
+        assert cfg is not None
         return tried_levers.hint(cfg, outcome)
 
     return hint
@@ -91,6 +92,7 @@ def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
     from recipes.foresight.search import space
 
     cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
+    assert cfg is not None and outcome is not None
     asked = []
 
     def trial(_, changes):

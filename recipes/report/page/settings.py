@@ -53,7 +53,7 @@ def sweep_command(records: Sequence[Record]) -> str | None:
 
     It can where they are all combinations of the values of some keys.
     """
-    typed = [dict(override.partition("=")[::2] for override in found.overrides) for found in records]
+    typed = [{key: value for key, _, value in map(_parted, found.overrides)} for found in records]
     keys = list(typed[0]) if typed else []
     if not keys or any(list(each) != keys for each in typed):
         return None
@@ -63,6 +63,10 @@ def sweep_command(records: Sequence[Record]) -> str | None:
     repeats = values.pop("measure.repeat", [])
     more = [f"measure.repeats={len(repeats)}"] if repeats else []
     return " ".join(["python train.py -m", *(shlex.quote(f"{key}={','.join(values[key])}") for key in values), *more])
+
+
+def _parted(override: str) -> tuple[str, str, str]:
+    return override.partition("=")
 
 
 def _text(value: Any) -> str:
