@@ -22,10 +22,11 @@ from recipes.records.record import Record
 TIMELINE = "timeline.png"
 
 
-def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
+def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool = True) -> None:
     """Predict a step, and enter it into the record. If it does not fit, the status is oom and the figures are complete.
 
-    progress: the worker's, for `enter(phase, text)`.
+    progress: the worker's, for `enter(phase, text)`. advise: whether to try what would make it fit, which takes longer
+    than the estimate itself.
     """
     transformers.logging.disable_progress_bar()
     progress.enter("load", "estimating")
@@ -42,6 +43,8 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any) -> None:
     _write_step_file(cfg, outcome, simulated, timeline, folder)
     if outcome.error is not None and SIMULATIONS in os.environ:  # in a sweep other jobs wait
         outcome.error.hint = "Estimated alone, it names levers that were tried; or search with scripts/fit.py."
+    elif outcome.error is not None and not advise:
+        outcome.error.hint = None
     elif outcome.error is not None:
         progress.enter("load", "trying levers")
         outcome.error.hint = tried_levers.hint(cfg, outcome)

@@ -30,13 +30,15 @@ class _Silent:
         pass
 
 
-def answer(overrides: list[str], folder: Path, pipe: Sender) -> None:
+def answer(overrides: list[str], folder: Path, pipe: Sender, advise: bool = False) -> None:
     """Estimate a command line, leave its record and page in `folder`, and send what was found.
+
+    advise: see `estimate.run`.
 
     Sends {"record", "command"}, or {"refused": why}, or {"failed": what}.
     """
     try:
-        pipe.send(_estimated(overrides, folder))
+        pipe.send(_estimated(overrides, folder, advise))
     except (Refusal, UnknownOperation) as error:
         pipe.send({"refused": str(error)})
     except Exception as error:  # whatever a model of someone else raises
@@ -44,12 +46,12 @@ def answer(overrides: list[str], folder: Path, pipe: Sender) -> None:
         pipe.send({"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"})
 
 
-def _estimated(overrides: list[str], folder: Path) -> dict[str, Any]:
+def _estimated(overrides: list[str], folder: Path, advise: bool) -> dict[str, Any]:
     cfg, outcome, problems = compose.compose(paths.CONF, *overrides)
     if cfg is None or outcome is None or problems:
         return {"refused": " ".join(problems)}
     folder.mkdir(parents=True, exist_ok=True)
-    estimate.run(cfg, outcome, folder, _Silent())
+    estimate.run(cfg, outcome, folder, _Silent(), advise)
     record_file.write(outcome, folder)
     run_page.write(outcome, folder)
     return {"record": run_page.data(outcome, folder)["record"], "command": settings.command(outcome)}

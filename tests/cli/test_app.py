@@ -43,9 +43,9 @@ class Sent:
 def answered(tmp_path):
     """answered(overrides) -> what a process of the app sends, from this process."""
 
-    def answered(overrides):
+    def answered(overrides, **more):
         pipe = Sent()
-        estimate_worker.answer(overrides, tmp_path / "answer", pipe)
+        estimate_worker.answer(overrides, tmp_path / "answer", pipe, **more)
         return pipe.value
 
     return answered
@@ -128,8 +128,8 @@ class Recorded(Estimates):
     def __init__(self):
         self.asked = []
 
-    def answer(self, overrides):
-        self.asked.append(overrides)
+    def answer(self, overrides, advise=False):
+        self.asked.append([*overrides, "advise"] if advise else overrides)
         return {"record": {}, "page": 3}
 
     def page(self, number):
@@ -216,6 +216,15 @@ def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):
     monkeypatch.setattr("recipes.cli.app.estimates.SECONDS", 0.01)
     found = Estimates(tmp_path / "estimates").answer(form.overrides(CHOSEN))
     assert "no answer after" in found["failed"]
+
+
+def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, server, monkeypatch):
+    monkeypatch.setattr("recipes.foresight.tried_levers.hint", lambda *_: "Tried: something.")
+    request_("POST", "/estimate", json.dumps(CHOSEN | {"advise": True}), Content_Type="application/json")
+    assert server.estimates.asked[-1][-1] == "advise"
+    large = ["recipe=estimate", "gpu=t4_16gb", "model=bert_tiny", "launch.memory_limit_gib=0.01"]
+    assert answered(large)["record"]["error"]["hint"] is None
+    assert answered(large, advise=True)["record"]["error"]["hint"] == "Tried: something."
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path, capsys):

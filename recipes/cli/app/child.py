@@ -6,8 +6,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 
-def run(overrides: list[str], folder: Path, pipe: Connection) -> None:
+def run(overrides: list[str], folder: Path, pipe: Connection, advise: bool) -> None:
     """See `estimate_worker.answer`."""
     from recipes.foresight import estimate_worker
 
-    estimate_worker.answer(overrides, folder, pipe)
+    estimate_worker.answer(overrides, folder, pipe, advise)

@@ -29,10 +29,11 @@ class Estimates:
         self.folder = folder
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([WORKER])
-        self._free = threading.BoundedSemaphore(host.usable_cores())
+        # Advice takes many estimates: one at a time, beside the answers.
+        self._free = {False: threading.BoundedSemaphore(host.usable_cores()), True: threading.BoundedSemaphore(1)}
         self._lock = threading.Lock()
         self._count = 0
-        self._kept: OrderedDict[tuple[str, ...], dict[str, Any]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str | bool, ...], dict[str, Any]] = OrderedDict()
         # Where the process that forks finds the package, whatever the current folder is.
         search = [str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(search)
@@ -44,15 +45,18 @@ class Estimates:
         process.start()
         process.join()
 
-    def answer(self, overrides: list[str]) -> dict[str, Any]:
-        """What `estimate_worker.answer` sends, with `page`: the number of the page that was written."""
-        key = tuple(overrides)
+    def answer(self, overrides: list[str], advise: bool = False) -> dict[str, Any]:
+        """What `estimate_worker.answer` sends, with `page`: the number of the page that was written.
+
+        advise: also try what would make it fit.
+        """
+        key = (*overrides, advise)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        with self._free:
-            found = self._estimate(overrides)
+        with self._free[advise]:
+            found = self._estimate(overrides, advise)
         if "failed" not in found:  # a process that was killed may answer the next time
             with self._lock:
                 self._kept[key] = found
@@ -61,12 +65,13 @@ class Estimates:
                     shutil.rmtree(self.folder / str(old.get("page")), ignore_errors=True)
         return found
 
-    def _estimate(self, overrides: list[str]) -> dict[str, Any]:
+    def _estimate(self, overrides: list[str], advise: bool) -> dict[str, Any]:
         with self._lock:
             self._count += 1
             number = self._count
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=run, args=(overrides, self.folder / str(number), theirs), daemon=True)
+        arguments = (overrides, self.folder / str(number), theirs, advise)
+        process = self._context.Process(target=run, args=arguments, daemon=True)
         process.start()
         theirs.close()
         try:

@@ -18,10 +18,10 @@ from recipes.options import menus
 # The menus of the page, in its order, with its title for each.
 MENUS = {
     "precision": "Precision",
-    "optim": "Optimizer",
-    "checkpointing": "Activation checkpointing",
-    "loss": "Loss",
     "adapter": "Adapter",
+    "checkpointing": "Activation checkpointing",
+    "optim": "Optimizer",
+    "loss": "Loss",
 }
 MODES = {"ddp": "DDP: a whole model on each", "fsdp": "FSDP: weights, gradients and states divided"}
 # Numbers: key -> (title, default, largest).
@@ -76,7 +76,9 @@ class Form:
             if values.get(key) is not None and (chosen := _one_of(values, key, names)) != default_option(key):
                 overrides.append(f"{key}={chosen}")
         for key, (title, _, largest) in NUMBERS.items():
-            overrides.append(f"{key}={_number(values, key, title, largest)}")
+            number = _number(values, key, title, largest)
+            if key != "accumulation.steps" or number > 1:
+                overrides.append(f"{key}={number}")
         count = _number({"gpus": 1} | values, "gpus", "Number of GPUs", MOST_GPUS)
         if count > 1:
             mode = _one_of({"mode": "fsdp"} | values, "mode", list(MODES))

@@ -71,8 +71,9 @@ class Handler(BaseHTTPRequestHandler):
         if not length.isdigit() or int(length) > MOST_BYTES:
             return self._close(413, f"A request has at most {MOST_BYTES // 1024} KiB.")
         try:
-            overrides = self.server.form.overrides(json.loads(self.rfile.read(int(length))))
-            self._send_json(200, self.server.estimates.answer(overrides))
+            values = json.loads(self.rfile.read(int(length)))
+            overrides = self.server.form.overrides(values)
+            self._send_json(200, self.server.estimates.answer(overrides, advise=values.get("advise") is True))
         except (Refusal, ValueError, RecursionError) as error:
             self._send_json(200, {"refused": str(error)})
 

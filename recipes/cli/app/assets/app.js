@@ -11,6 +11,7 @@
   }
   const answer = h("div", { "aria-live": "polite" });
   const comparison = h("div");
+  const brief = h("div", { class: "brief" });  // on a phone the answer is below the form
   const form = h("form", { class: "card", onsubmit: (event) => event.preventDefault() });
 
   // --- the form -------------------------------------------------------------------------------------------
@@ -71,7 +72,18 @@
     answer.classList.remove("waiting");
     show(found, Boolean(extra.explain));
   }
-  form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(update, 450); });
+  /** What would make it fit takes longer: asked when the answer is there, and dropped when another question comes. */
+  let question = 0;
+  async function advise() {
+    const mine = ++question;
+    await new Promise((resolve) => { setTimeout(resolve, 1500); });
+    if (mine !== question) return;
+    const found = await ask({ ...chosen(), advise: true });
+    if (mine === question && found.record) show(found, false);
+  }
+  form.addEventListener("input", () => {
+    question += 1;
+    form.elements.mode.disabled = Number(form.elements.gpus.value) < 2; clearTimeout(timer); timer = setTimeout(update, 450); });
 
   // --- the answer -----------------------------------------------------------------------------------------
 
@@ -79,6 +91,7 @@
   const verdictOf = (record) => record.estimate.verdict || (record.estimate.fits ? "fits" : "does not fit");
 
   function show(found, explained) {
+    brief.replaceChildren();
     if (!found.record) {
       answer.replaceChildren(h("div", { class: "card verdict bad" },
         h("div", { class: "headline" }, found.refused ? "This cannot be trained as chosen" : "No answer"),
@@ -87,18 +100,20 @@
     }
     const { record } = found, { memory, estimate, speed } = record, verdict = verdictOf(record);
     const missing = estimate.margin_bytes < 0;
+    brief.replaceChildren(h("b", { class: `verdict-word ${tone(verdict)}` }, verdict), ` ${bytes(Math.abs(estimate.margin_bytes))} ${missing ? "missing" : "free"} · ${number(speed.samples_per_second, 3)} samples/s`);
     answer.replaceChildren(
       h("div", { class: `card verdict ${tone(verdict)}` },
         h("div", { class: "headline" }, verdict === "fits" ? "It fits" : verdict === "tight" ? "Tight: it may run out of memory" : "It does not fit"),
         h("p", {}, `${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}, and ${bytes(memory.device_used_bytes)} are needed: `,
           missing ? `${bytes(-estimate.margin_bytes)} are missing.` : `${bytes(estimate.margin_bytes)} stay free.`,
-          verdict === "tight" ? ` That is less than the ${bytes(estimate.kept_bytes)} by which the prediction may be too low.` : "", " Predicted, for each GPU."),
-        bar(record), legend(record)),
+          verdict === "tight" ? ` That is less than the ${bytes(estimate.kept_bytes)} by which the prediction may be too low.` : "", record.config.parallelism.num_processes > 1 ? " Of each GPU." : ""),
+        bar(record), legend(record), advice(record, explained)),
       h("div", { class: "card" },
         h("div", { class: "numbers" },
           figure(number(speed.samples_per_second, 3), "samples a second"),
           figure(counted(speed.tokens_per_second), "tokens a second"),
-          figure(seconds(speed.step_seconds_median), "one step"),
+          figure(seconds(speed.step_seconds_median), missing ? "one step, if it fitted" : "one step"),
+          figure(speed.step_seconds_low && `${seconds(speed.step_seconds_low)} to ${seconds(speed.step_seconds_high)}`, "nine of ten steps"),
           figure(bytes(memory.device_used_bytes), "GPU memory"),
           figure(counted(memory.parameter_count), "parameters")),
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak is in the ${memory.peak_phase} phase.`),
@@ -111,6 +126,15 @@
       explained ? levers(record) : "",
       record.warnings.length ? h("details", { class: "card" }, h("summary", {}, `${record.warnings.length} remarks`),
         h("ul", {}, record.warnings.map((line) => h("li", {}, line)))) : "");
+  }
+
+  /** What to change where it does not fit. */
+  function advice(record, explained) {
+    if (!record.error) return "";
+    if (record.error.hint) return h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint));
+    if (explained) return "";
+    advise();
+    return h("p", { class: "quiet" }, "Trying what would make it fit ...");
   }
 
   const figure = (value, name) => (value ? h("div", {}, h("b", {}, value), h("span", {}, name)) : "");
@@ -191,9 +215,10 @@
     await Promise.all([worker(), worker()]);
   }
 
+  form.elements.mode.disabled = true;  // until there are several GPUs
   page.append(h("h1", {}, "Will it fit?"),
     h("p", { class: "quiet" }, "One training step, simulated for a GPU that is not there: its memory, its speed, and what to type."),
-    h("div", { class: "app" }, form, h("div", {}, answer, comparison)));
+    brief, h("div", { class: "app" }, form, h("div", {}, answer, comparison)));
   answer.append(h("div", { class: "card" }, "Estimating; the first answer waits for the libraries ..."));
   update();
 })();
