@@ -32,6 +32,7 @@ class Efficiencies:
     source: str
     runs: tuple[str, ...]
     matmul: dict[str, float]
+    sustained: dict[str, float]
     batched: dict[str, float]
     tile_depth: dict[str, float]
     sharpness: dict[str, float]

@@ -172,7 +172,7 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     if operation.kind == ATTENTION:
         rate = peak * 1e12 * reached.attention[attention_kernel(operation.name)]
         return launching + max(traffic_seconds(operation, gpu, reached), operation.flops / rate)
-    rate = peak * 1e12 * reached.matmul[dtype]
+    rate = peak * 1e12 * reached.matmul[dtype] * reached.sustained[dtype]
     done = float(operation.flops)
     if operation.shape:
         done = product_flops(operation.shape, gpu.sm_count, reached.tile_depth[dtype])

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from recipes.foresight.speed import efficiencies, roofline
+from recipes.foresight.speed import roofline
 from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.validation import held_out, published_speed
 from recipes.foresight.validation.error_stats import quantile
@@ -101,7 +101,7 @@ def run() -> int:
     boards = sorted({row["board"] for row in held_out.kernels("linear")})
     for board in boards:
         gpu = published_speed.gpu_of(board)
-        reached = efficiencies.of_gpu(gpu)
+        reached = published_speed.single_kernels(gpu)
         for names in FITS:
             if kernels_of(board, names, False):
                 reached = fit(board, names, reached)

@@ -6,6 +6,7 @@ The files lie beside the checkout (`held_out.FOLDER`). Rows that are held out ju
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import re
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from recipes import config
 from recipes.config import Gpu
 from recipes.foresight.speed import efficiencies, roofline
+from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
 from recipes.foresight.speed.operations import Operation
 from recipes.foresight.validation import held_out
@@ -72,14 +74,18 @@ def operation_of(row: dict[str, str]) -> Operation:
     return Operation(name, ELEMENTWISE, "fp32", 0, tensors * FP32_BYTES * elements, 1)
 
 
+def single_kernels(gpu: Gpu) -> Efficiencies:
+    """The efficiencies of a GPU for kernels that run one by one, with pauses between them."""
+    reached = efficiencies.of_gpu(gpu)
+    return dataclasses.replace(reached, sustained=dict.fromkeys(reached.sustained, 1.0))
+
+
 def kernel_pairs(name: str) -> list[tuple[str, bool, float, float]]:
     """(board, held out, predicted seconds, published seconds) of the kernels of a class that the table judges."""
     found = []
     for row in held_out.kernels(name):
         gpu = gpu_of(row["board"])
-        predicted = EVENT_PAIR_SECONDS + roofline.device_seconds(
-            operation_of(row), gpu, "fp32", efficiencies.of_gpu(gpu)
-        )
+        predicted = EVENT_PAIR_SECONDS + roofline.device_seconds(operation_of(row), gpu, "fp32", single_kernels(gpu))
         found.append((row["board"], row["held_out"] == "yes", predicted, float(row["Latency"]) / 1000))
     return found
 

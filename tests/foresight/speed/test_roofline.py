@@ -33,6 +33,7 @@ def ideal(**changed) -> Efficiencies:
         runs=("by hand",),
         matmul=dict.fromkeys(DTYPES, 1.0),
         batched=dict.fromkeys(DTYPES, 1.0),
+        sustained=dict.fromkeys(DTYPES, 1.0),
         tile_depth=dict.fromkeys(DTYPES, 0.0),
         sharpness=dict.fromkeys(DTYPES, math.inf),
         product_bandwidth=dict.fromkeys(DTYPES, 1.0),
@@ -348,7 +349,7 @@ def test_every_gpu_of_the_menu_has_efficiencies_and_says_from_where():
         reached = efficiencies.of_chip(figures["chip"])
         assert reached.source in ("published", "measured", "assumed")
         for values in (reached.matmul, reached.attention, reached.bandwidth, reached.product_bandwidth, reached.error):
-            assert all(0 < value <= 1.15 for value in values.values())  # a GeForce clocks above its sheet
+            assert all(0 < value <= 1.3 for value in values.values())  # a GeForce clocks above its sheet
         found = roofline.predict(Tally(), config.from_dict(figures, config.Gpu), "fp32")
         assert found.efficiencies_from == reached.source and bool(found.notes) == (reached.source != "measured")
 
