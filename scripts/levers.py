@@ -34,6 +34,7 @@ RANKS = "parallelism.num_processes=2"
 SWEEPS = [
     (["precision=fp32,tf32,bf16,bf16_pure"], []),
     (["optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit,rmsprop,adagrad,muon,lion,ademamix,ademamix8bit"], []),
+    (["optim.in_backward=true"], ["train.max_grad_norm=0"]),
     (["batch.per_device=HALF,QUARTER"], []),
     (["checkpointing=selective,full,offload"], []),
     (["checkpointing.every_n_layers=2"], ["checkpointing=full"]),

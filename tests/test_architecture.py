@@ -46,6 +46,7 @@ NOT_PARENT = {
     "recipes.jobs.training_run",  # imported by the worker alone
     "recipes.ranks.collectives",
     "recipes.options.chunked_loss",  # imported where a model is built
+    "recipes.options.in_backward",  # imported where an optimizer is built, and by the memory ledger
 }
 HEAVY = {
     "torch",

@@ -86,6 +86,7 @@ class Optim(Menu):
     beta2: float = fraction()
     epsilon: float = at_least(0)
     momentum: float = fraction()
+    in_backward: bool = key(identity=(RUN, LABEL))
     # Further arguments of the optimizer: TrainingArguments.optim_args.
     args: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
 

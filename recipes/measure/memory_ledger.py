@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from recipes.measure.op_observer import OpObserverMode
 from recipes.measure.storage_log import StorageLog
 from recipes.measure.tensor_origins import TensorOrigins
 from recipes.models import checkpointing, quantized
+from recipes.options import in_backward
+from recipes.third_party.patching import patched
 from recipes.third_party.torch_private import observed_resizes, storage_key
 
 
@@ -85,8 +87,11 @@ class MemoryLedger:
         attribution.mark_model_and_optimizer()
         with contextlib.ExitStack() as hooks:
             # The gradients are those that the optimizer finds: DDP and FSDP have reduced and freed theirs by then.
-            before_optimizer = self.optimizer.register_step_pre_hook(lambda *_: attribution.mark_model_and_optimizer())
+            before_optimizer = self.optimizer.register_step_pre_hook(self._before_optimizer)
             hooks.callback(before_optimizer.remove)
+            updates = in_backward.of(self.optimizer)
+            if updates is not None:
+                hooks.enter_context(patched(updates, around=self._weight_update))
             hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, COPY)))
             before_forward = self.model.register_forward_pre_hook(
                 lambda *_: self.log.phase.begin_forward(), prepend=True
@@ -100,6 +105,20 @@ class MemoryLedger:
                 self.origins.name_states()
                 hooks.enter_context(self.origins.recording())
             self._hooks = hooks.pop_all()
+
+    def _before_optimizer(self, *_: Any) -> None:
+        if not self.log.phase.updates_weight:  # of one weight `_weight_update` knows the gradient
+            self.attribution.mark_model_and_optimizer()
+
+    @contextlib.contextmanager
+    def _weight_update(self, weight: torch.Tensor) -> Iterator[None]:
+        """Around the step of one weight inside the backward pass, after which its gradient is freed."""
+        if weight.grad is not None:
+            self.attribution.mark(weight.grad, GRADIENT)
+        if self.origins is not None:
+            self.origins.name_gradient(weight)
+        with patched(self.log.phase, updates_weight=True):
+            yield
 
     def end_step(self) -> list[int]:
         """Remove all hooks. Returns the indices in the log of allocations that were moved to the step's beginning."""

@@ -28,16 +28,22 @@ class StorageEntry:
 
 
 class StepPhase:
-    """forward, backward or step (clipping belongs to the step): what runs now."""
+    """forward, backward or step (clipping belongs to the step): what runs now.
+
+    updates_weight: a weight is updated inside the backward pass, which is a step, too.
+    """
 
     def __init__(self) -> None:
         self.latest = "forward"  # as of the last call of `current`
+        self.updates_weight = False
 
     def begin_forward(self) -> None:
         self.latest = "forward"
 
     def current(self) -> str:
-        if current_graph_task_id() != -1:
+        if self.updates_weight:
+            self.latest = "step"
+        elif current_graph_task_id() != -1:
             self.latest = "backward"
         elif self.latest == "backward":
             self.latest = "step"  # until a forward pass begins

@@ -25,6 +25,7 @@ class TensorOrigins:
         self._model, self._optimizer, self._log = model, optimizer, log
         self._origins: dict[int, str] = {}
         self._module_names = {module: name for name, module in model.named_modules()}
+        self._weight_names: dict[int, str] = {}  # by id
         self._modules: list[str] = []  # whose forward methods run now, the innermost last
         self._made_in: dict[int, str] = {}  # id of an entry -> module
         self._backward_module = ""
@@ -70,7 +71,7 @@ class TensorOrigins:
         """Inside is one step. `name_states` is to be called as it begins and ends."""
         self._backward_module = ""
         hooks = [
-            self._optimizer.register_step_pre_hook(lambda *_: self.name_states()),
+            self._optimizer.register_step_pre_hook(self._before_optimizer),
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
         ]
@@ -85,20 +86,32 @@ class TensorOrigins:
         self._made_in[id(entry)] = module
         self._origins[id(entry)] = " ".join(filter(None, [module, "" if entry.preexisting else self.operation]))
 
+    def _before_optimizer(self, *_: Any) -> None:
+        if not self._log.phase.updates_weight:  # of one weight in the backward pass: `name_gradient`
+            self.name_states()
+
     def name_states(self) -> None:
         """Parameters, gradients and optimizer states are named after their parameter."""
         for name, weight in self._model.named_parameters():
+            self._weight_names[id(weight)] = name
             states: dict[str, Any] = {
                 "": weight,
                 "gradient": weight.grad,
                 **self._optimizer.state.get(weight, {}),
             }
             for state, value in states.items():
-                tensor = local_tensor(value)
-                entry = self._log.entry_of(tensor) if torch.is_tensor(tensor) else None
-                if entry is not None:
-                    self._origins[id(entry)] = f"{name} {state}".rstrip()
-                    self._made_in[id(entry)] = name.rpartition(".")[0]
+                self._name_state(name, state, value)
+
+    def name_gradient(self, weight: torch.Tensor) -> None:
+        """The gradient of a parameter is named after it."""
+        self._name_state(self._weight_names.get(id(weight), ""), "gradient", weight.grad)
+
+    def _name_state(self, name: str, state: str, value: Any) -> None:
+        tensor = local_tensor(value)
+        entry = self._log.entry_of(tensor) if torch.is_tensor(tensor) else None
+        if entry is not None:
+            self._origins[id(entry)] = f"{name} {state}".strip()
+            self._made_in[id(entry)] = name.rpartition(".")[0]
 
     def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
         self._modules.append(self._module_names.get(module, type(module).__name__))

@@ -37,10 +37,11 @@ class Cost(enum.IntEnum):
     LITTLE_RECOMPUTATION = 2
     RECOMPUTATION = 3
     HOST_COPIES = 4
-    LOW_PRECISION_STATES = 5
-    LOW_PRECISION_WEIGHTS = 6
-    SHORTER_SEQUENCES = 7
-    OTHER_WEIGHTS = 8
+    NO_CLIPPING = 5
+    LOW_PRECISION_STATES = 6
+    LOW_PRECISION_WEIGHTS = 7
+    SHORTER_SEQUENCES = 8
+    OTHER_WEIGHTS = 9
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,18 @@ class Dimension:
     tried; None: every option of the menu, or what the search itself derives. changes_numbers: whether another value
     changes the numbers that a training computes; then fit searches it only where `fit.allow` names it, but for the
     options that are `alike`: those that compute the same as the chosen one, itself among them. not_tried: why fit
-    leaves the chosen option of a configuration out.
+    leaves the chosen option of a configuration out. also: key -> value that fit sets with a value of this dimension.
+    refuses_others: some of its values go with few values of other dimensions, which is checked pair by pair.
     """
 
     key: str
     order: int
-    values: tuple[str, ...] | None = None
+    values: tuple[Any, ...] | None = None
     changes_numbers: bool = False
-    alike: Callable[[Config], tuple[str, ...]] | None = None
+    alike: Callable[[Config], tuple[Any, ...]] | None = None
     not_tried: Callable[[Config], str | None] | None = None
+    also: Callable[[Config, Any], dict[str, Any]] | None = None
+    refuses_others: bool = False
 
 
 @dataclass(frozen=True)

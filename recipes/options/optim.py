@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from typing import Any
 
 from recipes.config import Config
@@ -9,6 +11,7 @@ from recipes.options import hooks
 from recipes.options.hooks import STEP, Cost, Dimension, Lever
 
 FUSED = ("adamw", "adamw_fused")
+IN_BACKWARD, CLIPPING = "optim.in_backward", "train.max_grad_norm"
 
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
@@ -25,8 +28,62 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value is not None}
 
 
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """What needs all gradients at once, where each weight is updated in the backward pass."""
+    return _in_backward_problems(cfg) if cfg.optim.in_backward else []
+
+
+def _in_backward_problems(cfg: Config) -> list[str]:
+    """Why weights cannot be updated in the backward pass of this configuration, a line each."""
+    this, mode, found = "optim.in_backward=true", cfg.parallelism, []
+    if cfg.train.max_grad_norm:
+        found.append(
+            f"{this} frees each gradient at once, and train.max_grad_norm={cfg.train.max_grad_norm} clips by the norm "
+            "of all. Type train.max_grad_norm=0, or leave optim.in_backward out."
+        )
+    if cfg.accumulation.steps > 1:
+        found.append(
+            f"{this} updates the weights in every backward pass, and accumulation adds up the gradients of several. "
+            "Leave the accumulation out, or optim.in_backward."
+        )
+    if cfg.precision.name == "fp16":
+        found.append(
+            f"{this} does not go with precision=fp16, whose scaling looks for infinities in all gradients before the "
+            "step. Choose precision=bf16, or leave optim.in_backward out."
+        )
+    if mode.name in ("dp", "ddp", "zero") or mode.strategy == "no_shard":
+        alone = f"parallelism={mode.name}" + (" parallelism.strategy=no_shard" if mode.strategy == "no_shard" else "")
+        found.append(
+            f"{this} does not go with {alone}, which keeps or reduces gradients itself. Choose parallelism=fsdp, or "
+            "leave optim.in_backward out."
+        )
+    if mode.cpu_offload:
+        found.append(
+            f"{this} does not go with parallelism.cpu_offload=true: the gradients lie in the host's memory. Leave one "
+            "of them out."
+        )
+    if cfg.compile:
+        found.append(
+            f"{this} saves nothing with compile=true: compiled code returns all gradients at once. Leave one of them "
+            "out."
+        )
+    return found
+
+
+def _in_backward_lever(cfg: Config) -> list[Lever]:
+    """Gradients that do not outlive their weight's step; without clipping, which needs all of them."""
+    changed = copy.deepcopy(cfg)
+    changed.optim.in_backward, changed.train.max_grad_norm = True, 0.0
+    if cfg.optim.in_backward is not False or _in_backward_problems(changed):  # None: the option lacks the key
+        return []
+    if not cfg.train.max_grad_norm:
+        return [Lever(f"{IN_BACKWARD}=true", Cost.NO_SPEED, changes={IN_BACKWARD: True})]
+    changes = {IN_BACKWARD: True, **without_clipping(cfg, True)}
+    return [Lever(f"{IN_BACKWARD}=true {CLIPPING}=0", Cost.NO_CLIPPING, changes=changes)]
+
+
 def memory_levers(cfg: Config) -> list[Lever]:
-    """Optimizers with smaller states, or with smaller temporaries in the step."""
+    """Optimizers with smaller states, or with smaller temporaries in the step; steps inside the backward pass."""
     name, mode = cfg.optim.name, cfg.parallelism.name
     whole_weights = mode in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
     fused = name == "adamw" and mode != "fsdp_tp"
@@ -37,7 +94,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
         Lever("optim=adafactor", changes={"optim": "adafactor"}),
         Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None, changes={"optim": "adam8bit"}),
     ]
-    return [lever for lever in levers if lever.changes["optim"] != name]
+    return [lever for lever in levers if lever.changes["optim"] != name] + _in_backward_lever(cfg)
 
 
 def not_tried(cfg: Config) -> str | None:
@@ -54,11 +111,27 @@ def alike(cfg: Config) -> tuple[str, ...]:
     return FUSED if cfg.optim.name in FUSED else ()
 
 
+def alike_in_backward(cfg: Config) -> tuple[bool, ...]:
+    """Without clipping, steps inside the backward pass compute what steps after it do."""
+    return () if cfg.train.max_grad_norm or cfg.optim.in_backward is None else (False, True)
+
+
+def without_clipping(cfg: Config, in_backward: bool) -> dict[str, Any]:
+    """What steps inside the backward pass need besides."""
+    return {CLIPPING: 0.0} if in_backward and cfg.train.max_grad_norm else {}
+
+
 HOOKS = hooks.register(
     "optim",
     hooks.Hooks(
+        problems=problems,
         training_arguments=training_arguments,
         memory_levers=memory_levers,
-        search=(Dimension("optim", 40, changes_numbers=True, alike=alike, not_tried=not_tried),),
+        search=(
+            Dimension("optim", 40, changes_numbers=True, alike=alike, not_tried=not_tried),
+            Dimension(
+                IN_BACKWARD, 42, (False, True), True, alike_in_backward, also=without_clipping, refuses_others=True
+            ),
+        ),
     ),
 )

@@ -24,6 +24,33 @@ def state_buffer(optimizer: Any, weight: torch.Tensor, dtype: torch.dtype) -> to
     return optimizer.get_state_buffer(weight, dtype=dtype)
 
 
+def step_of_one_weight(optimizer: Any) -> Callable[[torch.Tensor], None]:
+    """The part of an optimizer's `step` that belongs to one weight: (weight) -> None.
+
+    `step` goes over all weights, and finds their settings by their place in the groups.
+    """
+    places: dict[int, tuple[dict[str, Any], int, int]] = {}
+    groups: Any = None
+
+    @torch.no_grad()
+    def step(weight: torch.Tensor) -> None:
+        nonlocal groups
+        if groups is not optimizer.param_groups:  # `load_state_dict` replaces them
+            groups = optimizer.param_groups
+            for i, group in enumerate(groups):
+                places.update({id(each): (group, i, j) for j, each in enumerate(group["params"])})
+        if not optimizer.initialized:
+            optimizer.check_overrides()
+            optimizer.to_gpu()
+            optimizer.initialized = True
+        group, *index = places[id(weight)]
+        if not optimizer.state[weight]:
+            optimizer.init_state(group, weight, *index)
+        optimizer.update_step(group, weight, *index)
+
+    return step
+
+
 @contextlib.contextmanager
 def own_code_tables() -> Iterator[None]:
     """Inside, the table of 8-bit codes that bitsandbytes keeps for the process is another one.

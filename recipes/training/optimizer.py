@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from recipes.config import Config
 from recipes.errors import Refusal
+from recipes.options import in_backward
 from recipes.third_party.transformers_trainer_private import OptimizerBuilder
 
 Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
@@ -30,9 +31,10 @@ def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module
     args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has the option.
     """
     factory = FACTORIES.get(cfg.optim.name)
-    if factory is not None:
-        return factory(cfg, args, model)
-    return _of_transformers_table(args, model)
+    built = _of_transformers_table(args, model) if factory is None else factory(cfg, args, model)
+    if cfg.optim.in_backward:
+        in_backward.install(built)
+    return built
 
 
 def _of_transformers_table(args: TrainingArguments, model: torch.nn.Module, without: Collection[int] = ()) -> Optimizer:

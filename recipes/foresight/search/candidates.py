@@ -3,7 +3,7 @@
 One extrapolation for each precision, mode of parallelism, adapter, checkpointing, attention, loss and batch gives the
 forward and backward passes, and one for each precision, mode, adapter and optimizer gives the rest of the step.
 Precisions that differ in speed only, and modes that differ only in when FSDP frees gathered weights, share their
-extrapolations.
+extrapolations. Steps inside the backward pass have extrapolations of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
+from recipes.options.optim import IN_BACKWARD
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
 CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it
@@ -50,12 +51,15 @@ def candidates_of(
         kept = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
         modes.setdefault((kept.name, kept.strategy), []).append(mode)
     groups = []
-    for alike, together, adapter in itertools.product(precisions.values(), modes.values(), tried["adapter"]):
-        mode = {"parallelism": together[0]}
-        optims = [optim for optim in tried["optim"] if search.possible(mode | {"optim": optim})]
-        if optims and search.possible(mode | {"adapter": adapter}):
-            own = tried | {"optim": optims, "adapter": [adapter]}
-            groups.append(_Group(search, own, alike, together, capacity_bytes, workers))
+    for alike, together, adapter, in_backward in itertools.product(
+        precisions.values(), modes.values(), tried["adapter"], tried[IN_BACKWARD]
+    ):
+        fixed = {"parallelism": together[0], "adapter": adapter, IN_BACKWARD: in_backward}
+        own = tried | {lever: [value] for lever, value in fixed.items()} | {"precision": alike}
+        for lever in ("precision", "optim", space.BATCH):
+            own[lever] = [value for value in own[lever] if search.possible(fixed | {lever: value})]
+        if all(own.values()) and search.possible(fixed):
+            groups.append(_Group(search, own, own["precision"], together, capacity_bytes, workers))
     made = [candidate for group in groups for candidate in group.candidates()]
     results = [future.result() for group in groups for future in group.submitted]
     return made, [why for _, why in results if why], sum(len(chain) for chain, _ in results)
@@ -129,6 +133,7 @@ class _Group:
                         "precision": precision,
                         "adapter": self.light["adapter"],
                         "optim": optim,
+                        IN_BACKWARD: self.light[IN_BACKWARD],
                         "parallelism": mode,
                         space.BATCH: batch,
                     }

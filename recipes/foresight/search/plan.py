@@ -18,6 +18,7 @@ from recipes.foresight.search.space import (
     compose_estimate,
     mode_overrides,
     now,
+    typed_value,
 )
 from recipes.machine import gpu_specs, host
 from recipes.options import menus, parallelism, validate
@@ -106,16 +107,15 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
             search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
     else:
         values = _values(search, lever, request)
-        mode = request.mode if lever != "parallelism" else []
         if values:
-            search.values[lever] = _allowed(search, lever, values, [*request.overrides, *mode, *request.smallest])
+            search.values[lever] = _allowed(search, lever, values, request, share)
         else:
-            search.pinned[lever] = f"{lever}={now(search.base, lever)}"
+            search.pinned[lever] = f"{lever}={typed_value(now(search.base, lever))}"
         if DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
             search.not_allowed.append(lever)
 
 
-def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[str]:
+def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[Any]:
     """The options of a lever that are tried: all, or those that compute the same where it is not allowed to change."""
     dimension = DIMENSIONS[lever]
     if dimension.changes_numbers and lever not in request.options.allow:
@@ -123,12 +123,31 @@ def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[str]
     return dimension.values or list(menus.options(lever, [CONF]))
 
 
-def _allowed(search: SearchSpace, lever: str, values: Sequence[str], overrides: list[str]) -> list[str]:
+def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
+    """The overrides with which a value of a lever is tried; it is allowed if it is with one of these."""
+    if lever == "parallelism":
+        return [[*request.overrides, *request.smallest]]
+    if not DIMENSIONS[lever].refuses_others:
+        return [[*request.overrides, *request.mode, *request.smallest]]
+    modes = [mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.searches_modes else [[]]
+    largest = [f"{BATCH}={share}"] if request.smallest else []
+    return [[*request.overrides, *mode, *largest] for mode in modes]
+
+
+def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _Request, share: int) -> list[Any]:
     """The options of a lever that the GPU and the other overrides allow; the others are noted in search.left_out."""
     allowed, refused = [], {}
     dimension = DIMENSIONS[lever]
     for value in values:
-        cfg, _, problems = compose_estimate(*overrides, *search.lever_overrides(lever, value))
+        typed = [key for key in search.also(lever, value) if key in request.given]
+        if typed:
+            refused[value] = f"{typed[0]} is typed."
+            continue
+        cfg, problems = None, list[str]()
+        for overrides in _tried_with(lever, request, share):
+            cfg, _, problems = compose_estimate(*overrides, *search.lever_overrides(lever, value))
+            if not problems:
+                break
         why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
         if why is not None or problems:
             refused[value] = " ".join(problems) if why is None else f"{why}."
@@ -140,15 +159,33 @@ def _allowed(search: SearchSpace, lever: str, values: Sequence[str], overrides: 
     return allowed
 
 
+def _ground(search: SearchSpace, lever: str, value: Any) -> dict[str, Any]:
+    """A choice with a value of a lever, to which values of other levers are added to see what is refused with it.
+
+    A lever that refuses others has the whole batch in one pass, and the first mode of parallelism that it allows.
+    """
+    if not DIMENSIONS[lever].refuses_others:
+        return {lever: value}
+    batch = {BATCH: search.effective // search.base.parallelism.replicas} if BATCH in search.values else {}
+    choices = [batch | {lever: value}]
+    choices += [choices[0] | {"parallelism": mode} for mode in search.values.get("parallelism", ())]
+    return next((choice for choice in choices if not validate.validate(search.config(choice))), choices[0])
+
+
 def _exclude(search: SearchSpace) -> None:
-    """Find which values of the other levers each mode of parallelism excludes."""
+    """Find which values of the other levers are refused with each mode of parallelism, and with levers that say so."""
     lines = []
-    for mode, lever in itertools.product(search.values.get("parallelism", ()), search.values):
-        values = [] if lever in ("parallelism", BATCH) else search.values[lever]
-        found = {value: validate.validate(search.config({"parallelism": mode, lever: value})) for value in values}
-        refused = {value: " ".join(problems) for value, problems in found.items() if problems}
-        search.excluded |= {(mode, lever, value) for value in refused}
-        lines += [f"parallelism={mode.split()[0]} with {line}" for line in _by_reason(lever, refused)]
+    firsts = [each for each in search.values if each == "parallelism" or DIMENSIONS[each].refuses_others]
+    for first, lever in itertools.product(firsts, search.values):
+        if lever in firsts[: firsts.index(first) + 1] or (first == "parallelism" and lever == BATCH):
+            continue
+        for one in search.values[first]:
+            chosen = _ground(search, first, one)
+            found = {value: validate.validate(search.config(chosen | {lever: value})) for value in search.values[lever]}
+            refused = {value: " ".join(problems) for value, problems in found.items() if problems}
+            search.excluded |= {((first, one), (lever, value)) for value in refused}
+            shown = f"{first}={str(one).split()[0].lower()}"
+            lines += [f"{shown} with {line}" for line in _by_reason(lever, refused)]
     search.left_out += dict.fromkeys(lines)
     if all(value in search.values.get(lever, ()) for lever, value in APART):
         search.left_out.append(f"{' with '.join(map('='.join, APART))}: what is slower is not tried with everything.")
@@ -158,8 +195,8 @@ def _by_reason(lever: str, refused: dict[Any, str]) -> list[str]:
     """A line for each reason, with the values of the lever that are refused for it. refused: value -> reason."""
     alike: dict[str, list] = {}
     for value, why in refused.items():
-        alike.setdefault(why.replace(f"{lever}={value.split()[0]}", ""), []).append(value)
-    return [f"{lever}={', '.join(values)}: {refused[values[0]]}" for values in alike.values()]
+        alike.setdefault(why.replace(f"{lever}={str(value).split()[0]}", ""), []).append(value)
+    return [f"{lever}={', '.join(map(typed_value, values))}: {refused[values[0]]}" for values in alike.values()]
 
 
 # --- problems -----------------------------------------------------------------------------------------

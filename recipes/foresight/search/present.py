@@ -48,10 +48,10 @@ def heading(search: space.SearchSpace) -> str:
         )
     else:
         lines.append("All of these compute the same, but for rounding and the random numbers of dropout.")
-    if search.not_allowed:
+    more = [key for key in search.not_allowed if search.values.get(key) != list(space.DIMENSIONS[key].values or ())]
+    if more:
         lines.append(
-            f"fit.allow=[{','.join([*changing, *search.not_allowed])}] also searches what computes something else: "
-            f"{', '.join(search.not_allowed)}."
+            f"fit.allow=[{','.join([*changing, *more])}] also searches what computes something else: {', '.join(more)}."
         )
     return "\n".join(
         [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]
@@ -99,7 +99,7 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
         cells.append(
             [
                 str(number),
-                *(found.chosen[lever] for lever in headings),
+                *(str(found.chosen[lever]) for lever in headings),
                 f"{batch} x {steps}",
                 f"{found.device_used_bytes / MIB:,.0f}",
                 f"{found.estimate.margin_bytes / MIB:,.0f}",

@@ -36,7 +36,7 @@ class SearchSpace:
     resolved. effective: the effective batch. values: lever -> values that are tried. sections: (menu, option) -> that
     section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
     left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
-    nobody has typed, kept or allowed. excluded: (mode of parallelism, lever, value) that is refused.
+    nobody has typed, kept or allowed. excluded: two choices of a lever that are refused together.
     """
 
     overrides: list[str]
@@ -46,18 +46,20 @@ class SearchSpace:
     sections: dict[tuple[str, str], Any] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    excluded: set[tuple] = field(default_factory=set)
+    excluded: set[tuple[tuple[str, Any], tuple[str, Any]]] = field(default_factory=set)
     not_allowed: list[str] = field(default_factory=list)
 
     def config(self, chosen: dict[str, Any]) -> Config:
         """The resolved configuration of a choice, without Hydra."""
         cfg = copy.deepcopy(self.base)
         for key, value in chosen.items():
-            group, _, leaf = key.partition(".")
-            if leaf:
-                setattr(getattr(cfg, group), leaf, value)
-            else:
-                setattr(cfg, group, self.sections[key, value])
+            if "." not in key:
+                setattr(cfg, key, copy.copy(self.sections[key, value]))
+        for key, value in chosen.items():
+            for name, set_to in {key: value, **self.also(key, value)}.items():
+                group, _, leaf = name.partition(".")
+                if leaf:
+                    setattr(getattr(cfg, group), leaf, set_to)
         cfg.accumulation.steps = self.effective // (cfg.batch.per_device * cfg.parallelism.replicas)
         return cfg
 
@@ -70,7 +72,12 @@ class SearchSpace:
         """The overrides of train.py for one value of a lever."""
         if lever == "parallelism":
             return mode_overrides(value, self.base.parallelism.world_size)
-        return [f"{lever}={value}"]
+        return [f"{key}={typed_value(each)}" for key, each in {lever: value, **self.also(lever, value)}.items()]
+
+    def also(self, lever: str, value: Any) -> dict[str, Any]:
+        """Further keys that go with a value of a lever."""
+        more = DIMENSIONS[lever].also
+        return {} if more is None else more(self.base, value)
 
     def command(self, chosen: dict[str, Any]) -> str:
         return f"python train.py {shlex.join(self.overrides_of(chosen))}"
@@ -79,8 +86,7 @@ class SearchSpace:
         """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""
         if all(chosen.get(lever) == value for lever, value in APART):
             return False
-        mode = chosen.get("parallelism")
-        return not any((mode, lever, value) in self.excluded for lever, value in chosen.items())
+        return not any(all(chosen.get(lever) == value for lever, value in pair) for pair in self.excluded)
 
     def count(self) -> int:
         """How many configurations there are."""
@@ -95,6 +101,11 @@ def mode_overrides(mode: str, gpus: int) -> list[str]:
         *(f"parallelism.strategy={name}" for name in strategy),
         f"parallelism.num_processes={gpus}",
     ]
+
+
+def typed_value(value: Any) -> str:
+    """A value as a person types it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def now(cfg: Config, lever: str) -> Any:

@@ -29,7 +29,7 @@ ALL = ("precision", "optim", "adapter")
     [
         ("fit.kep=[optim]", "Did you mean fit.keep"),
         ("fit.keep=[optm]", "Did you mean optim?"),
-        ("fit.allow=[packing]", "Searched when they are allowed are precision, optim, adapter."),
+        ("fit.allow=[packing]", "Searched when they are allowed are precision, optim, optim.in_backward, adapter."),
         ("fit.top=0", "1 or more"),
         ("fit.measure=few", "0 or more"),
         ("fit.gpus=²", "1 or more"),
@@ -74,10 +74,15 @@ def test_only_what_computes_the_same_is_searched_unless_more_is_allowed():
         "optim": ["adamw", "adamw_fused"],
         "batch.per_device": [1, 2, 4],
     }
-    assert search.pinned == {"precision": "precision=fp32", "adapter": "adapter=none"}
+    in_backward = "optim.in_backward=false"
+    assert search.pinned == {
+        "precision": "precision=fp32",
+        "optim.in_backward": in_backward,
+        "adapter": "adapter=none",
+    }
     assert search.count() == 3 * (2 * 2 - 1) * 2 * 3, "eager attention is tried with the standard loss alone"
     said = present.heading(search)
-    assert "compute the same" in said and "fit.allow=[precision,optim,adapter] also searches" in said
+    assert "compute the same" in said and "fit.allow=[precision,optim,optim.in_backward,adapter] also searches" in said
     assert planned("optim=sgd").pinned["optim"] == "optim=sgd"
 
 
@@ -88,7 +93,9 @@ def test_a_lever_that_is_both_kept_and_allowed_is_refused():
 
 def test_what_is_left_open_and_allowed_is_searched():
     search = planned("batch.effective=12", allow=ALL)
-    assert [*search.values] == [lever for lever in space.DIMENSIONS if lever != "parallelism"] and not search.pinned
+    others = ("parallelism", "optim.in_backward")
+    assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in others]
+    assert set(search.pinned) == {"optim.in_backward"}
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
     assert set(search.values["precision"]) == set(menus.options("precision", [CONF])) - {"fp8"}
     assert set(search.values["optim"]) == {"adamw", "adamw_fused", "sgd", "adafactor", "adam8bit", "lion8bit"}
@@ -98,6 +105,32 @@ def test_what_is_left_open_and_allowed_is_searched():
     assert search.values["adapter"] == ["lora", "none", "qlora"]
     assert search.count() == 5 * 3 * (2 * 2 - 1) * 6 * 3 * 3
     assert "as fit.allow asks for" in present.heading(search)
+
+
+def test_steps_in_the_backward_pass_are_searched_where_nothing_clips_or_where_they_are_allowed():
+    search = planned("batch.effective=4", "train.max_grad_norm=0")
+    whole = {"optim.in_backward": True, "batch.per_device": 4}
+    assert search.values["optim.in_backward"] == [False, True]
+    assert search.possible(whole) and not search.possible(whole | {"batch.per_device": 2}), "no accumulation"
+    assert "optim.in_backward" not in present.heading(search).split("fit.allow")[1].split("\n")[0]
+    search = planned("batch.effective=4", allow=("optim.in_backward",), gpus=2)
+    whole["batch.per_device"] = 2
+    assert search.command(whole).endswith("optim.in_backward=true train.max_grad_norm=0 batch.per_device=2")
+    assert search.possible(whole | {"parallelism": "fsdp"}) and not search.possible(whole | {"parallelism": "ddp"})
+    search = planned("train.max_grad_norm=2", allow=("optim.in_backward",))
+    assert search.values["optim.in_backward"] == [False], "clipping is typed"
+    assert "optim.in_backward=true: train.max_grad_norm is typed" in present.heading(search)
+
+
+def test_an_optimizer_step_inside_the_backward_pass_is_found():
+    """Where its gradients alone are too much, and though it takes longer."""
+    words = ["batch.effective=1", "train.max_grad_norm=0", "model.attention=sdpa", "loss=standard"]
+    words += ["optim=sgd", "checkpointing=none", "launch.memory_limit_gib=0.15"]
+    words += ["model.width=512", "model.heads=8", "model.feed_forward=2048", "model.vocab=64", "data.seq_len=8"]
+    search = planned(*words)
+    (best,) = searched(search, 1).rows
+    assert best.fits and best.chosen == {"optim.in_backward": True, "batch.per_device": 1}
+    assert search.count() == 2
 
 
 def test_what_is_typed_or_kept_is_pinned():
@@ -135,6 +168,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
     for chosen in (
         {"precision": "bf16", "checkpointing": "full", "model.attention": "eager", "batch.per_device": 2},
         {"precision": "tf32", "batch.per_device": 8, "adapter": "qlora", "loss": "chunked"},
+        {"optim.in_backward": True, "batch.per_device": 8},
     ):
         composed, _, problems = space.compose_estimate(*search.overrides_of(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
@@ -152,6 +186,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
         ("precision=tf32", "optim=adamw_fused", "batch.effective=8"),
         ("precision=bf16", "checkpointing=selective", "checkpointing.every_n_layers=2", "model.layers=5"),
         ("precision=bf16", "adapter=qlora", "loss=chunked", "model.vocab=4096"),
+        ("precision=bf16", "optim=adamw", "optim.in_backward=true", "train.max_grad_norm=0"),
     ],
 )
 def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_path):
