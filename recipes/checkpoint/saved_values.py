@@ -15,6 +15,28 @@ from recipes.errors import Refusal
 PARAMETERS = "parameters"  # the names of a group's parameters, in a checkpoint
 
 
+def plain(value: Any) -> Any:
+    """A value for JSON: numbers in place of tensors of one, as compiled optimizers keep their learning rate."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def with_tensors_of(ours: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The saved numbers, or lists of them, as tensors where our own are."""
+    return {key: _like(ours[key], value) for key, value in saved.items()}
+
+
+def _like(ours: Any, saved: Any) -> Any:
+    if isinstance(ours, torch.Tensor):
+        return torch.full_like(ours, saved)
+    if isinstance(ours, list) and len(ours) == len(saved):
+        return [_like(one, other) for one, other in zip(ours, saved)]
+    return saved
+
+
 def check_dtype(name: str, saved: torch.dtype, ours: torch.dtype) -> None:
     """Raises Refusal for a tensor of another type, which a copy would convert in silence."""
     if saved != ours:

@@ -21,7 +21,7 @@ from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records.checkpoint_files import Checkpoint
 from recipes.records.printable import printable
-from recipes.third_party import torch_distributed_private
+from recipes.third_party import torch_distributed_private, torch_private, torchao_private
 
 
 def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
@@ -61,7 +61,7 @@ def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
     plain: dict[str, dict] = {}  # a weight's name -> what its optimizer state has besides tensors
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            for key, value in optimizer.state.get(weight, {}).items():
+            for key, value in _with_parts(optimizer.state.get(weight, {})).items():
                 name = f"{names[id(weight)]}/{key}"
                 if isinstance(value, torch.Tensor):
                     if _is_sharded(weight) and value.dim() and not _is_sharded(value):
@@ -78,17 +78,26 @@ def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
     return values, shards
 
 
+def _with_parts(state: dict[str, Any]) -> dict[str, Any]:
+    """A weight's optimizer state with `key.part` for each part of a tensor that is put together from others."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        parts = torch_private.parts_of(value)
+        found |= {f"{key}.{name}": part for name, part in parts.items()} if parts else {key: value}
+    return found
+
+
 def _shared_values(loop: Any, optimizer: Any, names: dict[int, str], plain: dict[str, dict]) -> dict[str, Any]:
     """The states of optimizer, scheduler and gradient scaler that are not tensors, for JSON."""
     scaler = loop.accelerator.scaler
     groups = [
-        {key: _number(value) for key, value in group.items() if key != "params"}
+        {key: saved_values.plain(value) for key, value in group.items() if key != "params"}
         | {saved_values.PARAMETERS: [names[id(weight)] for weight in group["params"]]}
         for group in optimizer.param_groups
     ]
     return {
         "optimizer": {"groups": groups, "states": plain},
-        "scheduler": loop.scheduler.state_dict(),
+        "scheduler": saved_values.plain(loop.scheduler.state_dict()),
         "scaler": scaler.state_dict() if scaler is not None else None,
     }
 
@@ -123,11 +132,6 @@ def local_shard(tensor: Any, rank: int) -> tuple[torch.Tensor, list[int], list[i
 def _is_sharded(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
     return hasattr(tensor, "placements")
-
-
-def _number(value: Any) -> Any:
-    """A setting of a parameter group for JSON. A compiled optimizer keeps its learning rate as a tensor."""
-    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def random_states() -> dict[str, Any]:
@@ -189,7 +193,9 @@ def _restore(loop: Any, checkpoint: Checkpoint, rank: int) -> None:
         else value
         for key, value in values["scheduler"].items()
     }
-    loop.scheduler.load_state_dict(saved_values.known(schedule, loop.scheduler.state_dict(), "the scheduler"))
+    ours = loop.scheduler.state_dict()
+    schedule = saved_values.known(schedule, saved_values.plain(ours), "the scheduler")
+    loop.scheduler.load_state_dict(saved_values.with_tensors_of(ours, schedule))
     scaler = loop.accelerator.scaler
     if scaler is not None and values["scaler"] is not None:
         scaler.load_state_dict(saved_values.known(values["scaler"], scaler.state_dict(), "the gradient scaler"))
@@ -211,6 +217,7 @@ def _optimizer_state(
 ) -> dict[str, Any]:
     """The optimizer's state of one weight, on its device and sharded as the weight is."""
     state = dict(states.get(name, {}))
+    parts: dict[str, dict[str, torch.Tensor]] = {}  # key -> part of a state -> tensor
     for key in reader.keys(name):
         shape = reader.shape(f"{name}/{key}")
         if not _is_sharded(weight) or not shape:
@@ -218,7 +225,11 @@ def _optimizer_state(
             saved_values.check_state_dtype(f"{name}/{key}", value.dtype)
             # torch.optim keeps the count of steps on the host unless a fused or captured kernel reads it.
             on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
-            state[key] = value if on_host else _on_device(optimizer, weight, value)
+            whole, _, part = key.partition(".")
+            if part:
+                parts.setdefault(whole, {})[part] = value
+            else:
+                state[key] = value if on_host else _on_device(optimizer, weight, value)
         elif shape == list(weight.shape):
             local, offset, whole, _ = local_shard(weight, rank)
             part = reader.read(f"{name}/{key}", offset, list(local.shape), whole)
@@ -231,7 +242,7 @@ def _optimizer_state(
                 f"the optimizer's {key} of {name} cannot be split as the sharded weight is. Resume in the mode in "
                 "which it was saved."
             )
-    return state
+    return state | {key: torchao_private.state_of_parts(optimizer, weight, key, saved) for key, saved in parts.items()}
 
 
 def _on_device(optimizer: Any, weight: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,9 @@ class Facts:
     not_estimated: str | None = None  # why recipe=estimate does not support it, and what to type
     needs_whole_weights: bool | None = None  # an optimizer that cannot work on parts of weights
     needs_uniform_sharding: bool | None = None  # an optimizer that needs all weights sharded alike
+    compiles_step: bool | None = None  # an optimizer whose step is compiled on a GPU
+    needs_own_weights: bool | None = None  # an optimizer that changes the weights also between steps
+    needs_constant_schedule: bool | None = None  # an optimizer that takes the place of the learning rate's schedule
     pages_to_host: bool | None = None  # an optimizer whose states move to the host's memory when the GPU is full
     not_searched: bool | None = None  # an optimizer that trains too differently for fit to choose it
 

@@ -20,7 +20,7 @@ import torch
 from recipes.measure.op_flops import tensors_in
 from recipes.measure.storage_log import StorageEntry, StorageLog
 from recipes.models import quantized
-from recipes.third_party.torch_private import local_tensor, op_name
+from recipes.third_party.torch_private import held_tensors, local_tensor, op_name
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters",
@@ -104,7 +104,8 @@ class MemoryAttribution:
             self.mark(scale, PARAMETER)
         for state in self.optimizer.state.values():
             for value in tensors_in((state,)):
-                self.mark(value, OPTIMIZER)
+                for held in held_tensors(value):
+                    self.mark(held, OPTIMIZER)
 
     def _is_parameter(self, tensor: Any) -> bool:
         local = local_tensor(tensor)

@@ -11,7 +11,7 @@ from torch.nn.modules import module as modules
 
 from recipes.measure.memory_attribution import ACTIVATION, COPY, PARAMETER
 from recipes.measure.storage_log import StorageEntry, StorageLog
-from recipes.third_party.torch_private import local_tensor, op_name
+from recipes.third_party.torch_private import held_tensors, op_name
 
 
 class TensorOrigins:
@@ -107,11 +107,11 @@ class TensorOrigins:
         self._name_state(self._weight_names.get(id(weight), ""), "gradient", weight.grad)
 
     def _name_state(self, name: str, state: str, value: Any) -> None:
-        tensor = local_tensor(value)
-        entry = self._log.entry_of(tensor) if torch.is_tensor(tensor) else None
-        if entry is not None:
-            self._origins[id(entry)] = f"{name} {state}".strip()
-            self._made_in[id(entry)] = name.rpartition(".")[0]
+        for tensor in held_tensors(value) if torch.is_tensor(value) else ():
+            entry = self._log.entry_of(tensor)
+            if entry is not None:
+                self._origins[id(entry)] = f"{name} {state}".strip()
+                self._made_in[id(entry)] = name.rpartition(".")[0]
 
     def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
         self._modules.append(self._module_names.get(module, type(module).__name__))

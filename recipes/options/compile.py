@@ -21,12 +21,18 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if not cfg.compile or cfg.recipe.name == "estimate":
         return []
     if host.device(cfg) == "cuda":
-        if not host.has("triton"):
-            return ["compile=true needs the package triton on a GPU: pip install triton, or leave compile out."]
-        if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-            return ["compile=true needs a C compiler for triton (gcc): install one, or leave compile out."]
-    elif not host.compiler():
+        return gpu_problems("compile=true", "leave compile out")
+    if not host.compiler():
         return ["compile=true needs a C++ compiler on a CPU (g++ or clang++): install one, or leave compile out."]
+    return []
+
+
+def gpu_problems(option: str, instead: str) -> list[str]:
+    """What is missing to compile for a GPU. option, instead: as the line names them."""
+    if not host.has("triton"):
+        return [f"{option} needs the package triton on a GPU: pip install triton, or {instead}."]
+    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+        return [f"{option} needs a C compiler for triton (gcc): install one, or {instead}."]
     return []
 
 

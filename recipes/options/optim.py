@@ -7,7 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from recipes.config import Config
-from recipes.options import hooks
+from recipes.machine import host
+from recipes.options import compile, hooks
 from recipes.options.hooks import STEP, Cost, Dimension, Lever
 
 FUSED = ("adamw", "adamw_fused")
@@ -29,8 +30,31 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """What needs all gradients at once, where each weight is updated in the backward pass."""
-    return _in_backward_problems(cfg) if cfg.optim.in_backward else []
+    """What needs all gradients at once, where each weight is updated in the backward pass; and compiled steps."""
+    found = _in_backward_problems(cfg) if cfg.optim.in_backward else []
+    return found + (_compiled_step_problems(cfg) if cfg.optim.facts.compiles_step else [])
+
+
+def _compiled_step_problems(cfg: Config) -> list[str]:
+    """Why a step that is compiled on a GPU is not estimated for one, or cannot be compiled."""
+    if host.device(cfg) == "cpu":
+        return []
+    if cfg.recipe.name == "estimate":
+        return [
+            f"recipe=estimate does not support optim={cfg.optim.name} on a GPU: its step is compiled there, and what "
+            "compiled code takes is not known. Choose optim=adam8bit."
+        ]
+    return compile.gpu_problems(f"optim={cfg.optim.name}", "choose optim=adam8bit")
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What the memory ledger does not see."""
+    if not cfg.optim.facts.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
+        return []
+    return [
+        f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles it, "
+        "and it takes less besides weights, gradients and states."
+    ]
 
 
 def _in_backward_problems(cfg: Config) -> list[str]:
@@ -125,6 +149,7 @@ HOOKS = hooks.register(
     "optim",
     hooks.Hooks(
         problems=problems,
+        warnings=warnings,
         training_arguments=training_arguments,
         memory_levers=memory_levers,
         search=(

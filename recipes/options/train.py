@@ -25,7 +25,13 @@ def resolve(cfg: Config) -> list[str]:
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Settings that would be ignored."""
     found = []
-    if cfg.train.schedule == "constant" and cfg.train.warmup_steps:
+    own_schedule = cfg.optim.facts.needs_constant_schedule
+    if own_schedule and cfg.train.schedule != "constant":
+        found.append(
+            f"optim={cfg.optim.name} takes the place of a schedule, and train.schedule={cfg.train.schedule} is one. "
+            "Type train.schedule=constant; with it train.warmup_steps is the optimizer's own warm-up."
+        )
+    if cfg.train.schedule == "constant" and cfg.train.warmup_steps and not own_schedule:
         found.append(
             "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
             "Choose train.schedule=constant_with_warmup."

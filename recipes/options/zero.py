@@ -20,6 +20,11 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
             f"optim={cfg.optim.name} works on whole weights, and parallelism=zero gives it flat pieces of many "
             "weights. Choose optim=adamw, or parallelism=ddp."
         )
+    if cfg.optim.facts.needs_own_weights:
+        found.append(
+            f"optim={cfg.optim.name} changes the weights before an evaluation, and parallelism=zero keeps them in flat "
+            "pieces. Choose optim=adamw, or parallelism=ddp."
+        )
     if cfg.precision.name == "fp16":
         found.append(
             "precision=fp16: DeepSpeed clips gradients before it takes the loss scale out of them, and never "

@@ -76,6 +76,20 @@ def local_tensor(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def parts_of(tensor: Any) -> dict[str, torch.Tensor]:
+    """Name -> tensor inside a tensor that is put together from others (`__tensor_flatten__`), as torchao's states in
+    few bits are; empty for one that has memory of its own, and for a DTensor."""
+    if not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "_local_tensor"):
+        return {}
+    names, _ = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}
+
+
+def held_tensors(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that have the memory of a tensor on this rank."""
+    return list(parts_of(tensor).values()) or [local_tensor(tensor)]
+
+
 @contextlib.contextmanager
 def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
     """Inside, `resized(storage, bytes_before)` is called after each resize of a storage.

@@ -96,6 +96,7 @@ class Loop:
         loader = data_loader.largest_step(self.data, self.args)
         batches = next(chunks(loader, self.args.gradient_accumulation_steps))
         self.model.train()
+        unwrap.start_training(self.optimizer)
         with ledger:
             figures = self.step(batches)
         return int(figures[2])

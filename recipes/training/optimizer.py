@@ -130,5 +130,43 @@ def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
     ]
 
 
-FACTORIES: dict[str, Factory] = {"muon": _muon}
-"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks."""
+def _stable_adamw(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """StableAdamW of optimi without its kernels in Triton, which neither the memory ledger nor an estimate can see.
+
+    It would add its count of steps to a group in the first step; a checkpoint is restored before that.
+    """
+    optimizer = _of_transformers_table(args, model)
+    for group in optimizer.param_groups:
+        group.update(setup=True, step=torch.tensor(0, dtype=torch.int32), triton=False, foreach=False)
+    return optimizer
+
+
+def _torchao(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """AdamW of torchao with states in few bits. On a CPU its step runs as written: compiling it for each shape of a
+    weight takes longer than it saves."""
+    optimizer: Any = _of_transformers_table(args, model)
+    if cfg.optim.name == "adamw_fp8":  # which transformers lacks
+        from torchao.optim import AdamWFp8
+
+        names = ("params", "betas", "eps", "weight_decay")
+        groups = [{key: group[key] for key in names} for group in optimizer.param_groups]
+        optimizer = AdamWFp8(groups, lr=args.learning_rate)
+    if args.device.type == "cpu":
+        optimizer.__class__ = type(type(optimizer).__name__, (_Uncompiled, type(optimizer)), {})
+    return optimizer
+
+
+class _Uncompiled(Optimizer):
+    """In front of an optimizer's class: what its step compiles runs as it is written."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        with torch.compiler.set_stance("force_eager"):
+            return super().step(closure)  # type: ignore[arg-type]
+
+
+FACTORIES: dict[str, Factory] = {
+    "muon": _muon,
+    "stable_adamw": _stable_adamw,
+    **dict.fromkeys(("adamw8bit_ao", "adamw4bit", "adamw_fp8"), _torchao),
+}
+"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks or does not finish."""

@@ -80,7 +80,7 @@ class StepCallback(TrainerCallback):
         self.step_log.begin()
 
     def on_optimizer_step(self, args, state, control, **_):
-        self.learning_rate = self.loop.scheduler.get_last_lr()[0]  # before the scheduler goes on
+        self.learning_rate = float(self.loop.scheduler.get_last_lr()[0])  # before the scheduler goes on
 
     def on_step_end(self, args, state, control, **_):
         trainer = self.loop.trainer
@@ -97,6 +97,9 @@ class LedgerCallback(TrainerCallback):
 
     def __init__(self, ledger: AbstractContextManager):
         self.ledger = ledger
+
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        unwrap.start_training(optimizer)
 
     def on_step_begin(self, args, state, control, **_):
         self.ledger.__enter__()

@@ -33,10 +33,19 @@ TOLD = [
     "eval.enabled=false",
 ]
 OPTIMIZERS = [
-    *("adamw", "sgd", "adafactor", "adam8bit", "lion8bit", "muon"),
+    *("adamw", "sgd", "adafactor", "adam8bit", "lion8bit", "muon", "schedule_free", "adamw4bit"),
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("rmsprop", "adagrad", "lion", "ademamix", "ademamix8bit")
+        for name in (
+            "rmsprop",
+            "adagrad",
+            "lion",
+            "ademamix",
+            "ademamix8bit",
+            "stable_adamw",
+            "adamw8bit_ao",
+            "adamw_fp8",
+        )
     ),
 ]
 
@@ -62,6 +71,12 @@ def whole(train):
 def test_a_resumed_run_is_the_one_that_was_never_stopped(whole, again, tmp_path, recipe, optim):
     """From the middle of the second epoch; the last checkpoint's files are the same, byte for byte."""
     options = [f"optim={optim}", "model.width=64", "model.feed_forward=128"]  # wide enough for 8-bit states
+    if optim == "schedule_free":
+        pytest.importorskip("schedulefree")
+        options.append("train.schedule=constant")  # the warm-up is the optimizer's own
+    package = {"stable_adamw": "optimi", "adamw4bit": "torchao", "adamw8bit_ao": "torchao", "adamw_fp8": "torchao"}
+    if optim in package:
+        pytest.importorskip(package[optim])
     left_alone = whole(recipe, *options)
     assert steps(left_alone.folder) == [2, 4, 6, 8]
     shutil.copytree(checkpoint_files.found(left_alone.folder)[2], tmp_path / "checkpoints/step-00000004")

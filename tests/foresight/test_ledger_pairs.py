@@ -11,7 +11,7 @@ import pytest
 import torch
 from chat import talk, write
 from conftest import compose, small
-from test_menus import OPTIONS, PAIRS, covering, refused, told, words  # noqa: F401  (two of them are fixtures)
+from test_menus import OPTIONS, PAIRS, cannot_run_here, covering, facts_of, refused, told, words  # noqa: F401  (fixtures)
 
 from recipes.foresight import simulation
 from recipes.measure.memory_ledger import MemoryLedger
@@ -31,6 +31,7 @@ def real(options: list[str], folder) -> dict:
     loop = training.loop
     assert isinstance(loop, accelerate_loop.Loop)
     loop.model.train()
+    unwrap.start_training(loop.optimizer)
     loop.step(next(accelerate_loop.chunks(loop.loader, training.args.gradient_accumulation_steps)))
     ledger = MemoryLedger(training.model, unwrap.inner_optimizer(loop.optimizer), torch.device("cpu"))
     loop.one_more_step(ledger)
@@ -123,9 +124,19 @@ def test_packed_rows_count_the_same(tmp_path, model, more):
     assert counted["true"]["peak_tensor_bytes"] > counted["false"]["peak_tensor_bytes"]
 
 
-@pytest.mark.parametrize("optim", ["rmsprop", "adagrad", "muon", "lion", "ademamix", "ademamix8bit"])
+@pytest.mark.parametrize(
+    "optim",
+    [
+        *("rmsprop", "adagrad", "muon", "lion", "ademamix", "ademamix8bit", "schedule_free", "stable_adamw"),
+        *("adamw8bit_ao", "adamw4bit", "adamw_fp8"),
+    ],
+)
 def test_states_of_an_optimizer_count_the_same(optim, tmp_path):
     options = ["model=llama_tiny", "model.width=64", f"optim={optim}"]
+    if cannot_run_here(facts_of(("optim", optim))):
+        pytest.skip(f"the package of optim={optim} is not installed")
+    if optim == "schedule_free":
+        options.append("train.schedule=constant")
     counted, foreseen = real(options, tmp_path), fake(options, tmp_path)
     assert not differing(counted, foreseen) and counted["optimizer_bytes"] == foreseen["optimizer_bytes"]
 

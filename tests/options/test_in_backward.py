@@ -7,6 +7,7 @@ import shutil
 import pytest
 from conftest import CONF, compose
 from test_ledger_pairs import differing, fake, real
+from test_menus import cannot_run_here, facts_of
 from test_optimizer import both
 
 from recipes.options import hooks, menus
@@ -16,11 +17,18 @@ WITH_KEY = [
     name for name in menus.options("optim", [CONF]) if "in_backward" in menus.option_keys("optim", name, [CONF])
 ]
 
+QUICK = dict.fromkeys(("adamw", "adam8bit", "muon", "adamw4bit"), ())  # the kinds of optimizers; the others are slow
+
 
 @pytest.mark.parametrize(
     "options",
     [
-        *[[f"optim={name}", "model=gpt2_tiny", "model.width=64"] for name in WITH_KEY],
+        *[
+            pytest.param(
+                [f"optim={name}", "model=gpt2_tiny", "model.width=64"], marks=QUICK.get(name, pytest.mark.slow)
+            )
+            for name in WITH_KEY
+        ],
         ["model=llama_tiny", "checkpointing=selective", "loss=chunked", "precision=bf16"],
         ["model=llama_tiny", "adapter=lora", "adapter.dora=true", "checkpointing=offload"],
         ["model=mixtral_tiny", "checkpointing=full", "precision=bf16_pure", "model.tied=true"],
@@ -29,6 +37,8 @@ WITH_KEY = [
 )
 def test_both_recipes_have_the_losses_of_an_ordinary_step(tmp_path, options):
     """To the bit; and all gradients are gone afterwards."""
+    if options[0].startswith("optim=") and cannot_run_here(facts_of(tuple(options[0].split("=")))):
+        pytest.skip(f"the package of {options[0]} is not installed")
     options = [*options, "train.learning_rate=0.01", "train.weight_decay=0.1", "train.max_grad_norm=0"]
     after, _ = both(tmp_path, *options)
     for loop in both(tmp_path, *options, *HERE[:1]):

@@ -13,6 +13,7 @@ import json
 
 import pytest
 from conftest import CONF, compose, small
+from packaging.requirements import Requirement
 
 from recipes import config
 from recipes.config import ESTIMATE_ONLY
@@ -49,6 +50,8 @@ def told(tmp_path_factory):
                 needed.append(f"data.path={folder / option}")
             if group == "tracker" and "mode" in keys:
                 needed.append("tracker.mode=disabled")
+            if facts_of((group, option)).get("needs_constant_schedule"):
+                needed.append("train.schedule=constant")
             if group == "parallelism" and option not in parallelism.ONE_PROCESS:
                 needed.append("parallelism.num_processes=2")
         return words(options) + needed
@@ -66,7 +69,8 @@ def refused(told):
     found = {}
     for pair in PAIRS:
         chosen = base | {group: values[group, option][group] for group, option in pair}
-        chosen["train"] = chosen["train"] | {"learning_rate": None}
+        schedules = [values[one]["train"]["schedule"] for one in pair if facts_of(one).get("needs_constant_schedule")]
+        chosen["train"] = chosen["train"] | {"learning_rate": None} | ({"schedule": schedules[0]} if schedules else {})
         problems = validate.validate(config.from_dict(chosen))
         if problems:
             found[pair] = problems
@@ -85,7 +89,8 @@ def facts_of(option: tuple[str, str]) -> dict:
 
 def cannot_run_here(facts: dict) -> bool:
     """Whether an option with these facts is refused on a CPU of this machine, whatever it is combined with."""
-    return "needs_gpu" in facts or ("package" in facts and not host.has(facts["package"]))
+    missing = [each for each in map(Requirement, facts.get("requires", [])) if host.version(each.name) is None]
+    return "needs_gpu" in facts or bool(missing) or ("package" in facts and not host.has(facts["package"]))
 
 
 def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
@@ -99,6 +104,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
     others = {pair for pair in refused if not pair & alone}
     whole = {option for option in OPTIONS if facts_of(option).get("needs_whole_weights")} - alone
     assert whole >= {("optim", name) for name in ("adafactor", "adam8bit", "lion8bit")}
+    own_weights = {option for option in OPTIONS if facts_of(option).get("needs_own_weights")} - alone
     uniform = {option for option in OPTIONS if facts_of(option).get("needs_uniform_sharding")} - alone
     assert uniform >= {("optim", "adamw_fused")}
     unplanned = {model for model in models if not model[1].startswith("llama")} | uniform
@@ -116,7 +122,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         }
         | {
             frozenset([zero, option])
-            for option in whole | {("precision", "bf16_pure"), ("adapter", "lora"), ("adapter", "qlora")}
+            for option in whole | own_weights | {("precision", "bf16_pure"), ("adapter", "lora"), ("adapter", "qlora")}
             if zero not in alone
         }
     )

@@ -190,7 +190,9 @@ def test_bytes_of_8_bit_state_in_a_whole_run(train, recipe):
 @pytest.mark.parametrize("option", ["adam8bit", "paged_adam8bit"])
 def test_8_bit_without_bitsandbytes_is_refused(monkeypatch, option):
     monkeypatch.setattr(host, "has", lambda module: module != "bitsandbytes")
-    (line,) = [line for line in compose("device=cpu", f"optim={option}").problems if "bitsandbytes" in line]
+    (line,) = [
+        line for line in compose("recipe=estimate", "gpu=l4_24gb", f"optim={option}").problems if "bitsandbytes" in line
+    ]
     assert f"optim={option}" in line and "pip install bitsandbytes" in line and "optim=adafactor" in line
 
 
@@ -208,6 +210,28 @@ def test_muon_is_refused_before_ampere(pretend_gpu):
     pretend_gpu((7, 5))
     (line,) = compose("optim=muon").problems
     assert "optim=muon needs compute capability 8.0" in line and "optim=adamw" in line
+
+
+def test_schedule_free_takes_the_place_of_a_schedule():
+    pytest.importorskip("schedulefree")
+    (line,) = compose("optim=schedule_free", "device=cpu").problems
+    assert "train.schedule=linear" in line and "Type train.schedule=constant" in line
+    assert not compose("optim=schedule_free", "device=cpu", "train.schedule=constant", "train.warmup_steps=5").problems
+    assert compose("optim=adamw", "device=cpu", "train.schedule=constant", "train.warmup_steps=5").problems
+
+
+@pytest.mark.parametrize("option", ["adamw8bit_ao", "adamw4bit", "adamw_fp8"])
+def test_a_compiled_step_is_not_estimated_for_a_gpu_and_needs_a_compiler_there(pretend_gpu, monkeypatch, option):
+    pytest.importorskip("torchao")
+    pretend_gpu((9, 0))
+    monkeypatch.setattr(host, "has", lambda module: module != "triton")
+    (line,) = compose(f"optim={option}").problems
+    assert f"optim={option} needs the package triton" in line and "optim=adam8bit" in line
+    monkeypatch.setattr(host, "has", lambda module: True)
+    assert not compose(f"optim={option}").problems
+    (line,) = compose(f"optim={option}", "recipe=estimate", "gpu=l4_24gb").problems
+    assert f"recipe=estimate does not support optim={option} on a GPU" in line
+    assert not compose(f"optim={option}", "recipe=estimate", "device=cpu").problems
 
 
 # --- transformers' list ----------------------------------------------------------------------------

@@ -69,7 +69,15 @@ def test_an_optimizer_that_needs_whole_weights_is_not_sharded(new_option):
 def test_facts_are_no_part_of_a_record(new_option):
     plain, with_facts = (new_option(text)("device=cpu")[1] for text in ("", "facts:\n  package: torch\n"))
     assert plain.config == with_facts.config and plain.config_key == with_facts.config_key
-    assert set(plain.config["optim"]) == {"name", "transformers_name", "beta1", "beta2", "epsilon", "momentum"}
+    assert set(plain.config["optim"]) == {
+        "name",
+        "transformers_name",
+        "beta1",
+        "beta2",
+        "epsilon",
+        "momentum",
+        "in_backward",
+    }
 
 
 def test_facts_cannot_be_typed(new_option):

@@ -170,6 +170,29 @@ def test_an_optimizer_with_modes_trains_in_train_mode_and_evaluates_in_eval_mode
         assert inner.mode == "train"
 
 
+def test_schedule_free_evaluates_the_average_of_the_weights_that_it_trains(tmp_path):
+    pytest.importorskip("schedulefree")
+    options = ["optim=schedule_free", "train.schedule=constant", "train.warmup_steps=2", "optim.beta1=0.8"]
+    for loop in both(tmp_path, *options, "optim.args.r=1.0"):
+        inner = unwrap.inner_optimizer(loop.optimizer)
+        settings = inner.param_groups[0]
+        assert (settings["warmup_steps"], settings["k"], settings["r"]) == (2, 3, 1)
+        weight = loop.bare_model.classifier.weight
+        trained, steps = weight.detach().clone(), inner.state[weight]["z"]
+        with unwrap.evaluation_weights(loop.optimizer):  # trained = beta1 * average + (1 - beta1) * z
+            torch.testing.assert_close(trained, 0.8 * weight + 0.2 * steps)
+            assert not weight.equal(trained)
+        torch.testing.assert_close(weight, trained)
+
+
+def test_stable_adamw_counts_its_steps_where_a_checkpoint_finds_them(tmp_path):
+    pytest.importorskip("optimi")
+    ours, _ = both(tmp_path, "optim=stable_adamw")
+    for group in ours.optimizer.param_groups:
+        assert group["step"].item() == 3 and group["triton"] is False
+        assert (group["beta2"], group["eps"]) == (0.99, 1e-6)
+
+
 @pytest.mark.parametrize("key", ["params", "model", "optimizer_dict"])
 def test_transformers_own_kinds_of_settings_reach_the_optimizer(tmp_path, monkeypatch, key):
     """`params`: GaLore, APOLLO. `model`: LOMO. `optimizer_dict`: layer-wise optimizers."""
