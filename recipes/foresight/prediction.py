@@ -13,7 +13,7 @@ from recipes.foresight import simulation
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED
 from recipes.foresight.simulation import SimulatedStep
-from recipes.foresight.speed import calibrated, cpu, roofline
+from recipes.foresight.speed import calibrated, compiled, cpu, roofline
 from recipes.foresight.uneven_lengths import UnevenLengths
 from recipes.machine import gpu_specs, host
 from recipes.options import attention, memory_hints
@@ -197,7 +197,8 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     used = outcome.memory.peak_reserved_bytes or 0
     homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
     paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
-    predicted = roofline.predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging)
+    predict = compiled.predict if cfg.compile else roofline.predict
+    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging)
     _enter_times(cfg, outcome, simulated, predicted)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
@@ -261,7 +262,10 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
             "predicted."
         )
     if cfg.compile:
-        lines.append("compile=true: the figures are those of the step as written; compiled code takes less of both.")
+        lines.append(
+            "compile=true: the memory is that of the step as written. Compiled code usually takes less, for it keeps "
+            "fewer results between its kernels."
+        )
     if attention.is_flash(cfg.model.attention):
         lines.append(
             f"model.attention={cfg.model.attention}: the figures are those of torch's own flash attention, which saves "

@@ -41,6 +41,6 @@ HOOKS = hooks.register(
     hooks.Hooks(
         problems=problems,
         training_arguments=training_arguments,
-        not_searched="the estimate of time does not know compiled code",
+        not_searched="the time of compiled code has a wide interval",
     ),
 )

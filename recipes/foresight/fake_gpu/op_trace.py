@@ -174,7 +174,9 @@ class OpTrace:
         )
         for index, tally in enumerate(self.passes):
             times = 1 + (micro_batches - len(self.passes)) * (index == repeated)
-            for sums, parts in ((whole.counts, tally.counts), (whole.places, tally.places)):
+            tally.end_run()
+            every = ((whole.counts, tally.counts), (whole.places, tally.places), (whole.runs, tally.runs))
+            for sums, parts in every:
                 for phase, counts in parts.items():
                     into = sums.setdefault(phase, Counter())
                     for key, count in counts.items():

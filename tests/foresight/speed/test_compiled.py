@@ -1,0 +1,63 @@
+"""The time of a compiled step: runs of element-wise operations as one kernel, between two bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recipes import config
+from recipes.foresight.speed import compiled, roofline
+from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL
+from recipes.foresight.speed.operations import Tally
+from recipes.machine import gpu_specs
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def tally():
+    """Of a product, a run of three and one of a single operation in the forward pass, and one in the step."""
+    made, big = Tally(), torch.empty(4096, 4096, device="meta")
+    half = torch.empty(2048, 4096, device="meta")
+
+    def add(func, *args, phase="forward"):
+        made.add(func, args, {}, func(*args), phase, (func, args[0].shape))
+
+    add(aten.mm.default, big, big)
+    for tensor in (half, big, half):
+        add(aten.relu.default, tensor)
+    add(aten.t.default, big)  # a view breaks no run
+    add(aten.mm.default, big, big)
+    add(aten.relu.default, big)
+    add(aten.mm.default, big, big, phase="backward")
+    add(aten.relu.default, big, phase="step")
+    made.end_run()
+    return made
+
+
+def test_a_run_is_its_largest_operation(tally):
+    assert {phase: sum(runs.values()) for phase, runs in tally.runs.items()} == {"forward": 2}
+    assert {operation.bytes for operation in tally.runs["forward"]} == {2 * 4 * 4096**2}
+    fused = compiled.with_runs(tally, tally.runs)
+    kinds = sorted(operation.kind for operation in fused.counts["forward"].elements())
+    assert kinds == [ELEMENTWISE, ELEMENTWISE, MATMUL, MATMUL] and fused.calls["forward"] == 4
+    assert fused.counts["step"] == tally.counts["step"] and fused.calls["step"] == tally.calls["step"]
+    assert not any(one.kind == ELEMENTWISE for one in compiled.with_runs(tally, {}).counts["forward"])
+
+
+def test_the_interval_has_both_bounds(tally):
+    gpu = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
+    written, found = roofline.predict(tally, gpu, "fp32"), compiled.predict(tally, gpu, "fp32", 1)
+    assert found.low_seconds < written.low_seconds and found.high_seconds == written.high_seconds
+    assert found.low_seconds < found.step_seconds < written.step_seconds
+    assert compiled.NOTE in found.notes
+
+
+def test_an_estimate_of_a_compiled_step_is_faster_and_less_certain(predicted):
+    words = ["gpu=a100_40gb", "model=bert_tiny", "data.samples=16"]
+    written, found = predicted(*words), predicted(*words, "compile=true")
+    assert found.memory.peak_reserved_bytes == written.memory.peak_reserved_bytes
+    assert found.speed.step_seconds_median < written.speed.step_seconds_median
+    assert found.speed.step_seconds_high == written.speed.step_seconds_high
+    assert any("one kernel" in line for line in found.warnings)
+    assert any("memory is that of the step as written" in line for line in found.warnings)
