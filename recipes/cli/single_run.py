@@ -14,7 +14,7 @@ from recipes.cli import console, live, summary
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.jobs import launch, post_mortem, run_lock, supervise
-from recipes.options import compose, hydra_errors, resume, validate
+from recipes.options import compose, hydra_errors, parallelism, resume, validate
 from recipes.ranks.rank_info import current_rank
 from recipes.records import checkpoint_files, record, record_file, run_folder
 from recipes.records.messages import Message
@@ -154,7 +154,7 @@ def run_in(
     record_file.prepare(folder)  # raises OSError now, before hours of training, if no record could be written
     for name in (record_file.FILE_NAME, *run_folder.PAGE_FILES):  # of the training that is resumed
         Path(folder, name).unlink(missing_ok=True)
-    outcome.warnings += validate.warnings(cfg)
+    outcome.warnings += parallelism.ignored(cfg, outcome.overrides) + validate.warnings(cfg)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
     follower = live.follower(cfg, outcome, folder, " ".join(differs), sweep)

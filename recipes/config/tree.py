@@ -57,6 +57,8 @@ class Config:
     objective: str | None = key(identity=())
     resume: str | None = key(identity=(LABEL,))
     compile: bool = UNSET
+    compile_mode: str = one_of("default", "max-autotune-no-cudagraphs")
+    compile_regions: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
 
 

@@ -79,7 +79,7 @@ def simulate_step(
     """
     # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
     attention = "sdpa" if attention_options.is_flash(cfg.model.attention) else cfg.model.attention
-    asked, cfg = cfg, replace(cfg, compile=False, model=replace(cfg.model, attention=attention))
+    asked, cfg = cfg, replace(cfg, compile=False, compile_regions=False, model=replace(cfg.model, attention=attention))
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with fake, library_patches.libraries_on(fake, bool(adapter.bits(cfg))), library_patches.rank_0_of(cfg, fake):

@@ -70,6 +70,7 @@ class StepLog:
         """Starts the time of the first step."""
         self._began = self._flushed = time.perf_counter()
         self._graphs = torch_private.compiled_graphs() if self.compiled else 0
+        self._compile_seconds = torch_private.compile_seconds() if self.compiled else 0.0
         self._last_time = self._time()
 
     def step(
@@ -221,6 +222,7 @@ class StepLog:
             samples_per_second=sum(row[1] for row in measured) / sum(seconds),
             tokens_per_second=sum(row[2] for row in measured) / sum(seconds),
             train_seconds=getattr(self, "train_seconds", None),
+            compile_seconds=torch_private.compile_seconds() - self._compile_seconds if self.compiled else None,
             evaluation_seconds=sum(row["evaluation_seconds"] or 0.0 for row in self._new_evaluations()) or None,
         )
 

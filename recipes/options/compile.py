@@ -10,16 +10,31 @@ from recipes.config import Config
 from recipes.machine import host
 from recipes.options import hooks
 
+# Modes with CUDA graphs (reduce-overhead, max-autotune) are no option: a graph overwrites its loss in the next pass,
+# and the losses of many steps are read together.
+DEFAULT = "default"
+REGIONS = ("single", "ddp")  # modes of parallelism in which layers are compiled one by one
+
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
-    return {"torch_compile": True} if cfg.compile else {}
+    return {"torch_compile": True, "torch_compile_mode": cfg.compile_mode or DEFAULT} if cfg.compile else {}
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """The compilers that torch.compile calls."""
-    if not cfg.compile or cfg.recipe.name == "estimate":
-        return []
+    """Keys that are not used, and the compilers that torch.compile calls."""
+    if not cfg.compile:
+        unused = sorted({"compile_mode", "compile_regions"} & set(given))
+        return [f"{key} is not used with compile=false. Type compile=true, or leave it out." for key in unused]
+    if cfg.compile_regions and cfg.parallelism.name not in (None, *REGIONS):
+        return [
+            f"compile_regions=true does not go with parallelism={cfg.parallelism.name}. Choose parallelism=ddp, or "
+            "leave compile_regions out."
+        ]
+    return [] if cfg.recipe.name == "estimate" else _compiler_problems(cfg)
+
+
+def _compiler_problems(cfg: Config) -> list[str]:
     if host.device(cfg) == "cuda":
         return gpu_problems("compile=true", "leave compile out")
     if not host.compiler():

@@ -19,6 +19,7 @@ ARGUMENTS_FILE = Path(__file__).with_name("argument_names.json")
 OTHER_ARGUMENTS = {
     "activation_checkpointing": "checkpointing=full",
     "gradient_checkpointing": "checkpointing=full",
+    "torch_compile_mode": "compile_mode",
     "lr": "train.learning_rate",
     "model_name_or_path": "model.pretrained",
     "train_file": "data.path",

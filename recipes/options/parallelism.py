@@ -131,6 +131,19 @@ def warnings(cfg: Config) -> list[str]:
     return found
 
 
+def ignored(cfg: Config, overrides: Collection[str]) -> list[str]:
+    """A number of processes that was typed for a mode of one process. A sweep over the modes may have it, so that it is
+    not refused; `resolve` has replaced it in the configuration. overrides: as they were typed."""
+    typed = next((text for text in reversed([*overrides]) if text.startswith("parallelism.num_processes=")), "")
+    count = typed.partition("=")[2]
+    if cfg.parallelism.name not in ONE_PROCESS or count in ("", "null", "1"):
+        return []
+    return [
+        f"parallelism.num_processes={count} is not used by parallelism={cfg.parallelism.name}, which is one process. "
+        f"Type parallelism=ddp or parallelism=fsdp for {count}."
+    ]
+
+
 def data_share(cfg: Config) -> tuple[int, int]:
     """(index, count): this process trains on part `index` of the `count` parts of every batch."""
     rank, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1

@@ -197,6 +197,13 @@ def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+def compile_seconds() -> float:
+    """How long torch.compile has compiled in this process, with the backward passes. torch prints it as text only."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return calculate_time_spent()["total_wall_time"]
+
+
 # --- memory ------------------------------------------------------------------------------------------
 # torch's documentation shows how to record what CUDA's caching allocator is asked, with these private functions.
 

@@ -34,7 +34,8 @@ class HeadroomTrainer(HookedTrainer):
         super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
 
     def extra_accelerator_arguments(self) -> dict[str, Any]:
-        return accelerate_plugins.mode_arguments(self.cfg)
+        plugin = accelerate_plugins.dynamo_plugin(self.cfg, self.args)
+        return accelerate_plugins.mode_arguments(self.cfg) | {"dynamo_plugin": plugin}
 
     # The Trainer takes any iterable with a length.
     def get_train_dataloader(self):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -21,7 +21,15 @@ from recipes.records.messages import StepsDone
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
 # Nothing was resumed or saved, and a classification has no perplexity.
-UNUSED = {"error", "estimate", "perplexity", "resumed_from_step", "save_seconds", "evaluation_seconds"}
+UNUSED = {
+    "error",
+    "estimate",
+    "perplexity",
+    "resumed_from_step",
+    "save_seconds",
+    "evaluation_seconds",
+    "compile_seconds",
+}
 ESTIMATES_FIELDS = {"step_seconds_low", "step_seconds_high", "bound_by", "nccl_bytes"}
 GPU_FIELDS = {
     "mfu",

@@ -29,6 +29,43 @@ def test_compiled_training_loses_the_same_in_both_recipes(train):
         # The step in which the code was compiled took seconds, and is left out.
         assert record.speed.step_seconds_p90 < record.speed.train_seconds / 4
         assert record.evaluation.loss == pytest.approx(plain.evaluation.loss, rel=1e-4)
+        assert 0.1 < record.speed.compile_seconds < record.speed.train_seconds
+    assert plain.speed.compile_seconds is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(host.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=gpt2_tiny compile_regions=true accumulation=x2",
+        "model=llama_tiny adapter=lora checkpointing=full precision=bf16",
+        "model=llama_tiny compile_regions=true adapter=lora checkpointing=full data=chat data.packing=true",
+    ],
+)
+def test_compiled_beside_other_levers_it_loses_the_same(train, tmp_path, words, recipe):
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(f'{{"prompt": "ask {n}", "completion": "{"word " * (n % 5 + 1)}"}}\n' for n in range(12)))
+    options = [*words.split(), "train.max_steps=3", *([f"data.path={path}"] if "data=chat" in words else [])]
+    compiled = train(*options, f"recipe={recipe}", "compile=true").record
+    plain = train(*(word for word in options if "regions" not in word), f"recipe={recipe}").record
+    assert compiled.training.losses == pytest.approx(plain.training.losses, rel=1e-2 if "bf16" in words else 1e-4)
+    assert compiled.speed.compile_seconds > 0.1 and compiled.memory.peak_tensor_bytes, compiled.warnings
+    assert compiled.memory.peak_tensor_bytes == pytest.approx(plain.memory.peak_tensor_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["compile_regions=true"], "Type compile=true"),
+        (["compile_mode=max-autotune-no-cudagraphs"], "Type compile=true"),
+        (["compile=true", "compile_mode=reduce-overhead"], "compile_mode=reduce-overhead"),
+        (["compile=true", "compile_regions=true", "parallelism=fsdp"], "Choose parallelism=ddp"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_in_words(words, said):
+    assert said in "\n".join(compose("device=cpu", *words).problems)
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch):

@@ -14,6 +14,7 @@ from conftest import compose, small
 from recipes.cli import entry_point
 from recipes.data import data_loader
 from recipes.machine import host, worker_environment
+from recipes.options import parallelism as parallelism_options
 from recipes.parallelism import fsdp
 from recipes.ranks import rank_info
 
@@ -435,3 +436,15 @@ def test_other_ranks_say_nothing_and_make_no_folder(launched, command, tmp_path,
     ended = command("parallelism=single", fork_server=None)
     assert (ended.code, ended.out, ended.err) == (2, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words, warned", [("single", True), ("ddp", False)])
+def test_a_number_of_processes_for_one_process_is_a_warning(words, warned):
+    typed = ["device=cpu", f"parallelism={words}", "parallelism.num_processes=2"]
+    cfg, record, problems = compose(*typed)
+    found = parallelism_options.ignored(cfg, record.overrides)
+    assert not problems and bool(found) == warned
+    assert not warned or "Type parallelism=ddp or parallelism=fsdp for 2." in found[0]
+    assert not parallelism_options.ignored(
+        compose("device=cpu", "parallelism.num_processes=1").cfg, ["parallelism=single"]
+    )
