@@ -46,6 +46,13 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             f"model.attention={cfg.model.attention} is not supported by {kind.__name__}. Type model.attention=auto, "
             "which takes the best that the model has."
         )
+    if attention.is_of_hub(cfg.model.attention) and cfg.recipe.name != "estimate":
+        wanted = transformers_models_private.wanted_kernels()
+        if wanted is not None:
+            raise Refusal(
+                f"model.attention={cfg.model.attention} needs {wanted} with this transformers: pip install "
+                f"'{wanted}', or choose model.attention=sdpa."
+            )
     if attention.lacks_dropout(cfg.model.attention) and _attention_dropout(config):
         raise Refusal(
             f"model.attention={cfg.model.attention} has no dropout, which {name} has. Type model.attention=sdpa."

@@ -20,7 +20,7 @@ class Package:
     install: str
 
 
-_HUB = Package("kernels", "kernels", "pip install 'kernels>=0.18.2,<0.19'")
+_HUB = Package("kernels", "kernels", "pip install kernels")
 # Flash attention: in 16 bits, on Ampere or newer, without a mask of T x T. Those of a hub are downloaded when the model
 # is built; transformers loads them from this organisation alone.
 FLASH = {
@@ -35,6 +35,11 @@ FLASH = {
     "kernels-community/vllm-flash-attn3": _HUB,
 }
 FLASH_CAPABILITY = (8, 0)
+
+
+def is_of_hub(name: str) -> bool:
+    """Whether an implementation is downloaded."""
+    return FLASH.get(name) is _HUB
 
 
 def is_flash(name: str) -> bool:

@@ -43,6 +43,16 @@ def has_attention(kind: type[PreTrainedModel], name: str) -> bool:
     return supported.get(name, True)
 
 
+def wanted_kernels() -> str | None:
+    """The versions of the package kernels that transformers loads; None where one of them is installed. It would say
+    that there is no such attention."""
+    from transformers.utils import import_utils
+
+    if import_utils.is_kernels_available():
+        return None
+    return f"kernels>={import_utils.KERNELS_MIN_VERSION},<{import_utils.KERNELS_MAX_VERSION}"
+
+
 def attention_of(model: PreTrainedModel) -> str | None:
     """The implementation of attention that a built model uses: transformers chooses one where none was asked for."""
     return model.config.get_text_config()._attn_implementation

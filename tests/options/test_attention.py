@@ -14,6 +14,7 @@ from recipes.machine import host
 from recipes.models import architectures
 from recipes.options import attention
 from recipes.options.model import AUTO
+from recipes.third_party import transformers_models_private
 
 NEWER = ["flash_attention_3", "kernels-community/flash-attn2", "flex_attention"]
 
@@ -32,7 +33,7 @@ def test_a_cpu_trains_without_it(name):
     "name, module, said",
     [
         ("flash_attention_3", "flash_attn_interface", "flash-attn-3: build hopper/"),
-        ("kernels-community/flash-attn3", "kernels", "pip install 'kernels"),
+        ("kernels-community/flash-attn3", "kernels", "pip install kernels"),
         ("flex_attention", "triton", "pip install triton"),
     ],
 )
@@ -90,6 +91,14 @@ def test_a_model_without_it_or_with_dropout_is_refused(name):
     architectures.check(cfg, AutoConfig.for_model("llama"), "language_modelling")
     with pytest.raises(Refusal, match="has no dropout, which model=llama_tiny has"):
         architectures.check(cfg, AutoConfig.for_model("llama", attention_dropout=0.1), "language_modelling")
+
+
+def test_a_package_in_a_version_that_transformers_does_not_load_is_refused(monkeypatch):
+    cfg = compose("device=cpu", "model=llama_tiny").cfg
+    cfg.model.attention = "kernels-community/flash-attn2"
+    monkeypatch.setattr(transformers_models_private, "wanted_kernels", lambda: "kernels>=1,<2")
+    with pytest.raises(Refusal, match="pip install 'kernels>=1,<2', or choose model.attention=sdpa"):
+        architectures.check(cfg, AutoConfig.for_model("llama"), "language_modelling")
 
 
 def test_the_schema_names_what_the_module_knows():

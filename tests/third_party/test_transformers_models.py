@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from transformers import (
     BertConfig,
     BloomForCausalLM,
@@ -15,6 +16,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 from transformers.cache_utils import DynamicCache
+from transformers.utils import import_utils
 
 from recipes.third_party import transformers_models_private
 
@@ -47,6 +49,13 @@ def test_attention():
     assert transformers_models_private.has_attention(GPT2LMHeadModel, "eager")
     assert not transformers_models_private.has_attention(BloomForCausalLM, "sdpa")
     assert not transformers_models_private.has_attention(BloomForCausalLM, "flash_attention_2")
+
+
+def test_wanted_kernels(monkeypatch):
+    monkeypatch.setattr(import_utils, "is_kernels_available", lambda: False)
+    assert Requirement(transformers_models_private.wanted_kernels()).name == "kernels"
+    monkeypatch.setattr(import_utils, "is_kernels_available", lambda: True)
+    assert transformers_models_private.wanted_kernels() is None
 
 
 def test_tied_weight_names():
