@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from conftest import compose, small
 
 from recipes.foresight import simulation
 from recipes.foresight.speed import anatomy, roofline
 from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
-from recipes.foresight.speed.operations import Operation
+from recipes.foresight.speed.operations import Operation, Tally
 from recipes.records import step_file
 from recipes.records.record import OPERATION_GROUPS
 
@@ -47,6 +49,19 @@ def test_contractions_have_the_steps_model_flops(simulated):
     """Nothing is recomputed here but what the attention kernel recomputes in its backward pass."""
     _, seen, made = simulated
     assert sums(made.summary, "group", "flops")["contractions"] == pytest.approx(seen.model_flops, rel=0.05)
+
+
+def test_an_operation_is_bound_by_what_takes_its_time(simulated):
+    operations = [
+        Operation("mm", MATMUL, "fp16", 2 * 4096**3, 6 * 4096**2, 1, (1, 4096, 4096, 4096)),
+        Operation("add", ELEMENTWISE, "fp16", 10**8, 6 * 10**8),  # FLOPs that cost nothing
+        Operation("clone", ELEMENTWISE, "fp16", 0, 4 * 10**8),
+        Operation("mul", ELEMENTWISE, "fp16", 10, 40),
+    ]
+    tally = Tally(places={"forward": Counter({("layer", operation): 1 for operation in operations})})
+    listed = anatomy.predicted(tally, simulated[0].gpu, "fp16", 1).summary.largest
+    bound = {row["name"]: row["bound_by"] for row in listed}
+    assert bound == {"mm": "arithmetic", "add": "memory", "clone": "memory", "mul": "launches"}
 
 
 def test_operations_are_told_by_module_and_layer_in_both_passes(simulated):

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from recipes import config
 from recipes.foresight.speed import efficiencies, roofline
-from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL
+from recipes.foresight.speed.operation_names import ATTENTION, ELEMENTWISE, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.validation import calibration
 from recipes.machine import gpu_specs
@@ -57,6 +57,17 @@ def test_the_efficiencies_that_made_the_times_are_found():
         < max(map(abs, calibration.errors(STEPS, A100, start)))
     )
     assert (found.source, found.runs) == ("measured", ("a", "b", "c", "d", "e"))
+
+
+def test_the_part_of_the_peak_that_attention_reaches_is_found():
+    tally, start = Tally(), efficiencies.of_chip("A100")
+    shape = (16, 2048, 2048, 128)
+    tally.put(Operation("flash", ATTENTION, "bf16", 10**13, 10**9, 1, shape), "forward", 100)
+    true = dataclasses.replace(start, attention=start.attention | {"flash": start.attention["flash"] / 2})
+    seconds = roofline.predict(tally, A100, "bf16", reached=true).step_seconds
+    found = calibration.fit([calibration.MeasuredStep("attention", tally, "bf16", seconds)], A100, start)
+    assert found.attention["flash"] == pytest.approx(true.attention["flash"], rel=0.05)
+    assert found.attention["efficient"] == start.attention["efficient"]
 
 
 def test_a_value_that_no_step_depends_on_keeps_its_prior():
