@@ -64,6 +64,7 @@ KEYS = {
     "eval.every_steps": (2,),
     "eval.batch": (1, 3),
     "save.final": ("true",),
+    "optim.in_backward": ("true",),
 }
 NEEDS = {
     "adapter.rank": "adapter=",
@@ -71,6 +72,7 @@ NEEDS = {
     "adapter.dora": "adapter=",
     "adapter.bits": "adapter=qlora",
     "checkpointing.every_n_layers": "checkpointing=",
+    "optim.in_backward": "train.max_grad_norm=0",
     "data.packing": "data.path=",
     "data.group_by_length": "data.path=",
 }
