@@ -85,7 +85,7 @@ SAME_PEAK, SAME_ESTIMATE = 0.01, 0.01
 class Outcome:
     """What became of a configuration. kind: ok, refused, or failed; why: the refusal, or what did not hold."""
 
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     kind: str
     why: str = ""
 
@@ -105,21 +105,21 @@ def available() -> dict[str, list[str]]:
 def draw(chance: random.Random, options: dict[str, list[str]], data: dict[str, Path]) -> tuple[str, ...]:
     """The overrides of one configuration. options: of each menu. data: the files of data=text and data=chat."""
     source = chance.choice(DATA)
-    words = [f"model={chance.choice(MODELS)}", f"data={source}"]
+    overrides = [f"model={chance.choice(MODELS)}", f"data={source}"]
     if source in data:
-        words.append(f"data.path={data[source]}")
+        overrides.append(f"data.path={data[source]}")
     for menu in MENUS:
         if options[menu] and chance.random() > UNCHANGED:
-            words.append(f"{menu}={chance.choice(options[menu])}")
+            overrides.append(f"{menu}={chance.choice(options[menu])}")
     ranks = chance.random() < RANKS_SHARE
     if ranks:
-        words.append(f"parallelism={chance.choice(('ddp', 'fsdp'))}")
-        words.append("parallelism.num_processes=2")
+        overrides.append(f"parallelism={chance.choice(('ddp', 'fsdp'))}")
+        overrides.append("parallelism.num_processes=2")
     for key, values in KEYS.items():
-        possible = key not in NEEDS or any(word.startswith(NEEDS[key]) for word in words)
+        possible = key not in NEEDS or any(word.startswith(NEEDS[key]) for word in overrides)
         if chance.random() < KEY_SHARE and possible:
-            words.append(f"{key}={chance.choice(values)}")
-    return tuple(words)
+            overrides.append(f"{key}={chance.choice(values)}")
+    return tuple(overrides)
 
 
 def write_data(folder: Path) -> dict[str, Path]:
@@ -146,10 +146,10 @@ class Runs:
         self.folder, self.fork_server = folder, fork_server
         self.composing = threading.Lock()  # Hydra has one global state
 
-    def job(self, folder: Path, *words: str) -> tuple[Record | None, list[str]]:
+    def job(self, folder: Path, *overrides: str) -> tuple[Record | None, list[str]]:
         """(the record of a job, or None; why it is refused)."""
         with self.composing:
-            _, outcome, problems = compose.compose(paths.CONF, *words)
+            _, outcome, problems = compose.compose(paths.CONF, *overrides)
         if problems or outcome is None:
             return None, problems
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,47 +158,47 @@ class Runs:
             return None, [record.error.message if record.error else ""]
         return record, []
 
-    def check(self, number: int, words: tuple[str, ...]) -> Outcome:
+    def check(self, number: int, overrides: tuple[str, ...]) -> Outcome:
         """Train one configuration in both recipes, and see that all of it holds."""
         folder = self.folder / str(number)
         try:
-            kind, why = self._check(folder, number, [*BASE, *words])
+            kind, why = self._check(folder, number, [*BASE, *overrides])
         except Exception as error:  # the composition itself must not end in one, either
             kind, why = "failed", f"{type(error).__name__}: {error}"
         if kind != "failed":
             shutil.rmtree(folder, ignore_errors=True)
-        return Outcome(words, kind, why)
+        return Outcome(overrides, kind, why)
 
-    def _check(self, folder: Path, number: int, words: list[str]) -> tuple[str, str]:
+    def _check(self, folder: Path, number: int, overrides: list[str]) -> tuple[str, str]:
         saving = [f"save.every_steps={SAVED_STEP}", "save.keep=3"] if number % 3 == 0 else []
         records = []
         for recipe in RECIPES:
-            record, refused = self.job(folder / recipe, f"recipe={recipe}", *words, *saving)
+            record, refused = self.job(folder / recipe, f"recipe={recipe}", *overrides, *saving)
             if record is None:
                 one_line = refused and all(line and "\n" not in line for line in refused)
                 return ("refused", refused[0]) if one_line else ("failed", f"refused as {refused}")
             if record.status != "ok":
                 return "failed", f"{recipe}: {record.status}: {record.error}"
             records.append(record)
-        wrong = [*differences(*records), *self._estimate(folder, words, records[1])]
+        wrong = [*differences(*records), *self._estimate(folder, overrides, records[1])]
         if saving:
-            wrong += self._resume(folder, number, [*words, *saving], records)
+            wrong += self._resume(folder, number, [*overrides, *saving], records)
         return ("failed", "; ".join(wrong)) if wrong else ("ok", "")
 
-    def _estimate(self, folder: Path, words: list[str], trained: Record) -> list[str]:
-        estimated, refused = self.job(folder / "estimate", "recipe=estimate", *words)
+    def _estimate(self, folder: Path, overrides: list[str], trained: Record) -> list[str]:
+        estimated, refused = self.job(folder / "estimate", "recipe=estimate", *overrides)
         if estimated is None:
             return (
                 [] if all(line and "\n" not in line for line in refused) else [f"the estimate is refused as {refused}"]
             )
         if estimated.status != "ok":
             return [f"the estimate ended as {estimated.status}: {estimated.error and estimated.error.message}"]
-        counted, foreseen = trained.memory.peak_tensor_bytes, estimated.memory.peak_tensor_bytes
-        if not counted or not foreseen or abs(foreseen / counted - 1) > SAME_ESTIMATE:
-            return [f"the estimate's peak is {foreseen}, the counted one {counted}"]
+        counted, predicted = trained.memory.peak_tensor_bytes, estimated.memory.peak_tensor_bytes
+        if not counted or not predicted or abs(predicted / counted - 1) > SAME_ESTIMATE:
+            return [f"the estimate's peak is {predicted}, the counted one {counted}"]
         return []
 
-    def _resume(self, folder: Path, number: int, words: list[str], records: list[Record]) -> list[str]:
+    def _resume(self, folder: Path, number: int, overrides: list[str], records: list[Record]) -> list[str]:
         """Go on from the middle of one of the two trainings."""
         recipe, left_alone = RECIPES[number % 2], records[number % 2]
         middle = folder / recipe / "checkpoints" / checkpoint_files.folder_name(SAVED_STEP)
@@ -207,7 +207,7 @@ class Runs:
         again = folder / "again"
         (again / "checkpoints").mkdir(parents=True)
         shutil.copytree(middle, again / "checkpoints" / middle.name)
-        resumed, refused = self.job(again, f"recipe={recipe}", *words, "resume=latest")
+        resumed, refused = self.job(again, f"recipe={recipe}", *overrides, "resume=latest")
         if resumed is None or resumed.status != "ok":
             return [f"{recipe}: going on ended as {refused or resumed and resumed.error}"]
         if resumed.training.resumed_from_step != SAVED_STEP:
@@ -268,7 +268,7 @@ def main(argv: list[str], description: str) -> int:
         for outcome in check_all(options.count, options.seed, Runs(folder, fork_server), options.at_once):
             counts[outcome.kind] += 1
             if outcome.kind == "failed":
-                print(f"failed: {shlex.join([*BASE, *outcome.words])}\n  {outcome.why}", flush=True)
+                print(f"failed: {shlex.join([*BASE, *outcome.overrides])}\n  {outcome.why}", flush=True)
     finally:
         fork_server.close()
     ends = ", ".join(f"{counts[kind]} {kind}" for kind in ("ok", "refused", "failed"))
