@@ -1,6 +1,6 @@
 """Predictions against measurements on the GPU at hand, in one call of under ten minutes.
 
-    python scripts/accuracy.py [--into docs/results] [--seconds 540] [overrides ...]
+    python scripts/accuracy.py [--into docs/results] [--seconds 540] [--passes 1] [overrides ...]
 
 Reads the configurations from docs/results/accuracy_configurations.txt, which was written before the first was
 measured. Each is predicted (several at once), then measured in a process of its own, then run again with its
@@ -33,9 +33,12 @@ def main() -> int:
         "--records", type=Path, default=ROOT / "outputs/accuracy", metavar="DIR", help="where records go"
     )
     parser.add_argument("--seconds", type=float, default=540, help="start nothing after this long")
+    parser.add_argument("--passes", type=int, default=1, help="measure the list so often; the median counts")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    comparison = accuracy.Comparison(options.configurations, options.overrides, options.records, deadline)
+    comparison = accuracy.Comparison(
+        options.configurations, options.overrides, options.records, deadline, options.passes
+    )
     return accuracy.run(comparison, options.into)
 
 

@@ -25,19 +25,25 @@ CAPPED = ["train.max_steps=4"]  # enough for every allocation to be repeated
 
 @dataclass
 class Comparison:
-    """What a call is asked to do. more: overrides of every configuration. records: the folder of their records."""
+    """What a call is asked to do. more: overrides of every configuration. records: the folder of their records.
+    passes: how often the whole list is measured, one time after the other; the median of each configuration counts.
+    """
 
     configurations: Path
     more: list[str]
     records: Path
     deadline: float  # of time.monotonic(): nothing is started after it
+    passes: int = 1
 
-    def job(self, *overrides: str) -> launch.Job | Record:
-        """A job to run; or its record, where it has run before or is refused. Raises ValueError for a wrong key."""
+    def job(self, *overrides: str, number: int = 0) -> launch.Job | Record:
+        """A job to run; or its record, where it has run before or is refused. number: of the pass.
+
+        Raises ValueError for a wrong key.
+        """
         outcome = compose.compose_record(paths.CONF, *overrides)
         if outcome.status == "refused":
             return outcome
-        folder = self.records / outcome.config_key
+        folder = self.records / (f"pass_{number + 1}" if number else "") / outcome.config_key
         before = sweep.final_record(folder)
         if before is None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,11 +104,13 @@ def measure_all(rows: list[Row], comparison: Comparison, fork_server: fork_clien
     """Measure every configuration, then each with its memory capped. One at a time: runs at once slow each other."""
     on_gpu = bool(host.gpus()) and "device=cpu" not in comparison.more
     ledger = f"measure.ledger={'false' if on_gpu else 'true'}"  # on a GPU, CUDA's allocator counts
-    for row in rows:
-        if time.monotonic() > comparison.deadline:
-            return
-        row.measured = finish(comparison.job(*JOB, ledger, *row.overrides, *comparison.more), fork_server)
-        show("measured", row.measured, row.overrides)
+    for number in range(comparison.passes):
+        for row in rows:
+            if time.monotonic() > comparison.deadline:
+                return
+            job = comparison.job(*JOB, ledger, *row.overrides, *comparison.more, number=number)
+            row.runs.append(finish(job, fork_server))
+            show("measured", row.runs[-1], row.overrides)
     if not on_gpu:
         return
     for row in rows:

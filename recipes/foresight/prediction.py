@@ -209,13 +209,18 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
 
 def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     """The times of a step on this CPU, where scripts/calibrate.py has measured it."""
-    if cfg.parallelism.world_size > 1 or cfg.compile:
-        return
-    rates, why_not = calibrated.cpu(host.cpu_name(), torch.get_num_threads(), str(torch.__version__))
+    rates, why_not = cpu_rates(cfg)
     if rates is None:
-        outcome.warnings.append(f"no time is predicted: {why_not}")
+        outcome.warnings += [f"no time is predicted: {why_not}"] if why_not else []
         return
     _enter_times(cfg, outcome, simulated, cpu.predict(simulated.tally, rates, simulated.trace.fresh_bytes))
+
+
+def cpu_rates(cfg: Config) -> tuple[calibrated.CpuRates | None, str]:
+    """(what was measured of this CPU, "") for a step whose time can be predicted from it; else (None, why not)."""
+    if cfg.parallelism.world_size > 1 or cfg.compile:
+        return None, ""
+    return calibrated.cpu(host.cpu_name(), torch.get_num_threads(), str(torch.__version__))
 
 
 def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predicted: roofline.Prediction) -> None:

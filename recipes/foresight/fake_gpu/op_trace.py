@@ -17,6 +17,7 @@ import torch
 
 from recipes.foresight.fake_gpu import attention
 from recipes.foresight.fake_gpu.device import FakeDevice
+from recipes.foresight.memory.host_heap import HostHeap
 from recipes.foresight.speed.operation_names import PRODUCTS
 from recipes.foresight.speed.operations import Tally
 from recipes.measure.memory_attribution import OTHER
@@ -24,7 +25,7 @@ from recipes.measure.memory_ledger import MemoryLedger
 from recipes.third_party.torch_private import op_name
 from recipes.units import MIB
 
-MAPPED_BYTES = 32 * MIB  # glibc's DEFAULT_MMAP_THRESHOLD_MAX
+REPEATS = 2  # of a step after which the heap of a CPU's process does not change any more
 
 
 @dataclass(frozen=True)
@@ -147,17 +148,11 @@ class OpTrace:
 
     @property
     def fresh_bytes(self) -> int:
-        """Bytes by which the tensors of the last step grow beyond those before it, without the largest tensors.
-
-        On a CPU malloc gives so much memory back at the end of a step, and touching it again costs page faults. Tensors
-        of more than `MAPPED_BYTES` are mapped and unmapped one by one, which the seconds of their operations contain.
-        """
-        live = most = 0
-        for index, (entry, sign) in enumerate(self.log.events):
-            if index >= self.log.step_start and entry.bytes <= MAPPED_BYTES and not entry.preexisting:
-                live += sign * entry.bytes
-                most = max(most, live)
-        return most
+        """Bytes of memory that a step on a CPU touches for the first time since it got them from the kernel."""
+        steps = [HostHeap(), HostHeap()]
+        for repeats, heap in enumerate(steps, REPEATS):
+            heap.replay(self.allocator_events(repeats))
+        return steps[1].fresh_bytes - steps[0].fresh_bytes
 
     def step_tally(self, micro_batches: int) -> Tally:
         """The operations of one optimizer step of `micro_batches`.

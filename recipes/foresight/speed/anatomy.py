@@ -8,6 +8,7 @@ clipping included), communication with other ranks, and copies (casts, gathers, 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from recipes.config import Gpu
-from recipes.foresight.speed import efficiencies, roofline
+from recipes.foresight.speed import cpu, efficiencies, roofline
+from recipes.foresight.speed.calibrated import CpuRates
 from recipes.foresight.speed.operation_names import (
     ATTENTION,
     COLLECTIVE,
@@ -110,10 +112,14 @@ def anatomy(calls: Iterable[Call], seconds_from: str | None) -> Anatomy:
     return Anatomy(Operations(seconds_from, by_group, listed[:LARGEST]), {"rows": listed, "layers": by_layer})
 
 
-def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int) -> Anatomy:
-    """The anatomy of a simulated step. gpu: resolved; None: a CPU, whose seconds are not predicted."""
+def predicted(
+    tally: Tally, gpu: Gpu | None, precision: str, num_processes: int, rates: CpuRates | None = None
+) -> Anatomy:
+    """The anatomy of a simulated step. gpu: resolved; None: a CPU. rates: what was measured of it, where it was."""
     if gpu is None:
-        return anatomy(calls_of(tally, None), None)
+        if rates is None:
+            return anatomy(calls_of(tally, None), None)
+        return anatomy(calls_of(tally, functools.partial(_on_cpu, rates)), "predicted")
     reached = efficiencies.of_gpu(gpu)
 
     def cost(operation: Operation) -> tuple[float, str]:
@@ -128,6 +134,12 @@ def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int)
         return seconds, "arithmetic" if computes else "memory"
 
     return anatomy(calls_of(tally, cost), "predicted")
+
+
+def _on_cpu(rates: CpuRates, operation: Operation) -> tuple[float, str]:
+    """(seconds, what bounds it) of a call on a CPU."""
+    computes = operation.kind in (MATMUL, ATTENTION)
+    return cpu.seconds(operation, rates), "arithmetic" if computes else "memory"
 
 
 def group_of(operation: Operation, phase: str) -> str:

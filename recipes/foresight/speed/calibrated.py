@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = "measured here"  # efficiencies_from of an estimate that used such a file
+VERSION = 2  # of what the figures of a CPU mean
 FOLDER = "HEADROOM_CALIBRATION"  # the environment variable
 
 Points = list[tuple[float, float]]  # (bytes or FLOPs, seconds), ascending
@@ -25,7 +26,8 @@ Points = list[tuple[float, float]]  # (bytes or FLOPs, seconds), ascending
 class CpuRates:
     """A CPU, measured.
 
-    operations: `key` -> (bytes of a call, its seconds). attention: the same by FLOPs. products: dtype and layout ->
+    operations: `key` -> (bytes of a call, its seconds), the first of a tensor so small that they are those of the call
+    itself. attention: the same by FLOPs. products: dtype and layout ->
     (M, N, K, FLOP/s); batched: the same of batches. call_seconds: of the host, by phase. error: the share within which
     nine of ten steps are.
     """
@@ -41,6 +43,7 @@ class CpuRates:
     call_seconds: dict[str, float] = field(default_factory=dict)
     fault_seconds: float = 0.0  # for each byte of memory that is touched for the first time
     error: float = 0.3
+    version: int = VERSION
 
 
 @dataclass
@@ -78,6 +81,8 @@ def cpu(device: str, threads: int, torch_version: str) -> tuple[CpuRates | None,
     values = _read(path_of(device))
     if values is None:
         return None, "this CPU has not been measured; python scripts/calibrate.py does that in a minute."
+    if values.get("version") != VERSION:
+        return None, "this CPU was measured by another version of scripts/calibrate.py: run it again."
     rates = CpuRates(**values)
     for name, then, now in (("threads", rates.threads, threads), ("torch", rates.torch, torch_version)):
         if then != now:

@@ -31,7 +31,6 @@ LIKE = {
     ATTENTION: "add",
     MATMUL: "add",
 }
-TRIMMED_BYTES = 64 * 2**20  # free memory at its end that glibc's heap keeps: twice the largest mapped block
 NEAREST = 3  # shapes among the measured ones that a product is compared with
 
 
@@ -48,8 +47,7 @@ def predict(tally: Tally, rates: CpuRates, fresh_bytes: int = 0) -> Prediction:
         for operation, times in counts.items():
             if operation.kind != COLLECTIVE:
                 by_kind[operation.kind] += times * seconds(operation, rates)
-    if fresh_bytes > TRIMMED_BYTES:
-        by_kind[COPY] += fresh_bytes * rates.fault_seconds
+    by_kind[COPY] += fresh_bytes * rates.fault_seconds
     device = sum(by_kind.values())
     host = sum(times * rates.call_seconds[phase] for phase, times in tally.calls.items())
     arithmetic = by_kind[MATMUL] + by_kind[ATTENTION]
@@ -60,7 +58,7 @@ def predict(tally: Tally, rates: CpuRates, fresh_bytes: int = 0) -> Prediction:
 
 
 def seconds(operation: Operation, rates: CpuRates) -> float:
-    """The seconds of one call."""
+    """The seconds of one call, beyond those that any call takes (`CpuRates.call_seconds`)."""
     if operation.kind == MATMUL and operation.shape:
         table = rates.batched if operation.shape[0] > 1 else rates.products
         measured = table.get(f"{operation.dtype} {operation.layout}") or table.get(f"{operation.dtype} nn")
@@ -70,8 +68,12 @@ def seconds(operation: Operation, rates: CpuRates) -> float:
         return at(operation.flops, rates.attention[key(operation)])
     for name in (key(operation), f"{operation.name} {operation.dtype}", f"{LIKE[operation.kind]} {operation.dtype}"):
         if name in rates.operations:
-            return at(operation.bytes, rates.operations[name])
-    return at(operation.bytes, rates.operations[f"{LIKE[operation.kind]} fp32"])
+            return _beyond_the_call(operation.bytes, rates.operations[name])
+    return _beyond_the_call(operation.bytes, rates.operations[f"{LIKE[operation.kind]} fp32"])
+
+
+def _beyond_the_call(size: float, points: Points) -> float:
+    return max(0.0, at(size, points) - points[0][1])
 
 
 def at(size: float, points: Points) -> float:

@@ -6,7 +6,8 @@ Imports no library at the top: `scripts/accuracy.py` starts jobs, and imports no
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes.foresight.validation.error_stats import rank_correlation, signed, summary
@@ -30,12 +31,18 @@ class Row:
 
     overrides: list[str]
     predicted: Record | None = None
-    measured: Record | None = None
+    runs: list[Record] = field(default_factory=list)  # measured, one of each pass
     capped: Record | None = None  # measured again, with the memory capped at what was predicted
 
+    @property
+    def measured(self) -> Record | None:
+        """The first run that finished; else the last."""
+        return next((run for run in self.runs if run.status == "ok"), self.runs[-1] if self.runs else None)
+
     def figures(self, key: str) -> tuple[float | None, float | None]:
-        """(predicted, measured) of a column; None where a run has no value of it."""
-        return figure(self.predicted, key), figure(self.measured, key)
+        """(predicted, measured: the median of all passes) of a column; None where a run has no value of it."""
+        found = [value for value in (figure(run, key) for run in self.runs) if value is not None]
+        return figure(self.predicted, key), statistics.median(found) if found else None
 
 
 def figure(run: Record | None, key: str) -> float | None:
@@ -67,6 +74,7 @@ def page(rows: list[Row], title: str) -> str:
         "",
         f"{len(done)} of {len(rows)} configurations measured; errors are predicted over measured "
         "minus one, so below zero too little was predicted.",
+        *_passes_lines(rows),
         "",
         *_summary_lines(rows, keys),
     ]
@@ -79,6 +87,26 @@ def page(rows: list[Row], title: str) -> str:
             "(aim: 95 of 100).",
         ]
     return "\n".join([*lines, "", *_configuration_lines(rows, keys)]) + "\n"
+
+
+def _passes_lines(rows: list[Row]) -> list[str]:
+    """How often each was measured, and how far apart the speeds of one configuration were."""
+    counts = {len(row.runs) for row in rows}
+    if max(counts, default=0) < 2:
+        return []
+    spreads = []
+    for row in rows:
+        speeds = [speed for speed in (figure(run, "speed") for run in row.runs) if speed]
+        if len(speeds) > 1:
+            spreads.append(max(speeds) / min(speeds) - 1)
+    times = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    spread = (
+        f" From the slowest run of a configuration to its fastest: median {statistics.median(spreads):.1%}, at most "
+        f"{max(spreads):.1%}."
+        if spreads
+        else ""
+    )
+    return [f"The whole list was measured {times} times; medians count.{spread}"]
 
 
 def _summary_lines(rows: list[Row], keys: list[str]) -> list[str]:

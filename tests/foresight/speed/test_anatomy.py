@@ -8,7 +8,7 @@ import pytest
 from conftest import compose, small
 
 from recipes.foresight import simulation
-from recipes.foresight.speed import anatomy, roofline
+from recipes.foresight.speed import anatomy, calibrated, cpu, roofline
 from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.records import step_file
@@ -43,6 +43,18 @@ def test_the_groups_sum_to_the_predicted_seconds(simulated):
     assert sum(sums(made.summary, "phase", "calls").values()) == calls
     assert set(sums(made.summary, "group")) <= set(OPERATION_GROUPS) and made.summary.seconds_from == "predicted"
     assert sum(row["seconds"] for row in made.details["rows"]) == pytest.approx(whole.device_seconds)
+
+
+def test_a_cpu_that_was_measured_has_seconds_too(simulated):
+    _, seen, _ = simulated
+    operations = {f"{name} fp32": [(1000.0, 1e-6), (1e6, 1e-3)] for name in cpu.LIKE.values()}
+    rates = calibrated.CpuRates("a", 2, "2", "", operations, call_seconds=dict.fromkeys(seen.tally.calls, 0.0))
+    rates.products = rates.batched = {"fp16 nn": [(64, 64, 64, 1e9)], "fp32 nn": [(64, 64, 64, 1e9)]}
+    made = anatomy.predicted(seen.tally, None, "fp16", 1, rates)
+    whole = cpu.predict(seen.tally, rates)
+    assert sum(sums(made.summary, "phase").values()) == pytest.approx(whole.step_seconds)
+    assert made.summary.seconds_from == "predicted"
+    assert anatomy.predicted(seen.tally, None, "fp16", 1).summary.seconds_from is None
 
 
 def test_contractions_have_the_steps_model_flops(simulated):

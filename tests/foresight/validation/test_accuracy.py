@@ -44,7 +44,7 @@ def found(status="ok", allocated=10 * GIB, reserved=11 * GIB, device=12 * GIB, s
 
 
 def row(word="a", measured=None, capped=None, **predicted) -> accuracy_page.Row:
-    return accuracy_page.Row([word], found(**predicted), measured or found(), capped)
+    return accuracy_page.Row([word], found(**predicted), [measured or found()], capped)
 
 
 def test_the_page_has_each_error_with_its_sign():
@@ -66,6 +66,15 @@ def test_the_page_counts_what_was_capped_and_what_is_missing():
     text = accuracy_page.page(rows, "H100")
     assert "2 of 4 configurations measured" in text and "1 of 2 finished" in text
     assert "| c | not run |" in text and "| d | refused |" in text
+
+
+def test_of_several_passes_the_median_counts():
+    runs = [found(speed=3.0), found("failed"), found(speed=1.0), found(speed=2.0)]
+    several = accuracy_page.Row(["a"], found(speed=4.0), runs)
+    assert several.figures("speed") == (4.0, 2.0)
+    assert several.measured is runs[0] and accuracy_page.Row(["a"], None, [runs[1]]).measured is runs[1]
+    text = accuracy_page.page([several], "CPU")
+    assert "measured 4 times" in text and "at most 200.0%" in text and "| 2.00 | 4.00 | +100.00% |" in text
 
 
 def test_the_speeds_are_ranked():
@@ -125,7 +134,7 @@ def test_without_a_gpu_the_fake_steps_ledger_is_compared_with_the_real_ones(tmp_
 def test_the_page_has_the_rank_correlation_within_each_model():
     speeds = {"model=a": ((1.0, 2.0), (3.0, 4.0)), "model=b": ((1.0, 4.0), (3.0, 2.0))}
     rows = [
-        accuracy_page.Row([model, f"batch={measured}"], found(speed=predicted), found(speed=measured))
+        accuracy_page.Row([model, f"batch={measured}"], found(speed=predicted), [found(speed=measured)])
         for model, pairs in speeds.items()
         for predicted, measured in pairs
     ]
