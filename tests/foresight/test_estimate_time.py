@@ -90,4 +90,4 @@ def test_a_cpu_that_was_measured_gets_its_own_times(calibration):
 
 def test_memory_that_each_step_touches_anew():
     short, long = (predicted("recipe=estimate", f"batch.per_device={n}")[1].trace.fresh_bytes for n in (1, 8))
-    assert long > short > 0
+    assert long > short == 0  # half a MiB stays in the heap
