@@ -41,10 +41,10 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
         ) from error
     prediction.fill(cfg, outcome, simulated)
     _write_step_file(cfg, outcome, simulated, timeline, folder)
-    if outcome.error is not None and SIMULATIONS in os.environ:  # in a sweep other jobs wait
-        outcome.error.hint = "Estimated alone, it names levers that were tried; or search with scripts/fit.py."
-    elif outcome.error is not None and not advise:
+    if outcome.error is not None and not advise:
         outcome.error.hint = None
+    elif outcome.error is not None and SIMULATIONS in os.environ:  # in a sweep other jobs wait
+        outcome.error.hint = "Estimated alone, it names levers that were tried; or search with scripts/fit.py."
     elif outcome.error is not None:
         progress.enter("load", "trying levers")
         outcome.error.hint = tried_levers.hint(cfg, outcome)

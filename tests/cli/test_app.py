@@ -210,6 +210,10 @@ def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
     first = estimates.answer(words)
     assert first["record"]["estimate"]["fits"] and estimates.answer(words) is first
     assert b"<html" in (estimates.page(first["page"]) or b"") and estimates.page(99) is None
+    other = estimates.answer(form.overrides(CHOSEN | {"gpu": "rtx3060_12gb"}))  # another generation: another simulation
+    again = estimates.answer(form.overrides(CHOSEN | {"gpu": "rtx3090_24gb"}))
+    assert len(list((tmp_path / "estimates" / "simulations").iterdir())) == 2
+    assert other["record"]["memory"]["peak_tensor_bytes"] == again["record"]["memory"]["peak_tensor_bytes"]
 
 
 def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):

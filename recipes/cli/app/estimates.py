@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes import paths
-from recipes.cli.app.child import run
+from recipes.cli.app.child import SHARED, run
 from recipes.machine import host
 
 SECONDS = 180.0  # for one estimate; a model of millions of layers ends here
 MOST_KEPT = 200
+MOST_SIMULATIONS = 40  # some MB each
 WORKER = "recipes.foresight.estimate_worker"  # imports torch, which takes seconds: once, in the process that forks
 
 
@@ -57,6 +58,7 @@ class Estimates:
                 return self._kept[key]
         with self._free[advise]:
             found = self._estimate(overrides, advise)
+        self._forget_simulations()
         if "failed" not in found:  # a process that was killed may answer the next time
             with self._lock:
                 self._kept[key] = found
@@ -88,6 +90,12 @@ class Estimates:
             process.join(5)
             ours.close()
         return found | ({"page": number} if "record" in found else {})
+
+    def _forget_simulations(self) -> None:
+        """Remove all but the newest simulations."""
+        files = [(path.stat().st_mtime, path) for path in Path(self.folder, SHARED).glob("*") if not path.suffix]
+        for _, path in sorted(files)[:-MOST_SIMULATIONS]:
+            path.unlink(missing_ok=True)
 
     def page(self, number: int) -> bytes | None:
         """The page of an answer, or None if it is not kept."""

@@ -100,7 +100,7 @@
     }
     const { record } = found, { memory, estimate, speed } = record, verdict = verdictOf(record);
     const missing = estimate.margin_bytes < 0;
-    brief.replaceChildren(h("b", { class: `verdict-word ${tone(verdict)}` }, verdict), ` ${bytes(Math.abs(estimate.margin_bytes))} ${missing ? "missing" : "free"} · ${number(speed.samples_per_second, 3)} samples/s`);
+    brief.replaceChildren(h("b", { class: `verdict-word ${tone(verdict)}` }, verdict), ` ${bytes(Math.abs(estimate.margin_bytes))} ${missing ? "missing" : `free · ${number(speed.samples_per_second, 3)} samples/s`}`);
     answer.replaceChildren(
       h("div", { class: `card verdict ${tone(verdict)}` },
         h("div", { class: "headline" }, verdict === "fits" ? "It fits" : verdict === "tight" ? "Tight: it may run out of memory" : "It does not fit"),
@@ -117,7 +117,7 @@
           figure(bytes(memory.device_used_bytes), "GPU memory"),
           figure(counted(memory.parameter_count), "parameters")),
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak is in the ${memory.peak_phase} phase.`),
-        h("h2", {}, "To train it on that GPU"),
+        h("h2", {}, missing ? "The command of this training" : "To train it on that GPU"),
         h("pre", { class: "command" }, trainCommand(found.command)),
         h("button", { class: "action", type: "button", onclick: (event) => copy(event.target, trainCommand(found.command)) }, "Copy"),
         h("button", { class: "action", type: "button", disabled: explained, onclick: (event) => { event.target.disabled = true; update({ explain: true }); } }, "What would each lever do?"),
@@ -198,7 +198,7 @@
         rows.push({ gpu, found: await ask({ ...values, gpu: gpu.name }) });
         rows.sort((a, b) => rank(a) - rank(b) || (speedOf(b) - speedOf(a)));
         body.replaceChildren(...rows.map(row));
-        note.textContent = rows.length < total ? `${rows.length} of ${total} estimated` : "Those that fit first, the fastest first. A click chooses the card.";
+        note.textContent = rows.length < total ? `${rows.length} of ${total} estimated` : "Those that fit first, the fastest first. A click chooses the card. Where there is room, torch keeps memory that it has freed, so that a larger card shows more.";
       }
     }
     const rank = (one) => (one.found.record ? order[verdictOf(one.found.record)] : 3);
