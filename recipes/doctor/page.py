@@ -14,6 +14,9 @@ from recipes.units import GIB
 VERSION_COLUMN = 14
 PURPOSES = {  # of packages that are not required
     "bitsandbytes": "optim=adam8bit and the other 8-bit ones",
+    "torchao": "precision=fp8, optim=adamw4bit, adamw8bit_ao and adamw_fp8",
+    "schedulefree": "optim=schedule_free",
+    "torch-optimi": "optim=stable_adamw",
     "wandb": "tracker=wandb",
     "flash-attn": "model.attention=flash_attention_2",
     "deepspeed": "parallelism=zero on several GPUs",

@@ -22,6 +22,7 @@ MODULES = {
     "hydra-core": "hydra",
     "nvidia-ml-py": "pynvml",
     "pyyaml": "yaml",
+    "torch-optimi": "optimi",
     "hydra-joblib-launcher": "hydra_plugins.hydra_joblib_launcher",
     "hydra-submitit-launcher": "hydra_plugins.hydra_submitit_launcher",
     "transformers": "transformers.trainer",

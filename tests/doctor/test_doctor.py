@@ -185,7 +185,7 @@ def test_8bit_options_do_not_work_where_bitsandbytes_fails(visit):
     probes = {"torch": {"cuda": None}, "bitsandbytes": {}, "bitsandbytes on cpu": {"error": "killed by SIGSEGV"}}
     text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), probes)
     works = rows(text).split(" optim ")[-1].split(" - ")[0]
-    assert "adamw" in works and "8bit" not in works
+    assert "adamw" in works and "adam8bit" not in works and "lion8bit" not in works
     assert len(broken) == 1 and "killed by SIGSEGV" in broken[0] and "optim=adafactor" in broken[0]
 
 
@@ -254,7 +254,8 @@ def stub(folder, **modules: str):
 
 
 # Enough of each package for the doctor, so that the whole command takes a second and not ten.
-LIGHT = dict.fromkeys(("datasets", "accelerate", "peft", "tensorboard", "wandb", "hydra"), "") | {
+OPTIONAL = ("peft", "torchao", "schedulefree", "optimi", "tensorboard", "wandb")
+LIGHT = dict.fromkeys(("datasets", "accelerate", *OPTIONAL, "hydra"), "") | {
     "torch": "class version: cuda = None",
     "transformers": "import sys; __path__ = []; sys.modules['transformers.trainer'] = sys",
 }

@@ -13,6 +13,7 @@ import torch
 from recipes.data import data_loader
 from recipes.machine import worker_environment
 from recipes.options import compose
+from recipes.parallelism import unwrap
 from recipes.ranks.rank_info import RankInfo
 from recipes.third_party import torch_private
 from recipes.training import accelerate_loop, setup
@@ -66,6 +67,7 @@ def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Tr
     training = setup.build(cfg, str(folder))
     assert isinstance(training.loop, accelerate_loop.Loop), "recipe=accelerate"
     training.model.train()
+    unwrap.start_training(training.loop.optimizer)
     for _ in range(steps):
         batches = data_loader.largest_step(training.data, training.args)
         training.loop.step(next(accelerate_loop.chunks(batches, training.args.gradient_accumulation_steps)))
