@@ -125,7 +125,8 @@ class Tally:
         if phase not in self.counts:
             self.counts[phase] = Counter()
         self.counts[phase][operation] += 1
-        self._follow_run(operation, phase)
+        if operation is not None:
+            self._follow_run(operation, phase)
         if module is not None:
             self.places.setdefault(phase, Counter())[module, operation] += 1
 
