@@ -10,6 +10,7 @@ from recipes.cli import summary
 from recipes.foresight import largest_batch, prediction
 from recipes.foresight.search import present
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
+from recipes.report import predicted as predicted_text
 from recipes.units import GIB, MIB
 
 WORDS = ["gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16"]
@@ -70,11 +71,16 @@ def test_fit_proposes_nothing_that_is_tight(predicted):
     words.append("loss=standard")
     (alone,) = searched(planned(*words)).rows
     reserved = alone.record.memory.peak_reserved_bytes
-    search = planned(*words, f"launch.memory_limit_gib={reserved * 1.01 / GIB}")
+    search = planned(*words, f"launch.memory_limit_gib={reserved * 1.01 / GIB}", "gpu.price_per_hour=2")
     result = searched(search)
     assert alone.fits and not result.fits and [row.estimate.verdict for row in result.rows] == [TIGHT]
     text = present.report(search, result, 1.0)
     assert "What comes closest is tight" in text and " tight " in text
+    speed, step = (
+        figure(result.rows[0].record) for figure in (predicted_text.samples_per_second, predicted_text.step_seconds)
+    )
+    assert predicted_text.interval_text(speed) in text and predicted_text.interval_text(step, 1e-3) in text
+    assert speed.low < speed.median < speed.high and "cost of 1M tokens" in text
 
 
 def test_a_tight_estimate_ends_with_0(command):
