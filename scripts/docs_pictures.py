@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 200 * 1024
 PAGE = ["recipe=estimate", "gpu=rtx4090_24gb", "model=llama_8b", "estimate.explain=true"]
-PAGE_PIXELS = "1200,1180"
+PAGE_PIXELS = "1200,920"
 
 SWEEP = [
     *("-m", "recipe=accelerate", "model=gpt2_tiny", "data.seq_len=128", "batch.per_device=8", "train.max_steps=20"),

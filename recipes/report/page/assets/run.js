@@ -132,7 +132,7 @@ function levers(record) {
   const found = (record.estimate && record.estimate.levers) || [];
   if (!found.length) return "";
   const capacity = record.estimate.capacity_bytes;
-  return section("What to change", "Each option alone, estimated in the same way.", table([
+  return section("What each change alone would do", "Estimated in the same way.", table([
     { name: "type", class: "name", key: (row) => row.words },
     { name: "saves", number: true, key: (row) => row.saved_bytes, text: (row) => bytes(row.saved_bytes) },
     { name: "then needs", number: true, key: (row) => row.device_used_bytes, text: (row) => bytes(row.device_used_bytes) },
