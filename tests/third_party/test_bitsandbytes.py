@@ -51,3 +51,24 @@ def test_state_buffer_of_a_paged_optimizer_comes_from_get_paged():
     with bitsandbytes_private.replaced_paged_memory(get_paged):
         bitsandbytes_private.state_buffer(AdamW8bit([weight], is_paged=True), weight, torch.uint8)
     assert made == [((400, 400), torch.uint8, "meta")]
+
+
+def test_step_of_one_weight():
+    """In any order they make the step of all; a weight keeps the settings that it was given."""
+    ours, theirs = ([torch.nn.Parameter(torch.ones(64, 128)) for _ in range(2)] for _ in range(2))
+    for weight in (ours[1], theirs[1]):
+        GlobalOptimManager.get_instance().override_config(weight, "optim_bits", 32)
+    whole, apart = AdamW8bit(ours), AdamW8bit(theirs)
+    step = bitsandbytes_private.step_of_one_weight(apart)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for one, other in zip(ours, theirs):
+            one.grad = other.grad = torch.randn(64, 128)
+        whole.step()
+        for weight in reversed(theirs):
+            step(weight)
+    for one, other in zip(ours, theirs):
+        assert one.equal(other) and whole.state[one]["state1"].equal(apart.state[other]["state1"])
+    assert apart.state[theirs[0]]["state1"].dtype == torch.uint8
+    assert apart.state[theirs[1]]["state1"].dtype == torch.float32
+    bitsandbytes_private.clear_overrides()
