@@ -33,7 +33,13 @@ SIZES = ["model.layers=4", "model.width=256", "model.feed_forward=1024"]
 RANKS = "parallelism.num_processes=2"
 SWEEPS = [
     (["precision=fp32,tf32,bf16,bf16_pure"], []),
-    (["optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit,rmsprop,adagrad,muon,lion,ademamix,ademamix8bit"], []),
+    (
+        [
+            "optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit,rmsprop,adagrad,muon,lion,ademamix,ademamix8bit,"
+            "schedule_free,stable_adamw,adamw8bit_ao,adamw4bit,adamw_fp8"
+        ],
+        [],
+    ),
     (["optim.in_backward=true"], ["train.max_grad_norm=0"]),
     (["batch.per_device=HALF,QUARTER"], []),
     (["checkpointing=selective,full,offload"], []),
