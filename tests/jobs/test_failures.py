@@ -49,6 +49,9 @@ def test_a_refusal_and_ctrl_c_are_no_failures():
     assert failures.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
 
 
+IN_BACKWARD = "optim.in_backward=true train.max_grad_norm=0"
+
+
 @pytest.mark.parametrize(
     "words,tried,untried",
     [
@@ -56,12 +59,12 @@ def test_a_refusal_and_ctrl_c_are_no_failures():
         (
             ["precision=bf16", "checkpointing=full", "optim=adam8bit"],
             ["batch.per_device=2", "data.seq_len=256"],
-            ["precision", "checkpointing", "optim"],
+            ["precision", "checkpointing", "optim="],
         ),
         (["batch.per_device=1"], ["precision=bf16", "checkpointing=full"], ["batch.per_device", "accumulation"]),
         (["accumulation=x16"], ["batch.per_device=2 accumulation.steps=32"], []),
         (["batch.effective=16"], ["batch.per_device=2"], ["accumulation"]),
-        (["parallelism=fsdp"], ["precision=bf16"], ["optim"]),
+        (["parallelism=fsdp"], ["precision=bf16", "optim.in_backward=true"], ["optim="]),
     ],
     ids=lambda words: " ".join(words),
 )
@@ -73,9 +76,9 @@ def test_the_hint_names_the_levers_that_are_left(words, tried, untried):
 @pytest.mark.parametrize(
     "words,hint",
     [
-        ([], "optim=adamw_fused, optim=adam8bit, precision=bf16_pure"),
-        (["optim=adamw_fused", "precision=bf16_pure"], "optim=adam8bit"),
-        (["optim=sgd"], "precision=bf16_pure"),
+        ([], f"optim=adamw_fused, optim=adam8bit, {IN_BACKWARD}, precision=bf16_pure"),
+        (["optim=adamw_fused", "precision=bf16_pure"], f"optim=adam8bit, {IN_BACKWARD}"),
+        (["optim=sgd", *IN_BACKWARD.split()], "precision=bf16_pure"),
     ],
     ids=str,
 )
@@ -85,8 +88,9 @@ def test_in_the_optimizers_step_no_smaller_batch_helps(words, hint):
 
 def test_with_every_lever_pulled_the_hint_says_so():
     words = ["optim=sgd", "precision=bf16", "batch.per_device=1", "checkpointing=full", "data.seq_len=2"]
+    words += IN_BACKWARD.split()
     assert "smaller model" in memory_hints.memory_hint(compose("device=cpu", *words).cfg)
-    words = ["optim=adam8bit", "precision=bf16_pure"]
+    words = ["optim=adam8bit", "precision=bf16_pure", *IN_BACKWARD.split()]
     assert "smaller model" in memory_hints.memory_hint(compose("device=cpu", *words).cfg, "step")
 
 
