@@ -221,7 +221,7 @@ def differences(trainer: Record, accelerate: Record) -> list[str]:
     """What the two recipes do not agree in, and what does not add up."""
     wrong = []
     one, other = trainer.training.losses, accelerate.training.losses
-    if not one or not all(map(math.isfinite, one)):
+    if not one or not all(loss is not None and math.isfinite(loss) for loss in one):
         wrong.append(f"the losses are {one}")
     if one != other:
         wrong.append(f"the Trainer's losses are {one}, the raw loop's {other}")
