@@ -141,6 +141,16 @@ def test_states_of_an_optimizer_count_the_same(optim, tmp_path):
     assert not differing(counted, foreseen) and counted["optimizer_bytes"] == foreseen["optimizer_bytes"]
 
 
+@pytest.mark.parametrize("options", [["schedule_free", "train.schedule=constant"], ["stable_adamw"]], ids=" ".join)
+def test_an_optimizer_with_tensors_in_its_groups_is_estimated_for_a_gpu(options, tmp_path):
+    """Accelerate loads an optimizer's state into it on a GPU, which copies what the groups hold."""
+    options = ["model=bert_tiny", f"optim={options[0]}", *options[1:]]
+    if cannot_run_here(facts_of(("optim", options[1].removeprefix("optim=")))):
+        pytest.skip("the package of this optimizer is not installed")
+    on_cpu, on_gpu = (fake([*options, *device], tmp_path) for device in ([], ["gpu=a100_80gb", "device=auto"]))
+    assert on_gpu["optimizer_bytes"] == pytest.approx(on_cpu["optimizer_bytes"], rel=1e-3)
+
+
 def test_a_model_of_other_sizes_does_not_count_the_same(tmp_path):
     """So that the comparison above can fail."""
     assert differing(real([], tmp_path), fake(["model.feed_forward=128"], tmp_path))
