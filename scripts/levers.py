@@ -36,10 +36,11 @@ SWEEPS = [
     (
         [
             "optim=adamw_fused,sgd,adafactor,adam8bit,lion8bit,rmsprop,adagrad,muon,lion,ademamix,ademamix8bit,"
-            "schedule_free,stable_adamw,adamw8bit_ao,adamw4bit,adamw_fp8"
+            "stable_adamw,adamw8bit_ao,adamw4bit,adamw_fp8"
         ],
         [],
     ),
+    (["optim=schedule_free"], ["train.schedule=constant"]),
     (["optim.in_backward=true"], ["train.max_grad_norm=0"]),
     (["batch.per_device=HALF,QUARTER"], []),
     (["checkpointing=selective,full,offload"], []),
@@ -116,7 +117,7 @@ def collect(base: list[str], folder: Path, again: bool = False) -> Jobs:
             jobs.setdefault(f"{key}={value}", {})
         for record in run_sweep(base, shown, hidden, folder / key):
             gpu = record["config"]["gpu"]["name"] if record["recipe"] == "estimate" else ""
-            jobs[f"{key}={value_of(record['config'], key)}"][gpu] = record
+            jobs.setdefault(f"{key}={value_of(record['config'], key)}", {})[gpu] = record
     if again:
         jobs[f"{first}, again"] = {"": run_sweep(base, [first], [], folder / "again")[0]}
     return jobs

@@ -13,6 +13,7 @@ from recipes.models import tiny
         (["full", "sliding", "full", "linear"], [0, 1, 3]),
         (["full", "full", "full"], [0, 1]),  # two layers at least
         (["full"], [0]),
+        (["full", "full"], [0, 1]),
         (["full", "full", "sliding"], [0, 2]),
     ],
 )
