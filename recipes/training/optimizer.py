@@ -62,7 +62,8 @@ class CombinedOptimizer(Optimizer):
 
     def __init__(self, optimizers: Sequence[Optimizer]):
         self.optimizers = list(optimizers)
-        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        super().__init__(groups, {"lr": groups[0]["lr"]})  # transformers' polynomial schedule reads defaults["lr"]
         self._share()
 
     def _share(self) -> None:

@@ -211,3 +211,11 @@ def test_transformers_own_kinds_of_settings_reach_the_optimizer(tmp_path, monkey
         staticmethod(lambda args, model: (Own, {key: value, "lr": 0.1})),
     )
     assert isinstance(optimizer.build_optimizer(cfg, args, model), Own) and received == [value]
+
+
+def test_a_polynomial_schedule_lowers_the_rate_of_both_optimizers_of_muon(tmp_path):
+    """It begins at `optimizer.defaults["lr"]`, and ends at 1e-7."""
+    ours, theirs = both(tmp_path, "optim=muon", "model=llama_tiny", "train.schedule=polynomial", "train.max_steps=3")
+    for each in (ours, theirs):
+        rates = [group["lr"] for group in each.optimizer.param_groups]
+        assert len(rates) > 1 and rates == pytest.approx([1e-7] * len(rates))
