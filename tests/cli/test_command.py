@@ -380,12 +380,13 @@ def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
 
 
 def interrupt_at_the_first_step(monkeypatch):
-    """Ctrl-C as the parent sees it: an exception in the middle of its waiting."""
-    on_message = console.Console.on_message
+    """Ctrl-C as the parent sees it: an exception in the middle of its waiting. A second one would be ignored by then."""
+    on_message, done = console.Console.on_message, []
 
     def interrupted(self, message):
         on_message(self, message)
-        if isinstance(message, StepsDone):
+        if isinstance(message, StepsDone) and not done:
+            done.append(message)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(console.Console, "on_message", interrupted)
