@@ -380,7 +380,7 @@ def test_a_run_that_takes_too_long_exits_with_1(command, tmp_path):
 
 
 def interrupt_at_the_first_step(monkeypatch):
-    """Ctrl-C as the parent sees it: an exception in the middle of its waiting. A second one would be ignored by then."""
+    """Ctrl-C as the parent sees it: an exception in the middle of its waiting. A second one is ignored by then."""
     on_message, done = console.Console.on_message, []
 
     def interrupted(self, message):
