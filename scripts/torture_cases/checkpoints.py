@@ -117,4 +117,5 @@ def _named(bench: Workbench) -> str:
     (copy(source / NEWEST, folder / NEWEST) / FILES[3]).unlink()
     outcome, _ = bench.job(bench.new_folder(), *RUN, f"resume={folder / NEWEST}")
     expect(outcome.status == "refused" and outcome.error is not None, outcome.status)
-    return f"refused: {outcome.error.message.split(': ')[-1] if outcome.error else ''}"
+    said = outcome.error.message.split(": ")[-1] if outcome.error else ""
+    return f"refused: {said.replace(str(folder), '<run>')}"

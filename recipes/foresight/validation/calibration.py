@@ -12,10 +12,12 @@ from recipes.foresight.speed import roofline
 from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, MATMUL
 from recipes.foresight.speed.operations import Tally
+from recipes.foresight.validation import coordinate_descent
 from recipes.foresight.validation.error_stats import signed
 
 PULL = 0.01  # weight of a value e times its prior, against a step predicted wrong by a factor of e
-FIRST_STRIDE, LAST_STRIDE = 0.3, 0.003  # of a value's logarithm
+STRIDES = (0.3, 0.003)  # of a value's logarithm
+Values = dict[str, dict[str, float]]  # field of Efficiencies -> key -> value
 FRACTIONS = ("matmul", "attention", "bandwidth")  # values that are a fraction of a peak: at most 1
 
 
@@ -34,16 +36,15 @@ def fit(steps: list[MeasuredStep], gpu: Gpu, prior: Efficiencies) -> Efficiencie
 
     Values that no step depends on keep their prior. The steps are of one process, so no value of the link is fitted.
     """
-    values = {field: copy.deepcopy(getattr(prior, field)) for field in (*FRACTIONS, "host_seconds")}
-    values["kernel_seconds"] = {"": prior.kernel_seconds}
-    start = copy.deepcopy(values)
+    start = {field: copy.deepcopy(getattr(prior, field)) for field in (*FRACTIONS, "host_seconds")}
+    start["kernel_seconds"] = {"": prior.kernel_seconds}
 
-    def current() -> Efficiencies:
+    def efficiencies_of(values: Values) -> Efficiencies:
         fields = values | {"kernel_seconds": values["kernel_seconds"][""]}
         return dataclasses.replace(prior, source="measured", runs=tuple(step.name for step in steps), **fields)
 
-    def loss() -> float:
-        reached = current()
+    def loss(values: Values) -> float:
+        reached = efficiencies_of(values)
         wrong = sum(
             math.log(roofline.predict(step.tally, gpu, step.precision, reached=reached).step_seconds / step.seconds)
             ** 2
@@ -54,21 +55,15 @@ def fit(steps: list[MeasuredStep], gpu: Gpu, prior: Efficiencies) -> Efficiencie
         )
 
     used = _used(steps)
-    fitted = [(group, key) for group in values for key in values[group] if (group, key) in used]
-    best, stride = loss(), FIRST_STRIDE
-    while stride > LAST_STRIDE:
-        better = False
-        for group, key in fitted:
-            before = values[group][key]
-            for factor in (math.exp(stride), math.exp(-stride)):
-                values[group][key] = min(before * factor, 1.0) if group in FRACTIONS else before * factor
-                now = loss()
-                if now < best - 1e-12:
-                    best, better = now, True
-                    break
-                values[group][key] = before
-        stride = stride if better else stride / 2
-    return current()
+    fitted = [(group, key) for group in start for key in start[group] if (group, key) in used]
+    return efficiencies_of(coordinate_descent.minimise(loss, start, fitted, _scaled, STRIDES, least_gain=1e-12))
+
+
+def _scaled(values: Values, value_of: tuple[str, str], factor: float) -> Values:
+    """The values with one of them multiplied. value_of: its group, and its key there."""
+    group, key = value_of
+    value = values[group][key] * factor
+    return values | {group: values[group] | {key: min(value, 1.0) if group in FRACTIONS else value}}
 
 
 def _used(steps: list[MeasuredStep]) -> set[tuple[str, str]]:

@@ -15,7 +15,7 @@ import yaml
 
 from recipes.foresight.speed import roofline
 from recipes.foresight.speed.efficiencies import Efficiencies
-from recipes.foresight.validation import held_out, published_speed
+from recipes.foresight.validation import coordinate_descent, held_out, published_speed
 from recipes.foresight.validation.error_stats import quantile
 
 # What each class of kernels tells: (key, its part or None) of Efficiencies. Values stay within their bounds: products
@@ -41,7 +41,7 @@ BOUNDS = {
     "tile_depth": (1.0, 512.0),
     "matmul": (0.05, 1.0),
 }
-FIRST_STRIDE, LAST_STRIDE = 0.3, 0.01  # of a value's logarithm
+STRIDES = (0.3, 0.01)  # of a value's logarithm
 EVERY = 3  # of the products that are fitted on: enough, and three times as fast
 
 Kernel = tuple[Any, float]  # the operation, its published seconds
@@ -72,22 +72,12 @@ def fit(board: str, names: tuple[str, ...], start: Efficiencies) -> Efficiencies
     def loss(reached: Efficiencies) -> float:
         return statistics.mean(statistics.mean(map(abs, errors(one, board, reached))) for one in classes)
 
-    found, best, stride = start, loss(start), FIRST_STRIDE
-    while stride > LAST_STRIDE:
-        better = False
-        for key, part in FITS[names]:
-            for factor in (math.exp(stride), math.exp(-stride)):
-                changed = changed_by(found, key, part, factor)
-                now = loss(changed)
-                if now < best - 1e-6:
-                    found, best, better = changed, now, True
-                    break
-        stride = stride if better else stride / 2
-    return found
+    return coordinate_descent.minimise(loss, start, FITS[names], scaled, STRIDES)
 
 
-def changed_by(reached: Efficiencies, key: str, part: str | None, factor: float) -> Efficiencies:
-    """The efficiencies with one value multiplied."""
+def scaled(reached: Efficiencies, value_of: tuple[str, str | None], factor: float) -> Efficiencies:
+    """The efficiencies with one value multiplied. value_of: its key, and its part or None."""
+    key, part = value_of
     before, (least, most) = getattr(reached, key), BOUNDS[key]
     value = min(max((before if part is None else before[part]) * factor, least), most)
     return dataclasses.replace(reached, **{key: value if part is None else before | {part: value}})

@@ -21,12 +21,12 @@ from recipes.config import Gpu
 from recipes.foresight.speed import efficiencies, roofline
 from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operations import Tally
-from recipes.foresight.validation import held_out, published_speed
+from recipes.foresight.validation import coordinate_descent, held_out, published_speed
 from recipes.foresight.validation.error_stats import quantile
 
 HALF = ("fp16", "bf16")
 TENSOR_CORES = ("tf32", *HALF)
-FIRST_STRIDE, LAST_STRIDE = 0.2, 0.005  # of a value's logarithm
+STRIDES = (0.2, 0.005)  # of a value's logarithm
 LARGEST_RATE = "max achievable matmul"  # hardware.csv, begin of the quantity
 THEORY = re.compile(r"theory (\d+)")  # hardware.csv, in the conditions: the peak in TFLOP/s
 
@@ -109,19 +109,11 @@ def fit(chosen: list[Step]) -> tuple[float, ...]:
     def loss(values: tuple[float, ...]) -> float:
         return statistics.mean(map(abs, errors(chosen, values)))
 
-    found = tuple(constant.start for constant in CONSTANTS)
-    best, stride = loss(found), FIRST_STRIDE
-    while stride > LAST_STRIDE:
-        better = False
-        for index in range(len(found)):
-            for factor in (math.exp(stride), math.exp(-stride)):
-                changed = (*found[:index], found[index] * factor, *found[index + 1 :])
-                now = loss(changed)
-                if now < best - 1e-6:
-                    found, best, better = changed, now, True
-                    break
-        stride = stride if better else stride / 2
-    return found
+    def scaled(values: tuple[float, ...], index: int, factor: float) -> tuple[float, ...]:
+        return (*values[:index], values[index] * factor, *values[index + 1 :])
+
+    start = tuple(constant.start for constant in CONSTANTS)
+    return coordinate_descent.minimise(loss, start, range(len(start)), scaled, STRIDES)
 
 
 @functools.cache
