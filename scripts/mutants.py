@@ -8,7 +8,8 @@
 The list is drawn from the seed and the sources alone. Each change is made in a copy of the checkout and tried against
 the tests that import its module, then those of its package, then WIDER; the first failure ends it, if that test fails
 again with the change and passes without it. Results are kept in --cache, so that a run that was stopped goes on.
-Writes docs/results/mutants.md when all are done. Changes that survive need a test, or a reason in NOTES why no test could notice.
+Writes docs/results/mutants.md when all are done. Changes that survive need a test, or a reason in NOTES why no test
+could notice.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import prediction, simulation
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
+from recipes.measure.timeline import phases
 from recipes.options import hooks, menus, validate
 from recipes.records.record import Record
 from recipes.units import MIB
@@ -123,14 +124,11 @@ def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) 
     start = trace.log.step_start
     now: dict[str, int] = dict.fromkeys(ORDER, 0)
     lines: dict[str, list[float]] = {kind: [] for kind in ORDER}
-    phases: list[tuple[int, str]] = []
     for index, (entry, sign) in enumerate(trace.log.events):
         now[entry.kind] += sign * entry.bytes
         if index >= start:
             for kind in ORDER:
                 lines[kind].append(now[kind] / MIB)
-            if sign > 0 and not entry.preexisting and (not phases or phases[-1][1] != entry.phase):
-                phases.append((index - start, entry.phase))
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -147,7 +145,7 @@ def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) 
     axes.annotate(f"{top:,.0f} MiB", (peak, top), textcoords="offset points", xytext=(0, 7), ha="center")
     if capacity_bytes is not None and capacity_bytes / MIB < 1.5 * top:
         axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8, label="capacity of the GPU")
-    for index, phase in phases:
+    for index, phase in phases(trace.log, start):
         axes.axvline(index, color="#767676", linewidth=0.4)
         axes.annotate(
             f" {phase}", (index, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676"

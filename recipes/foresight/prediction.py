@@ -187,7 +187,7 @@ def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
     )
     return (
         f"tight: {estimate.margin_bytes / MIB:,.0f} MiB stay free, and what is predicted may be too little by "
-        f"{(estimate.kept_bytes or 0) / MIB:,.0f} MiB ({cfg.estimate.margin:.3g} of the reserved memory, "
+        f"{math.ceil((estimate.kept_bytes or 0) / MIB):,} MiB ({cfg.estimate.margin:.3g} of the reserved memory, "
         f"estimate.margin{lacking}). It may run out of memory.{released}"
     )
 

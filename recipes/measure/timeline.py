@@ -49,7 +49,7 @@ def timeline(log: StorageLog, origins: TensorOrigins, most_blocks: int = MOST_BL
     return {
         "moments": moments,
         "kinds": list(KINDS),
-        "phases": _phases(log, start),
+        "phases": phases(log, start),
         "peak": peak,
         "names": list(names),
         "blocks": blocks,
@@ -66,13 +66,21 @@ def _first_moment(log: StorageLog) -> int:
     return len(log.events)
 
 
-def _phases(log: StorageLog, start: int) -> list[tuple[int, str]]:
-    """(first moment, name) of each phase of the step, whose first event is `start`."""
-    phases: list[tuple[int, str]] = []
+def phases(log: StorageLog, start: int) -> list[tuple[int, str]]:
+    """(first moment, name) of each phase of the step, whose first event is `start`.
+
+    With optim.in_backward the optimizer steps between parts of the backward pass. Those steps belong to it: of a
+    hundred phases nobody would see anything.
+    """
+    found: list[tuple[int, str]] = []
     for moment, (entry, sign) in enumerate(log.events[start:], 1):
-        if sign > 0 and not entry.preexisting and (not phases or phases[-1][1] != entry.phase):
-            phases.append((moment if phases else 0, entry.phase))
-    return phases
+        if sign < 0 or entry.preexisting or (found and found[-1][1] == entry.phase):
+            continue
+        if entry.phase == "backward" and [name for _, name in found[-2:]] == ["backward", "step"]:
+            found.pop()
+        else:
+            found.append((moment if found else 0, entry.phase))
+    return found
 
 
 def _rest(lives: list[tuple[int, int, StorageEntry]], moments: int, peak: int) -> dict[str, list]:

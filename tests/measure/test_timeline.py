@@ -11,6 +11,7 @@ from test_memory_ledger import Deep, Little, ready, step
 from recipes.measure.memory_attribution import KINDS
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.timeline import timeline
+from recipes.options import in_backward
 
 
 def measured(model, optimizer, *batches, **options):
@@ -87,3 +88,14 @@ def test_the_record_is_the_same_with_and_without_origins():
         with plain:
             step(plain.model, plain.optimizer, x)
         assert measured(*ready(Deep(recompute)), x)[0].parts() == plain.parts()
+
+
+def test_steps_inside_the_backward_pass_belong_to_it():
+    """optim.in_backward: a phase for each weight would hide the pass in a picture."""
+    model = Little()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    in_backward.install(optimizer)
+    step(model, optimizer, torch.ones(32, 8))
+    _, found = measured(model, optimizer, torch.ones(32, 8))
+    assert [name for _, name in found["phases"]] == ["forward", "backward", "step"]
+    assert found["phases"] == sorted(found["phases"]) and found["phases"][0][0] == 0

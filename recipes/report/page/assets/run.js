@@ -131,12 +131,15 @@ function memoryNote(record) {
 function levers(record) {
   const found = (record.estimate && record.estimate.levers) || [];
   if (!found.length) return "";
-  const capacity = record.estimate.capacity_bytes;
+  const verdictOf = (row) => {
+    const left = record.estimate.capacity_bytes - row.device_used_bytes;
+    return left < 0 ? "does not fit" : left < (record.config.estimate.margin || 0) * row.device_used_bytes ? "tight" : "fits";
+  };
   return section("What each change alone would do", "Estimated in the same way.", table([
     { name: "type", class: "name", key: (row) => row.words },
-    { name: "saves", number: true, key: (row) => row.saved_bytes, text: (row) => bytes(row.saved_bytes) },
+    { name: "changes the memory by", number: true, key: (row) => -row.saved_bytes, text: (row) => (row.saved_bytes > 0 ? "−" : "+") + bytes(Math.abs(row.saved_bytes)) },
     { name: "then needs", number: true, key: (row) => row.device_used_bytes, text: (row) => bytes(row.device_used_bytes) },
-    { name: "fits", key: (row) => (row.device_used_bytes <= capacity ? "yes" : "no"), text: (row) => chip(row.device_used_bytes <= capacity ? "fits" : "does not fit") },
+    { name: "verdict", key: verdictOf, text: (row) => chip(verdictOf(row)) },
     { name: "step", number: true, key: (row) => row.step_seconds, text: (row) => seconds(row.step_seconds) },
   ], found));
 }
