@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from conftest import compose, small
 from fit_search import planned, searched
@@ -33,7 +35,7 @@ def test_a_margin_within_the_error_is_tight_and_says_so(predicted, tmp_path):
     assert outcome.status == "ok" and (result.verdict, result.fits) == (TIGHT, False)
     assert 0 <= result.margin_bytes < result.kept_bytes
     (line,) = (line for line in outcome.warnings if line.startswith("tight"))
-    assert f"{result.kept_bytes / MIB:,.0f} MiB" in line and "estimate.margin" in line
+    assert f"{math.ceil(result.kept_bytes / MIB):,} MiB" in line and "estimate.margin" in line
     text = summary.summary(outcome, tmp_path)
     assert text.startswith("tight:") and "Verdict" in text
     assert predicted(*WORDS, f"launch.memory_limit_gib={reserved * 1.04 / GIB}").estimate.verdict == FITS
