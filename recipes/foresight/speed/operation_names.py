@@ -40,6 +40,8 @@ NO_KERNEL = {
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # matrix products -> index of the first factor's argument
 # (..., K) times (N, K). A linear layer is other operations; `linear` itself comes from compound_ops alone.
 LINEAR_PRODUCTS = ("linear", INT8_PRODUCT := "int8_linear_matmul")
+# cuDNN computes them in fp32 on tensor cores unless torch.backends.cudnn says otherwise.
+CONVOLUTIONS = ("convolution", "convolution_backward")
 REDUCTIONS = {
     "sum",
     "mean",

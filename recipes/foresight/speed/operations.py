@@ -21,6 +21,7 @@ from recipes.foresight.speed.operation_names import (
     CHUNK,
     CHUNKS_PER_LAUNCH,
     COLLECTIVE,
+    CONVOLUTIONS,
     COPIES,
     COPY,
     DTYPES,
@@ -52,7 +53,8 @@ MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast
 class Operation:
     """A distinct call of an operation.
 
-    kind: its class (MATMUL, ATTENTION, ...). dtype: of its arithmetic. flops, bytes (read plus written): of one call,
+    kind: its class (MATMUL, ATTENTION, ...; a convolution is a MATMUL). dtype: of its arithmetic; tf32 of a convolution
+    that may use it. flops, bytes (read plus written): of one call,
     all kernels together. kernels: how many one call launches. shape: (batch, M, N, K) of a matrix product, (ranks,) of
     a collective, whose bytes are those of the whole tensor, (rows, length) of a softmax or a normalisation; else ().
     in_place: an element-wise operation that writes to an argument. layout: n or t for each factor of a
@@ -178,6 +180,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
         dtype = "fp16"  # the table of GPUs has no figures for 8 bits; this is half of them
     else:
         dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
+    if op_class.name in CONVOLUTIONS and dtype == "fp32" and not inputs[0].is_cpu:
+        dtype = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else dtype
     in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
     kernels, layout = _kernels(op_class, args), _layout(op_class, args)
     elements = max((tensor.numel() for tensor in inputs + outputs), default=0)
@@ -203,7 +207,7 @@ def _class_of(func: Any) -> _OperationClass | None:
         return _OperationClass(full, COLLECTIVE if moves else "", written)
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
         return _OperationClass(full, ATTENTION, written)
-    if name in PRODUCTS or name.startswith("_grouped_mm") or name in LINEAR_PRODUCTS:
+    if name in PRODUCTS or name.startswith("_grouped_mm") or name in LINEAR_PRODUCTS or name in CONVOLUTIONS:
         return _OperationClass(name, MATMUL, written)
     if name.startswith("_fused_") or name.startswith("_foreach_") and name not in REDUCTIONS | COPIES:
         return _OperationClass(full, OPTIMIZER, written)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from recipes.config import Gpu
 from recipes.foresight.speed import efficiencies
 from recipes.foresight.speed.efficiencies import Efficiencies
-from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, HOST_COPY, REDUCTION
+from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, CONVOLUTIONS, HOST_COPY, REDUCTION
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.speed.products import joined, product_flops
 
@@ -151,7 +151,7 @@ def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, 
 
 def is_arithmetic(operation: Operation, gpu: Gpu, precision: str, reached: Efficiencies) -> bool:
     """Whether a product or an attention takes longer for its arithmetic than its bytes take."""
-    rate = (getattr(gpu, f"{arithmetic(operation, precision)}_tflops") or 0.0) * 1e12
+    rate = (getattr(gpu, f"{arithmetic(operation, precision, gpu)}_tflops") or 0.0) * 1e12
     return operation.flops * gpu.bandwidth_gb_per_second * 1e9 > operation.bytes * rate
 
 
@@ -165,7 +165,7 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
         return launching + host_copy_seconds(operation.bytes, gpu)
     if not operation.flops:
         return launching + traffic_seconds(operation, gpu, reached)
-    dtype = arithmetic(operation, precision)
+    dtype = arithmetic(operation, precision, gpu)
     peak = getattr(gpu, f"{dtype}_tflops", None)
     if peak is None:
         raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
@@ -226,9 +226,14 @@ def _through_cache(size_bytes: int, reached: Efficiencies) -> float:
     return 1 - kept * (1 - 1 / reached.l2_speed)
 
 
-def arithmetic(operation: Operation, precision: str) -> str:
-    """The dtype whose peak limits an operation: with tf32, matrix products of fp32 run on the tensor cores."""
-    return "tf32" if precision == "tf32" and operation.dtype == "fp32" else operation.dtype
+def arithmetic(operation: Operation, precision: str, gpu: Gpu) -> str:
+    """The dtype whose peak limits an operation: with tf32, matrix products of fp32 run on the tensor cores.
+
+    A GPU whose tensor cores lack tf32 computes in fp32 whatever is allowed.
+    """
+    if operation.dtype == "tf32" or (precision == "tf32" and operation.dtype == "fp32"):
+        return "tf32" if gpu.tf32_tflops else "fp32"
+    return operation.dtype
 
 
 def attention_kernel(name: str) -> str:
@@ -271,6 +276,11 @@ def _notes(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies) ->
         notes.append(f"speed: the efficiencies of {gpu.chip} are not known; the defaults are assumed.")
     if tally.unknown:
         notes.append(f"speed: the bytes of {', '.join(sorted(tally.unknown))} are estimated from the arguments.")
+    if any(operation.name in CONVOLUTIONS for counts in tally.counts.values() for operation in counts):
+        notes.append(
+            "convolutions: their time is that of large matrix products of as many FLOPs, and cuDNN's workspaces are "
+            "not counted; neither was compared with a GPU."
+        )
     if num_processes > GPUS_PER_MACHINE:
         notes.append(
             f"speed: {num_processes} processes on one link of {gpu.link_gb_per_second:g} GB/s; between "

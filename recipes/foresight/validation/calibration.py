@@ -54,7 +54,7 @@ def fit(steps: list[MeasuredStep], gpu: Gpu, prior: Efficiencies) -> Efficiencie
             math.log(values[group][key] / start[group][key]) ** 2 for group in values for key in values[group]
         )
 
-    used = _used(steps)
+    used = _used(steps, gpu)
     fitted = [(group, key) for group in start for key in start[group] if (group, key) in used]
     return efficiencies_of(coordinate_descent.minimise(loss, start, fitted, _scaled, STRIDES, least_gain=1e-12))
 
@@ -66,7 +66,7 @@ def _scaled(values: Values, value_of: tuple[str, str], factor: float) -> Values:
     return values | {group: values[group] | {key: min(value, 1.0) if group in FRACTIONS else value}}
 
 
-def _used(steps: list[MeasuredStep]) -> set[tuple[str, str]]:
+def _used(steps: list[MeasuredStep], gpu: Gpu) -> set[tuple[str, str]]:
     """(group, key) of each value that the time of a step may depend on."""
     used = {("kernel_seconds", "")}
     for step in steps:
@@ -79,7 +79,7 @@ def _used(steps: list[MeasuredStep]) -> set[tuple[str, str]]:
                 if operation.kind == ATTENTION:
                     used.add(("attention", roofline.attention_kernel(operation.name)))
                 if operation.kind == MATMUL:
-                    used.add(("matmul", roofline.arithmetic(operation, step.precision)))
+                    used.add(("matmul", roofline.arithmetic(operation, step.precision, gpu)))
     return used
 
 

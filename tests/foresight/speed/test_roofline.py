@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -92,6 +93,29 @@ def test_what_is_added_to_a_product_does_not_decide_on_its_arithmetic():
     assert (found.dtype, found.shape) == ("bf16", (1, 4, 16, 8))
     batched = classified(aten.bmm.default, meta(3, 4, 8), meta(3, 8, 16))
     assert (batched.flops, batched.shape) == (2 * 3 * 4 * 8 * 16, (3, 4, 16, 8))
+
+
+def test_a_convolution_is_a_product_in_tf32_where_the_gpu_has_it():
+    def convolved(dtype=torch.float32):
+        return classified(
+            aten.convolution.default,
+            *(meta(2, 8, 16, 16, dtype=dtype), meta(4, 8, 3, 3, dtype=dtype), None),
+            *([1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        )
+
+    found = convolved()
+    assert (found.kind, found.dtype, found.flops) == (MATMUL, "tf32", 2 * (2 * 4 * 16 * 16) * (8 * 3 * 3))
+    assert convolved(torch.bfloat16).dtype == "bf16"
+    large = dataclasses.replace(found, flops=10**13)
+    assert seconds(large) == pytest.approx(10 / device().tf32_tflops, rel=1e-3)
+    assert seconds(large, "v100_16gb") == pytest.approx(10 / device("v100_16gb").fp32_tflops, rel=1e-3)
+    assert any(note.startswith("convolutions:") for note in predicted((found, 1)).notes)
+    assert not any(note.startswith("convolutions:") for note in predicted((product(), 1)).notes)
+    allowed, torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.conv.fp32_precision, "ieee"
+    try:
+        assert convolved().dtype == "fp32"
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = allowed
 
 
 @pytest.mark.parametrize(
