@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +14,7 @@ from recipes import config
 from recipes.config import Gpu
 from recipes.errors import Refusal
 from recipes.machine import gpu_specs, host
-from recipes.options import suggestions
+from recipes.options import suggestions, validate
 from recipes.records.record import FITS, TIGHT, verdict_of
 from recipes.units import MIB, PARTS
 
@@ -114,10 +117,17 @@ def estimate_step(
     Raises Refusal, with file and line, for a step that cannot be followed: one that decides by a tensor's value, or in
     which sizes depend on values.
     """
-    if (make is None) == (module is None):
+    if not callable(step) or hasattr(step, "parameters"):
+        raise Refusal("the first argument must be the step: a function of the module, the optimizer and the inputs.")
+    given = [one for one in (module, optimizer, inputs) if one is not None]
+    if (make is None) == (module is None) or (make is not None and given):
         raise Refusal(
             "give either the module with its optimizer and inputs, or make=, a function that returns the three."
         )
+    if not 0 <= margin < 1:
+        raise Refusal(f"margin={margin}: it must be a share of the reserved memory, at least 0 and below 1.")
+    if memory_limit_gib is not None and not memory_limit_gib > 0:
+        raise Refusal(f"memory_limit_gib={memory_limit_gib}: it must be above 0, or None for no limit.")
     figures = gpu_of(gpu)
     from recipes.foresight import prediction, user_step
 
@@ -136,7 +146,7 @@ def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: 
     left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
     judged = prediction.judged(gpu, margin, left, demand.peak_reserved_bytes)
     try:
-        speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _products())
+        speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _precision(trace))
     except ValueError as error:
         raise Refusal(f"{error} Choose another dtype or GPU.") from error
     return StepEstimate(
@@ -176,6 +186,7 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
         if missing or unknown:
             what = f"the keys {', '.join(missing)} are missing" if missing else f"{unknown[0]} is no key of it"
             raise Refusal(f"gpu: {what}. Name an option to take the rest from, as in {{'name': 'a100_80gb', ...}}.")
+        _check_figures(values)
         return config.from_dict(values, Gpu)
     if gpu == "auto":
         here = host.gpus()
@@ -188,11 +199,42 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
     return config.from_dict(options[gpu], Gpu)
 
 
-def _products() -> str:
-    """How fp32 matrix products are computed, as torch is set here: fp32 or tf32."""
+def _check_figures(values: dict[str, Any]) -> None:
+    """Raises Refusal for a figure of a GPU that is of the wrong kind or out of bounds. values: of every key."""
+    kinds = config.node_types(Gpu)
+    for each in dataclasses.fields(Gpu):
+        key, value, is_text = each.name, values.get(each.name), kinds[each.name] is str
+        wrong = "None" not in str(each.type) if value is None else isinstance(value, str) != is_text
+        if wrong and key != "facts":
+            raise Refusal(f"gpu: {key}={value!r} must be {'text' if is_text else 'a number'}.")
+    if not re.fullmatch(r"\d+\.\d+", values["capability"]):
+        raise Refusal(f"gpu: capability={values['capability']!r} must be two numbers, as in '8.0'.")
+    problems = validate.value_problems(config.from_dict(values, Gpu), "gpu: ")
+    if problems:
+        raise Refusal(problems[0])
+
+
+def _precision(trace: OpTrace) -> str:
+    """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
+
+    Under autocast (weights in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch is set.
+    """
     import torch
 
-    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    from recipes.foresight.speed.operation_names import MATMUL
+
+    flops: Counter[str] = Counter()
+    for tally in (trace.tally, *trace.passes):
+        for counts in tally.counts.values():
+            for operation, times in counts.items():
+                if operation.kind == MATMUL:
+                    flops[operation.dtype] += operation.flops * times
+    most = flops.most_common(1)[0][0] if flops else "fp32"
+    if most in ("fp16", "bf16"):
+        weights = list(trace.model.parameters())
+        wide = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
+        return most if 2 * wide > sum(weight.numel() for weight in weights) else "bf16_pure"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
 
 
 def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:

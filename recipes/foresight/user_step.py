@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from accelerate.utils import is_compiled_module
 
 from recipes.config import Gpu
 from recipes.errors import Refusal, UnknownOperation
@@ -20,7 +20,9 @@ from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
+from recipes.third_party.patching import patched
 
+AS_WRITTEN = "torch.compile: the figures are those of the code as written; compiled, it usually takes less."
 STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
 
 
@@ -43,8 +45,10 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     major, _, minor = gpu.capability.partition(".")
     fake = FakeDevice(simulation.AS_AMPERE if amd else (int(major), int(minor)))
     try:
-        with fake, user_code.as_on_a_gpu(fake):
+        with fake, user_code.as_on_a_gpu(fake), torch.compiler.set_stance("force_eager"):
             if make is None:
+                _model(given[0])  # refused before anything is copied
+                _optimizer(given[1])
                 modules, optimizers, inputs = _copied(given, fake)
             else:
                 with fake.building(user_code.without_initialisation):
@@ -58,6 +62,11 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
                 with trace:
                     result = step(modules, optimizers, inputs)
             del result  # alive until the next step returns, as a loop's own variable is
+            if not any(tally.counts for tally in (trace.tally, *trace.passes)):
+                raise Refusal(
+                    "the step computed nothing on the GPU when it was called the second time. It is called twice: have "
+                    "its inputs last for both (a list in place of an iterator), and use the module that it is given."
+                )
     except UnknownOperation as error:
         if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__ from None  # shapes that do not match: the step fails on a GPU, too
@@ -69,7 +78,8 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     demand, unknown = simulation.allocator_demand(
         trace.allocator_events(simulation.REPEATS), capacity_bytes, gpu.memory_bytes
     )
-    return SimulatedUserStep(trace, demand, [*fake.warnings, *unknown])
+    compiled = [AS_WRITTEN] if any(map(is_compiled_module, model.modules())) else []
+    return SimulatedUserStep(trace, demand, [*fake.warnings, *unknown, *compiled])
 
 
 def _unknown(error: BaseException) -> str:
@@ -156,6 +166,12 @@ def _optimizer(optimizers: Any) -> Any:
     wrong = [type(one).__name__ for one in found if not isinstance(one, torch.optim.Optimizer)]
     if wrong:
         raise Refusal(f"the optimizer must be a torch.optim.Optimizer, several or None; here is {', '.join(wrong)}.")
+    if any(isinstance(one, torch.optim.LBFGS) for one in found):
+        raise Refusal(
+            "LBFGS decides by the values of tensors how often it calls its closure and what it keeps of earlier steps, "
+            "so that its step cannot be followed. Estimate the closure with torch.optim.SGD; LBFGS itself keeps up to "
+            "2 * history_size copies of the weights beside that."
+        )
     return found[0] if len(found) == 1 else _Optimizers(found)
 
 
@@ -174,24 +190,24 @@ def _copied(given: tuple, fake: FakeDevice) -> tuple[Any, Any, Any]:
             steps = state.get("step")
             if isinstance(steps, torch.Tensor) and steps.is_cpu:  # it stays on the host, where the optimizer reads it
                 memo[id(steps)] = steps.clone()
-    with _CopiesWithoutData(fake):
-        return copy.deepcopy(given, memo)
 
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(tensor) not in memo:
+            memo[id(tensor)] = _without_data(tensor, fake)
+        return memo[id(tensor)]
 
-class _CopiesWithoutData(TorchFunctionMode):
-    """`copy.deepcopy` of a tensor gives one on the fake device."""
-
-    def __init__(self, fake: FakeDevice):
-        super().__init__()
-        self.fake = fake
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            if id(tensor) not in memo:
-                memo[id(tensor)] = _without_data(tensor, self.fake)
-            return memo[id(tensor)]
-        return func(*args, **(kwargs or {}))
+    with patched(torch.Tensor, __deepcopy__=copied), patched(torch.nn.Parameter, __deepcopy__=copied):
+        try:
+            made = copy.deepcopy(given, memo)
+            for before, after in zip(_each(optimizers), _each(made[1])):  # Optimizer.__getstate__ has its own alone
+                for name in vars(before).keys() - vars(after).keys() - {"step"}:  # a scheduler's step is the original's
+                    setattr(after, name, copy.deepcopy(vars(before)[name], memo))
+        except TypeError as error:  # a generator, a lock, an open file
+            raise Refusal(
+                f"what was given cannot be copied to the fake device: {error}. Give make=, a function that makes the "
+                "module, the optimizer and the inputs; or leave it out of them."
+            ) from error
+    return made
 
 
 def _without_data(tensor: torch.Tensor, fake: FakeDevice) -> torch.Tensor:

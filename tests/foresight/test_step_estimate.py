@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 
@@ -124,6 +125,31 @@ def test_objects_that_exist_are_copied_without_their_data_and_stay_as_they_are()
     adamw_step(model, optimizer, torch.randn(2, WIDTH))
 
 
+def test_parameters_beside_the_modules_and_own_attributes_of_an_optimizer_are_copied_too():
+    class Twice(torch.optim.SGD):
+        """As sharpness-aware minimisation: it holds another optimizer of the same parameters."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.1)
+            self.base = torch.optim.AdamW(self.param_groups)
+
+        def step(self, closure=None):
+            self.base.step()
+
+    def step(model, optimizer, batch):
+        rows, scale = batch
+        (model(rows) * scale).mean().backward()
+        optimizer.step()
+        assert optimizer.base.param_groups[0]["params"][0] is next(model.parameters())
+        return scale.grad
+
+    model, scale = network(), nn.Parameter(torch.ones(WIDTH))
+    optimizer = Twice([*model.parameters(), scale])
+    found = estimate_step(step, model, optimizer, (torch.zeros(64, WIDTH), scale), gpu=GPU)
+    assert found.reserved_bytes > made().parts["optimizer"] + made().parts["gradients"]
+    assert scale.grad is None and not optimizer.base.state
+
+
 def test_a_verdict_with_a_margin():
     reserved = made().reserved_bytes
     tight = made(memory_limit_gib=reserved * 1.01 / 2**30)
@@ -156,6 +182,67 @@ def test_fp16_with_a_scaler_and_autocast():
 
     assert made(step, batch=8192).tensor_bytes < made(batch=8192).tensor_bytes
     assert made(step, gpu="v100_16gb").fits
+
+
+def test_the_hosts_calls_take_longer_under_autocast():
+    def casts(model, optimizer, batch):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(batch).float().mean()
+        loss.backward()
+
+    def is_bf16(model, optimizer, batch):
+        model(batch.bfloat16()).float().mean().backward()
+
+    def make():
+        model = network().bfloat16()
+        return model, None, torch.zeros(1, WIDTH)
+
+    def seconds_of_a_call(found):
+        return found.host_seconds / sum(
+            sum(tally.calls.values()) for tally in (*found._trace.passes, found._trace.tally)
+        )
+
+    plain, cast = made(lambda model, _, batch: model(batch).mean().backward()), made(casts)
+    pure = estimate_step(is_bf16, make=make, gpu=GPU)
+    assert seconds_of_a_call(cast) > 1.2 * seconds_of_a_call(plain)
+    assert seconds_of_a_call(pure) == pytest.approx(seconds_of_a_call(plain), rel=0.1)
+
+
+def test_tf32_that_the_gpu_lacks_is_no_error():
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        high = {gpu: made(gpu=gpu, batch=8192).step_seconds for gpu in ("v100_16gb", "a100_40gb")}
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+    assert high["v100_16gb"] == made(gpu="v100_16gb", batch=8192).step_seconds
+    assert high["a100_40gb"] < made(gpu="a100_40gb", batch=8192).step_seconds
+
+
+def test_compiled_code_is_followed_as_written_and_says_so():
+    def compiler(graph, inputs):
+        raise AssertionError("nothing is compiled")
+
+    def make():
+        model = torch.compile(network(), backend=compiler)
+        return model, torch.optim.AdamW(model.parameters()), torch.zeros(64, WIDTH)
+
+    found = estimate_step(adamw_step, make=make, gpu=GPU)
+    assert found.reserved_bytes == made().reserved_bytes and any("torch.compile" in note for note in found.notes)
+
+
+def test_events_and_streams_of_cuda_are_at_hand():
+    def step(model, optimizer, batch):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream())
+        with torch.cuda.stream(torch.cuda.Stream()):
+            loss = adamw_step(model, optimizer, batch)
+        end.record()
+        end.synchronize()
+        print(f"{begin.elapsed_time(end):.1f} ms")
+        return loss
+
+    assert made(step).reserved_bytes == made().reserved_bytes
 
 
 def test_a_dtype_that_the_gpu_lacks_is_refused():
@@ -267,6 +354,77 @@ def test_parameters_on_the_host_are_refused():
 
     with pytest.raises(Refusal, match="parameters are on cpu"):
         estimate_step(adamw_step, make=make, gpu=GPU)
+
+
+def test_a_tensor_that_was_left_on_the_host_is_an_error_as_on_a_gpu():
+    def make():
+        model = network()
+        return model, torch.optim.SGD(model.parameters()), torch.zeros(1, WIDTH).to("cpu")
+
+    with pytest.raises(RuntimeError, match="same device.*cpu"):
+        estimate_step(adamw_step, make=make, gpu=GPU)
+    other = network()
+    with pytest.raises(RuntimeError, match="every module"):
+        made(lambda model, optimizer, batch: other(batch))
+    positions = torch.arange(4)  # of an index: CUDA takes them from the host
+    assert made(lambda model, _, batch: (2.0 * model(batch[positions])).mean().backward()).fits
+
+
+def test_lbfgs_is_refused_for_it_decides_by_values():
+    def step(model, optimizer, batch):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    def make():
+        model = network()
+        return model, torch.optim.LBFGS(model.parameters()), torch.zeros(1, WIDTH)
+
+    for given, settings in ((make(), {}), ((), {"make": make})):
+        with pytest.raises(Refusal, match="LBFGS decides"):
+            estimate_step(step, *given, gpu=GPU, **settings)
+
+
+def test_a_second_step_that_computes_nothing_is_refused():
+    batches = iter([None])
+
+    def step(model, optimizer, batch):
+        for _ in batches:
+            adamw_step(model, optimizer, batch)
+
+    with pytest.raises(Refusal, match="called twice"):
+        made(step)
+
+
+def test_what_cannot_be_copied_is_refused():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(Refusal, match="generator.*make="):
+        estimate_step(adamw_step, model, optimizer, (batch for batch in [torch.zeros(1, WIDTH)]), gpu=GPU)
+
+
+@pytest.mark.parametrize(
+    "changed,words",
+    [
+        ({"step": network()}, "first argument must be the step"),
+        ({"optimizer": 1}, "either the module"),
+        ({"margin": -0.1}, "margin=-0.1"),
+        ({"memory_limit_gib": 0}, "memory_limit_gib=0"),
+        ({"gpu": {"name": GPU, "memory_bytes": "40GB"}}, "memory_bytes='40GB' must be a number"),
+        ({"gpu": {"name": GPU, "memory_bytes": None}}, "memory_bytes=None must be a number"),
+        ({"gpu": {"name": GPU, "memory_bytes": -1}}, "memory_bytes=-1 is too small"),
+        ({"gpu": {"name": GPU, "capability": "8"}}, "capability='8'"),
+        ({"gpu": {"name": GPU, "capability": 8.9}}, "capability=8.9 must be text"),
+    ],
+    ids=str,
+)
+def test_arguments_that_mean_nothing_are_refused(changed, words):
+    with pytest.raises(Refusal, match=re.escape(words)):
+        made(**changed)
 
 
 def test_importing_it_imports_no_torch():

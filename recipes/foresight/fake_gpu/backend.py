@@ -20,7 +20,7 @@ from recipes.third_party.torch_backend_private import BackendModule, register_ba
 KERNELS = ("empty.memory_format", "empty_strided", "copy_", "as_strided", "view", "_reshape_alias", "zero_")
 
 
-class _Stream:
+class Stream:
     """A stream, and an event on one. Nothing runs, so everything is done as soon as it is asked for."""
 
     def __init__(self, *_: Any, **__: Any):
@@ -31,20 +31,33 @@ class _Stream:
 
     wait_event = wait_stream = synchronize = record = wait = _return_at_once
 
-    def record_event(self, *_: Any) -> _Stream:
+    def record_event(self, *_: Any) -> Stream:
         return self
+
+    def query(self) -> bool:
+        """Everything is done."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Milliseconds between two events: what a number that nobody has computed is taken as."""
+        return 1.0
+
+
+def no_stream(*_: Any) -> contextlib.AbstractContextManager:
+    """A context in which operations go to a stream, of which there is one."""
+    return contextlib.nullcontext()
 
 
 class _Backend(BackendModule):
     """The device's module, as `torch.cuda` is CUDA's."""
 
-    Stream = Event = _Stream
+    Stream = Event = Stream
 
-    def current_stream(self, *_: Any) -> _Stream:
-        return _Stream()
+    def current_stream(self, *_: Any) -> Stream:
+        return Stream()
 
     def stream(self, _: Any) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
+        return no_stream()
 
     def set_device(self, _: Any) -> None:
         """There is one device."""

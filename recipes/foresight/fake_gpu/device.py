@@ -29,12 +29,15 @@ from recipes.foresight.fake_gpu.op_cache import (
     infer_result,
     replace_tensors,
 )
+from recipes.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
 from recipes.measure import compound_ops
 from recipes.measure.op_observer import OpObserver, have_own_dispatch
 from recipes.third_party.torch_backend_private import registered_kernels
-from recipes.third_party.torch_private import DispatchMode, dispatching_to, runs_on_fake_tensors
+from recipes.third_party.torch_private import DispatchMode, dispatching_to, op_name, runs_on_fake_tensors
 
 CPU = torch.device("cpu")
+# Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)
+ON_ONE_DEVICE = {*PRODUCTS, *CONVOLUTIONS, "embedding", "add", "sub", "mul", "div"}
 is_pinned = torch.ops.aten.is_pinned.default
 
 
@@ -135,6 +138,8 @@ class FakeDevice(DispatchMode):
                     return self._with_known_value(found)
         description = self._descriptions.get(signature)
         if description is None:
+            if self.capability is not None:
+                _check_one_device(func, tensors)
             device_is_meta = self._building and self.capability is None
             description = infer_result(func, args, kwargs, tensors, device_is_meta)
             self._descriptions[signature] = description
@@ -183,3 +188,14 @@ class FakeDevice(DispatchMode):
         taken = error_guard.take_error()
         if taken is not None:
             raise taken
+
+
+def _check_one_device(func: Any, tensors: list[torch.Tensor]) -> None:
+    """Raises RuntimeError, as CUDA does, for an operation on the fake GPU with a tensor that was left on the host."""
+    if op_name(func).rstrip("_") not in ON_ONE_DEVICE or all(tensor.is_cpu for tensor in tensors):
+        return
+    if any(tensor.is_cpu and tensor.dim() for tensor in tensors):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {func} has some on cuda:0 and some on cpu. Move the "
+            'inputs to "cuda" in the step, and give it every module and parameter that it uses.'
+        )

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from recipes.errors import Refusal
 from recipes.foresight.fake_gpu import fake_storages, known_values, library_patches
+from recipes.foresight.fake_gpu.backend import Stream, no_stream
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.third_party import accelerate_private, torch_private, transformers_trainer_private
 from recipes.third_party.patching import patched
@@ -179,6 +180,7 @@ def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
         library_patches.libraries_on(fake),
         transformers_trainer_private.trainer_on(fake.device),
         patched(torch.cuda, synchronize=nothing, empty_cache=nothing, reset_peak_memory_stats=nothing),
+        patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
         torch_private.mixed_precision_on(fake.device.type),
         _UserCode(fake),
     ):
