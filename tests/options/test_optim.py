@@ -234,6 +234,17 @@ def test_a_compiled_step_is_not_estimated_for_a_gpu_and_needs_a_compiler_there(p
     assert not compose(f"optim={option}", "recipe=estimate", "device=cpu").problems
 
 
+def test_states_in_float8_are_refused_where_triton_cannot_cast_to_it(pretend_gpu, monkeypatch):
+    pytest.importorskip("torchao")
+    pretend_gpu((8, 6))
+    monkeypatch.setattr(host, "has", lambda module: True)
+    (line,) = compose("optim=adamw_fp8").problems
+    assert "optim=adamw_fp8 needs compute capability 8.9" in line and "Choose optim=adam8bit." in line
+    assert not compose("optim=adamw8bit_ao").problems
+    pretend_gpu((8, 9))
+    assert not compose("optim=adamw_fp8").problems
+
+
 # --- transformers' list ----------------------------------------------------------------------------
 
 
