@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from recipes.config import Config
 from recipes.machine import host
+from recipes.options import compile
 
 FLEX = "flex_attention"
 SDPA = "Choose model.attention=sdpa."
@@ -88,8 +89,14 @@ def _flex_problems(cfg: Config) -> list[str]:
             "recipe=estimate does not support model.attention=flex_attention, a compiled kernel whose memory is not "
             "known here. Type model.attention=sdpa, which keeps no scores either."
         ]
-    if not host.has("triton"):
-        return [f"model.attention={FLEX} needs the package triton: pip install triton, or choose model.attention=sdpa."]
+    found = compile.gpu_problems(f"model.attention={FLEX}", "choose model.attention=sdpa")
+    if found:
+        return found
+    if cfg.measure.operations:
+        return [
+            f"measure.operations=true does not go with model.attention={FLEX}, which is no single operation. Leave "
+            "measure.operations out, or choose model.attention=sdpa."
+        ]
     if cfg.checkpointing.name == "selective":
         return [
             f"checkpointing=selective does not go with model.attention={FLEX}, which is no single operation. Choose "

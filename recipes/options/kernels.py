@@ -9,7 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from recipes.config import Config
-from recipes.options import hooks, model_families
+from recipes.machine import host
+from recipes.options import compile, hooks, model_families
 
 WHOLE_WEIGHTS = ("single", "ddp")  # modes in which a kernel finds the whole weights of one model
 
@@ -51,6 +52,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "kernels=liger does not go with precision=fp16: its loss makes the gradients of the logits in fp16 before "
             "they are scaled, and most of them round to 0. Choose precision=bf16, or loss=chunked."
         )
+    if cfg.recipe.name != "estimate" and host.device(cfg) == "cuda" and host.has("liger_kernel"):
+        found += compile.gpu_problems("kernels=liger", "choose kernels=none")
     return found
 
 

@@ -5,6 +5,8 @@ The kernels themselves need a GPU and triton: a stand-in for the package shows t
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from conftest import compose
 
@@ -38,7 +40,7 @@ sys.modules |= {"liger_kernel": package, "liger_kernel.transformers": inner}
 @pytest.fixture
 def installed(monkeypatch):
     has = host.has
-    monkeypatch.setattr(host, "has", lambda module: module == "liger_kernel" or has(module))
+    monkeypatch.setattr(host, "has", lambda module: module in ("liger_kernel", "triton") or has(module))
 
 
 @pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
@@ -102,6 +104,13 @@ def test_what_contradicts_it_is_refused_with_what_to_type(pretend_gpu, installed
     finally:
         host.has = has
     assert said in problem
+
+
+def test_without_a_compiler_for_triton_it_says_what_to_install(pretend_gpu, installed, monkeypatch):
+    pretend_gpu((9, 0))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    (problem,) = compose(*LIGER).problems
+    assert problem.startswith("kernels=liger needs a C compiler") and "choose kernels=none" in problem
 
 
 def test_without_the_package_it_says_what_to_install(pretend_gpu):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from conftest import compose
@@ -53,12 +55,21 @@ def test_what_to_install_is_said(pretend_gpu, monkeypatch, name, module, said):
         (["model.attention=flash_attention_3", "model.dropout=0.1", "precision=bf16"], "Type model.dropout=0"),
         (["model.attention=flex_attention", "model.dropout=0.1"], "Type model.dropout=0"),
         (["model.attention=flex_attention", "checkpointing=selective"], "Choose checkpointing=full"),
+        (["model.attention=flex_attention", "measure.operations=true"], "Leave measure.operations out"),
     ],
 )
 def test_what_contradicts_it_is_refused(pretend_gpu, monkeypatch, words, said):
     pretend_gpu((9, 0))
     monkeypatch.setattr(host, "has", lambda module: True)
     assert said in problem(*words)
+
+
+def test_flex_needs_the_compiler_of_triton(pretend_gpu, monkeypatch):
+    pretend_gpu((9, 0))
+    monkeypatch.setattr(host, "has", lambda module: True)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    said = problem("model.attention=flex_attention")
+    assert said.startswith("model.attention=flex_attention needs a C compiler") and "model.attention=sdpa" in said
 
 
 def test_flash_needs_ampere_and_flex_does_not(pretend_gpu, monkeypatch):
