@@ -25,7 +25,7 @@ from recipes.machine import host, nvml, worker_environment
 from recipes.measure import device_memory, memory_breakdown
 from recipes.measure.step_log import StepLog
 from recipes.models import architectures, quantized
-from recipes.options import attention
+from recipes.options import attention, compile
 from recipes.parallelism import accelerate_plugins
 from recipes.ranks import collectives, failure_store
 from recipes.ranks.rank_info import RankInfo
@@ -147,7 +147,7 @@ class TrainingRun:
             self.progress.send,
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
             steps_per_epoch=loop.steps_per_epoch,
-            compiled=cfg.compile,
+            compiled=compile.in_training(cfg) or cfg.model.attention == attention.FLEX,
             before=newest.step_log_state(start) if start else None,
             memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )

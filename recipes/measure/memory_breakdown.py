@@ -15,7 +15,7 @@ from recipes.machine import gpu_specs
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.step_log import StepLog
 from recipes.measure.timeline import timeline
-from recipes.options import attention
+from recipes.options import attention, compile
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.ranks.rank_info import RankInfo
@@ -35,7 +35,7 @@ def count(
     optimizer = unwrap.inner_optimizer(loop.optimizer)
     ledger = MemoryLedger(loop.bare_model, optimizer, loop.accelerator.device, record_origins=with_timeline)
     try:
-        if cfg.compile or cfg.optim.facts.compiles_step:  # the ledger does not see allocations of compiled code
+        if compile.in_training(cfg):  # the ledger does not see allocations of compiled code
             torch.compiler.set_stance("force_eager")
         if loop.accelerator.scaler is not None:
             loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped

@@ -77,7 +77,7 @@ class Speed:
     waiting_seconds_per_rank: list[float] = field(default_factory=list)  # per step, for other ranks, as DDP logs it
     evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
     save_seconds: float | None = None  # part of train_seconds: checkpoints between steps
-    compile_seconds: float | None = None  # compile=true, part of train_seconds: torch.compile's own work
+    compile_seconds: float | None = None  # part of train_seconds: torch.compile's own work, if it has any
     ledger_seconds: float | None = None  # the extra step that counts memory; in no other figure
     # recipe=estimate: between these two lie nine of ten steps
     step_seconds_low: float | None = None

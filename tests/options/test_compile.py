@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from conftest import compose, small
 
+from recipes.foresight.speed import measured_operations
 from recipes.machine import host
+from recipes.options import compile
 
 
 @pytest.mark.slow
@@ -53,6 +56,22 @@ def test_compiled_beside_other_levers_it_loses_the_same(train, tmp_path, words, 
     assert compiled.training.losses == pytest.approx(plain.training.losses, rel=1e-2 if "bf16" in words else 1e-4)
     assert compiled.speed.compile_seconds > 0.1 and compiled.memory.peak_tensor_bytes, compiled.warnings
     assert compiled.memory.peak_tensor_bytes == pytest.approx(plain.memory.peak_tensor_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "words, compiles",
+    [(["compile=true"], True), (["optim=adamw4bit"], True), (["optim=adamw4bit", "device=cpu"], False), ([], False)],
+)
+def test_compilation_of_the_optimizers_step_counts_too(pretend_gpu, monkeypatch, words, compiles):
+    """Its steps are left out of the speed, and what it runs is not what is counted and timed."""
+    pretend_gpu((9, 0))
+    cfg = compose("device=cuda", *words).cfg
+    assert compile.in_training(cfg) is compiles
+    said = []
+    measured = SimpleNamespace(summary=None, details={})
+    monkeypatch.setattr(measured_operations, "measure", lambda *_: measured)
+    measured_operations.enter(cfg, SimpleNamespace(), None, SimpleNamespace(warn=said.append))
+    assert ["as written" in text for text in said] == [True] * compiles
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from recipes.foresight.speed.anatomy import Anatomy, Call, anatomy
 from recipes.foresight.speed.operations import Operation, classify
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.op_observer import OpObserverMode
+from recipes.options import compile
 from recipes.parallelism import unwrap
 from recipes.ranks import collectives
 from recipes.records.messages import Progress
@@ -41,7 +42,7 @@ def enter(cfg: Config, record: Record, loop: Any, progress: Progress) -> dict[st
         progress.warn(f"the operations could not be measured: {type(error).__name__}: {error}")
         return None
     record.operations = measured.summary
-    if cfg.compile:
+    if compile.in_training(cfg):
         progress.warn("measure.operations: the operations are those of the step as written, not as compiled.")
     return measured.details
 
@@ -50,7 +51,7 @@ def measure(cfg: Config, loop: Any) -> Anatomy:
     """Takes one more step of a loop of either recipe, and returns what its operations come to on this rank."""
     device = loop.accelerator.device
     ledger = MemoryLedger(loop.bare_model, unwrap.inner_optimizer(loop.optimizer), device, record_origins=True)
-    if cfg.compile:  # compiled code has no operations of aten
+    if compile.in_training(cfg):  # compiled code has no operations of aten
         torch.compiler.set_stance("force_eager")
     if loop.accelerator.scaler is not None:
         loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
