@@ -54,5 +54,6 @@ def cost_of_million_tokens(record: Record) -> float | None:
     price, tokens = record.config.get("gpu", {}).get("price_per_hour"), record.speed.tokens_per_second
     if price is None or not tokens:
         return None
-    gpus = record.config["parallelism"].get("num_processes") or 1
+    mode = record.config["parallelism"]
+    gpus = max(mode.get("num_processes") or 1, mode.get("replicas") or 1)  # with dp one process has several
     return price * gpus / HOUR_SECONDS / tokens * MILLION

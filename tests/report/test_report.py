@@ -280,6 +280,13 @@ def test_an_estimate_has_intervals_of_two_digits_and_a_cost():
     assert not any("two digits" in line for line in tables.remarks(rows.table([run])))
 
 
+def test_the_cost_counts_every_gpu_of_one_process():
+    run = job("parallelism=dp", speed=12.0)
+    run.speed.tokens_per_second, run.config["gpu"]["price_per_hour"] = 1000.0, 1.8
+    run.config["parallelism"] |= {"num_processes": 1, "replicas": 4}  # DataParallel on four GPUs
+    assert columns(rows.table([run]))["cost of 1M tokens"] == ["2.0"]
+
+
 def test_no_table_says_that_nvml_told_an_estimate():
     run, estimate = job(device="cuda"), job("recipe=accelerate", device="cuda")
     estimate.recipe = "estimate"
