@@ -20,6 +20,7 @@ from recipes.options import adapter, attention, kernels
 from recipes.options import model as model_options
 from recipes.options.model import AUTO
 from recipes.records import record
+from recipes.records.printable import printable
 from recipes.third_party import transformers_models_private
 
 CLASSES = {
@@ -46,13 +47,6 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             f"model.attention={cfg.model.attention} is not supported by {kind.__name__}. Type model.attention=auto, "
             "which takes the best that the model has."
         )
-    if attention.is_of_hub(cfg.model.attention) and cfg.recipe.name != "estimate":
-        wanted = transformers_models_private.wanted_kernels()
-        if wanted is not None:
-            raise Refusal(
-                f"model.attention={cfg.model.attention} needs {wanted} with this transformers: pip install "
-                f"'{wanted}', or choose model.attention=sdpa."
-            )
     if attention.lacks_dropout(cfg.model.attention) and _attention_dropout(config):
         raise Refusal(
             f"model.attention={cfg.model.attention} has no dropout, which {name} has. Type model.attention=sdpa."
@@ -67,6 +61,25 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
         liger.check(name, config)
     if cfg.data.packing:
         packing.check(cfg, name, config, task)
+    if attention.is_of_hub(cfg.model.attention) and cfg.recipe.name != "estimate":
+        _load_from_hub(cfg.model.attention)
+
+
+def _load_from_hub(name: str) -> None:
+    """Download an implementation of attention, or raise Refusal; building the model would end in a traceback."""
+    wanted = transformers_models_private.wanted_kernels()
+    if wanted is not None:
+        raise Refusal(
+            f"model.attention={name} needs {wanted} with this transformers: pip install '{wanted}', or choose "
+            "model.attention=sdpa."
+        )
+    try:
+        transformers_models_private.load_hub_attention(name)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        first = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+        raise Refusal(
+            f"model.attention={name} cannot be loaded: {printable(first)}. Choose model.attention=sdpa."
+        ) from error
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, modeling_flash_attention_utils
 from transformers.cache_utils import DynamicLayer
 from transformers.models.auto import modeling_auto
 
@@ -51,6 +51,12 @@ def wanted_kernels() -> str | None:
     if import_utils.is_kernels_available():
         return None
     return f"kernels>={import_utils.KERNELS_MIN_VERSION},<{import_utils.KERNELS_MAX_VERSION}"
+
+
+def load_hub_attention(name: str) -> None:
+    """Download and import an implementation of attention, which a model that is built then finds loaded. Raises what
+    transformers raises: ValueError for a download that fails."""
+    modeling_flash_attention_utils.lazy_import_flash_attention(name)
 
 
 def attention_of(model: PreTrainedModel) -> str | None:

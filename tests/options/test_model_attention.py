@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import compose
 from test_ledger_pairs import differing, fake, real
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_flash_attention_utils
 
 from recipes.errors import Refusal
 from recipes.foresight import simulation
@@ -109,6 +109,18 @@ def test_a_package_in_a_version_that_transformers_does_not_load_is_refused(monke
     cfg.model.attention = "kernels-community/flash-attn2"
     monkeypatch.setattr(transformers_models_private, "wanted_kernels", lambda: "kernels>=1,<2")
     with pytest.raises(Refusal, match="pip install 'kernels>=1,<2', or choose model.attention=sdpa"):
+        architectures.check(cfg, AutoConfig.for_model("llama"), "language_modelling")
+
+
+def test_a_kernel_that_the_hub_does_not_give_is_refused_before_the_data_is_read(monkeypatch):
+    def load(name, *_, **__):
+        raise ValueError(f"An error occurred while trying to load from '{name}': no route\nto the host.")
+
+    cfg = compose("device=cpu", "model=llama_tiny").cfg
+    cfg.model.attention = "kernels-community/flash-attn2"
+    monkeypatch.setattr(transformers_models_private, "wanted_kernels", lambda: None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", load)
+    with pytest.raises(Refusal, match="flash-attn2 cannot be loaded: .*no route. Choose model.attention=sdpa"):
         architectures.check(cfg, AutoConfig.for_model("llama"), "language_modelling")
 
 

@@ -16,6 +16,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 from transformers.cache_utils import DynamicCache
+from transformers.integrations import hub_kernels
 from transformers.utils import import_utils
 
 from recipes.third_party import transformers_models_private
@@ -56,6 +57,15 @@ def test_wanted_kernels(monkeypatch):
     assert Requirement(transformers_models_private.wanted_kernels()).name == "kernels"
     monkeypatch.setattr(import_utils, "is_kernels_available", lambda: True)
     assert transformers_models_private.wanted_kernels() is None
+
+
+def test_load_hub_attention(monkeypatch):
+    def load(name, *_, **__):
+        raise ValueError(f"no {name}")
+
+    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", load)
+    with pytest.raises(ValueError, match="no kernels-community/flash-attn2"):
+        transformers_models_private.load_hub_attention("kernels-community/flash-attn2")
 
 
 def test_tied_weight_names():
