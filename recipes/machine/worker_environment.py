@@ -56,8 +56,9 @@ def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
 
 
 def _may_ask_hub(cfg: Config) -> bool:
-    """Whether the job names a model, a tokenizer or a data set that is not a local folder."""
+    """Whether the job names a model, a tokenizer, a kernel or a data set that is not a local folder."""
     names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
+    names.append(cfg.model.attention if "/" in cfg.model.attention else None)
     data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
     return data_on_hub or any(name and not Path(name).expanduser().exists() for name in names)
 
