@@ -201,14 +201,16 @@ class StepLog:
         )
 
     def speed(self) -> Speed:
-        """Step times and throughput without warm-up and compilation; of all new steps if no other steps are left."""
+        """Step times and throughput without warm-up and compilation; with the warm-up if no other steps are left, and
+        of all new steps if each has compiled."""
         new = slice(self.resumed_from, None)
         rows = list(zip(self.seconds[new], self.samples[new], self.tokens[new]))
         compiled = self.compiling[new] or [False] * len(rows)
         warmup = self.warmup_steps
+        ready = [row for row, compiling in zip(rows, compiled) if not compiling]
         measured = [row for row, compiling in zip(rows[warmup:], compiled[warmup:]) if not compiling]
         if not measured:
-            warmup, measured = 0, rows
+            warmup, measured = 0, ready or rows
         if not measured:
             return Speed()
         seconds = [row[0] for row in measured]

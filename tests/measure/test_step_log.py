@@ -127,6 +127,15 @@ def test_steps_that_compiled_are_left_out(clock, monkeypatch):
     assert speed.samples_per_second == pytest.approx(4)
 
 
+@pytest.mark.parametrize("graphs, seconds", [([0, 1, 1, 1], [1, 1]), ([0, 1, 2, 3], [50, 1, 1])])
+def test_a_run_that_is_all_warm_up_leaves_compilation_out_if_it_can(clock, monkeypatch, graphs, seconds):
+    compiled = iter(graphs)
+    monkeypatch.setattr(torch_private, "compiled_graphs", lambda: next(compiled))
+    speed = logged_steps(clock, [50, 1, 1], warmup=3, compiled=True)[0].speed()
+    assert (speed.warmup_steps, speed.measured_steps) == (0, len(seconds))
+    assert speed.samples_per_second == pytest.approx(4 * len(seconds) / sum(seconds))
+
+
 def test_a_job_writes_its_steps_unless_the_tracker_is_none(train):
     run = train("tracker=local", "train.max_steps=3", "train.log_seconds=0")
     lines = [json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()]
