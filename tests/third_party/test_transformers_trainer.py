@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import accelerate
 import pytest
 import torch
 from support.accelerate_state import own_state
@@ -104,6 +105,24 @@ def test_hooked_trainer_knows_the_norm_that_clipping_has_computed(args):
     trainer = Hooked(model=OneWeight(), args=args)
     trainer.train()
     assert float(trainer.clipped_norm) == pytest.approx(2**0.5)
+
+
+def test_hooked_trainer_computes_no_norm_where_nothing_is_clipped(args, monkeypatch):
+    """The Trainer would read and rewrite all gradients in each step, for a figure of its own log."""
+
+    class Hooked(transformers_trainer_private.HookedTrainer):
+        def get_train_dataloader(self):
+            return Batches([{"x": torch.ones(1)} for _ in range(4)])
+
+    norms = []
+    clip = accelerate.Accelerator.clip_grad_norm_
+    monkeypatch.setattr(accelerate.Accelerator, "clip_grad_norm_", lambda *a: norms.append(a[2]) or clip(*a))
+    args.gradient_accumulation_steps = 1
+    for most in (0.5, 0.0):
+        args.max_grad_norm = most
+        trainer = Hooked(model=OneWeight(), args=args)
+        trainer.train()
+    assert set(norms) == {0.5} and trainer.clipped_norm is None
 
 
 def test_optimizer_builder(args):
