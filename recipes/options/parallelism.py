@@ -14,6 +14,7 @@ from recipes.options.hooks import Dimension
 from recipes.ranks import rank_info
 
 ONE_PROCESS = ("single", "dp")
+SYNC_EACH_BATCH = "parallelism.sync_each_batch"
 RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
 
 
@@ -150,6 +151,14 @@ def data_share(cfg: Config) -> tuple[int, int]:
     return rank.rank // together, rank.world_size // together
 
 
+def sync_has_effect(cfg: Config) -> bool:
+    """Whether `sync_each_batch` changes what is sent and kept: FSDP with several micro-batches.
+
+    DDP keeps whole gradients in any case, so that more messages would gain nothing.
+    """
+    return sharded(cfg) and cfg.accumulation.steps > 1
+
+
 # Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
 HOOKS = hooks.register(
     "parallelism",
@@ -157,6 +166,9 @@ HOOKS = hooks.register(
         resolve=resolve,
         problems=problems,
         warnings=warnings,
-        search=(Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),),
+        search=(
+            Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),
+            Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
+        ),
     ),
 )

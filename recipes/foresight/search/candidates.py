@@ -1,7 +1,7 @@
 """The configurations of a search, with the seconds and a lower bound on the memory of each, from extrapolations.
 
-One extrapolation for each precision, mode of parallelism, adapter, checkpointing, attention, loss and batch gives the
-forward and backward passes, and one for each precision, mode, adapter and optimizer gives the rest of the step.
+One extrapolation for each precision, mode of parallelism, adapter, batch and values of OF_PASSES gives the forward and
+backward passes, and one for each precision, mode, adapter and optimizer gives the rest of the step.
 Precisions that differ in speed only, and modes that differ only in when FSDP frees gathered weights, share their
 extrapolations. Steps inside the backward pass have extrapolations of their own.
 """
@@ -20,11 +20,13 @@ from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
 from recipes.options.optim import IN_BACKWARD
+from recipes.options.parallelism import SYNC_EACH_BATCH
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
 CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it
 
-OF_PASSES = ("checkpointing", "model.attention", "loss")  # levers on which the forward and backward passes depend
+# Levers on which the forward and backward passes depend.
+OF_PASSES = ("checkpointing", "model.attention", "loss", SYNC_EACH_BATCH)
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,14 @@ class _Group:
             mode for mode in modes if extrapolation.without_resharding(configs[mode]) is not configs[mode]
         ]
         batches = tried[space.BATCH]
-        combinations = itertools.product(*(tried[lever] for lever in OF_PASSES))
+        self.batches = {
+            values: [batch for batch in batches if search.possible(self.light | _of_passes(values, batch))]
+            for values in itertools.product(*(tried[lever] for lever in OF_PASSES))
+        }
         self.chains = {
-            values: self._submit(dict(zip(OF_PASSES, values)), batches)
-            for values in combinations
-            if search.possible(dict(zip(OF_PASSES, values)))
+            values: self._submit(dict(zip(OF_PASSES, values)), possible)
+            for values, possible in self.batches.items()
+            if possible
         }
         self.steps = {
             optim: self._submit({"optim": optim}, batches[:1])
@@ -126,16 +131,15 @@ class _Group:
         if light is None:  # each time is a difference to it
             return
         for mode, values in itertools.product(self.modes, self.chains):
-            for batch, of_passes in zip(self.tried[space.BATCH], self._passes(mode, values)):
+            for batch, of_passes in zip(self.batches[values], self._passes(mode, values)):
                 for (index, precision), optim in itertools.product(enumerate(self.precisions), steps):
                     chosen = {
-                        **dict(zip(OF_PASSES, values)),
+                        **_of_passes(values, batch),
                         "precision": precision,
                         "adapter": self.light["adapter"],
                         "optim": optim,
                         IN_BACKWARD: self.light[IN_BACKWARD],
                         "parallelism": mode,
-                        space.BATCH: batch,
                     }
                     if self.search.possible(chosen):
                         passes, step = of_passes[index], steps[optim][index]
@@ -157,6 +161,10 @@ class _Group:
         if not small or not gathered:
             return []
         return [list(map(extrapolation.resharding, of_batch, small[0], gathered[0])) for of_batch in made]
+
+
+def _of_passes(values: tuple[Any, ...], batch: int | None) -> dict[str, Any]:
+    return {**dict(zip(OF_PASSES, values)), space.BATCH: batch}
 
 
 def _config(search: space.SearchSpace, chosen: dict[str, Any]) -> Config:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recipes.config import Config
+from recipes.foresight.search import exclusions
 from recipes.foresight.search.fit_options import Options
 from recipes.foresight.search.space import (
-    APART,
     BATCH,
     DIMENSIONS,
     MODES,
@@ -21,7 +20,7 @@ from recipes.foresight.search.space import (
     typed_value,
 )
 from recipes.machine import gpu_specs, host
-from recipes.options import menus, parallelism, validate
+from recipes.options import menus, parallelism
 from recipes.paths import CONF
 
 
@@ -87,7 +86,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     search = SearchSpace(request.overrides, cfg, share * cfg.parallelism.replicas)
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
-    _exclude(search)
+    exclusions.exclude(search)
     return search, []
 
 
@@ -100,7 +99,10 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
     elif lever in request.pinned:
         search.pinned[lever] = request.pinned[lever]
     elif lever in request.options.keep:
-        search.pinned[lever] = f"{lever}={now(search.base, lever)}"
+        value = now(search.base, lever) if DIMENSIONS[lever].has_effect is None else None
+        search.pinned[lever] = f"{lever}={typed_value(value)}"
+    elif DIMENSIONS[lever].has_effect is not None:
+        search.values[lever] = list(DIMENSIONS[lever].values or ())
     elif lever == BATCH:
         search.values[lever] = [2**power for power in range(share.bit_length()) if share % 2**power == 0]
         if "batch.effective" not in request.given:
@@ -155,48 +157,8 @@ def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _R
         allowed.append(value)
         if "." not in lever:
             search.sections[lever, value] = getattr(cfg, lever)
-    search.left_out += _by_reason(lever, refused)
+    search.left_out += exclusions.by_reason(lever, refused)
     return allowed
-
-
-def _ground(search: SearchSpace, lever: str, value: Any) -> dict[str, Any]:
-    """A choice with a value of a lever, to which values of other levers are added to see what is refused with it.
-
-    A lever that refuses others has the whole batch in one pass, and the first mode of parallelism that it allows.
-    """
-    if not DIMENSIONS[lever].refuses_others:
-        return {lever: value}
-    batch = {BATCH: search.effective // search.base.parallelism.replicas} if BATCH in search.values else {}
-    choices = [batch | {lever: value}]
-    choices += [choices[0] | {"parallelism": mode} for mode in search.values.get("parallelism", ())]
-    return next((choice for choice in choices if not validate.validate(search.config(choice))), choices[0])
-
-
-def _exclude(search: SearchSpace) -> None:
-    """Find which values of the other levers are refused with each mode of parallelism, and with levers that say so."""
-    lines = []
-    firsts = [each for each in search.values if each == "parallelism" or DIMENSIONS[each].refuses_others]
-    for first, lever in itertools.product(firsts, search.values):
-        if lever in firsts[: firsts.index(first) + 1] or (first == "parallelism" and lever == BATCH):
-            continue
-        for one in search.values[first]:
-            chosen = _ground(search, first, one)
-            found = {value: validate.validate(search.config(chosen | {lever: value})) for value in search.values[lever]}
-            refused = {value: " ".join(problems) for value, problems in found.items() if problems}
-            search.excluded |= {((first, one), (lever, value)) for value in refused}
-            shown = f"{first}={str(one).split()[0].lower()}"
-            lines += [f"{shown} with {line}" for line in _by_reason(lever, refused)]
-    search.left_out += dict.fromkeys(lines)
-    if all(value in search.values.get(lever, ()) for lever, value in APART):
-        search.left_out.append(f"{' with '.join(map('='.join, APART))}: what is slower is not tried with everything.")
-
-
-def _by_reason(lever: str, refused: dict[Any, str]) -> list[str]:
-    """A line for each reason, with the values of the lever that are refused for it. refused: value -> reason."""
-    alike: dict[str, list] = {}
-    for value, why in refused.items():
-        alike.setdefault(why.replace(f"{lever}={str(value).split()[0]}", ""), []).append(value)
-    return [f"{lever}={', '.join(map(typed_value, values))}: {refused[values[0]]}" for values in alike.values()]
 
 
 # --- problems -----------------------------------------------------------------------------------------

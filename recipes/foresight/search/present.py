@@ -28,7 +28,7 @@ COMPARED = (
 
 def heading(search: space.SearchSpace) -> str:
     """What is searched, what is kept, and what is left out and why."""
-    searched = [f"{lever} ({', '.join(map(str, values))})" for lever, values in search.values.items()]
+    searched = [f"{lever} ({', '.join(map(space.typed_value, values))})" for lever, values in search.values.items()]
     cfg = search.base
     gpus = cfg.parallelism.world_size
     count, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
@@ -90,7 +90,10 @@ def _closest(estimate: Estimate) -> str:
 
 def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     """One row per configuration: the levers that were searched, memory, what stays free, verdict, speed."""
-    headings = {lever: lever.split(".")[-1] for lever in search.values if lever != space.BATCH}
+    levers = {
+        lever: [_value(search, found, lever) for found in rows] for lever in search.values if lever != space.BATCH
+    }
+    levers = {lever: values for lever, values in levers.items() if any(values)}
     cells = []
     for number, found in enumerate(rows, 1):
         outcome = found.record
@@ -99,7 +102,7 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
         cells.append(
             [
                 str(number),
-                *(str(found.chosen[lever]) for lever in headings),
+                *(values[number - 1] for values in levers.values()),
                 f"{batch} x {steps}",
                 f"{found.device_used_bytes / MIB:,.0f}",
                 f"{found.estimate.margin_bytes / MIB:,.0f}",
@@ -111,7 +114,16 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step ms"]
     if search.base.gpu.price_per_hour is not None:
         figures.append(tables.COST)
-    return terminal_table(["", *headings.values(), "batch", *figures], cells, 2 + len(headings))
+    headings = [lever.split(".")[-1] for lever in levers]
+    return terminal_table(["", *headings, "batch", *figures], cells, 2 + len(headings))
+
+
+def _value(search: space.SearchSpace, found: Found, lever: str) -> str:
+    """The value of a lever in a row; "" where it makes no difference."""
+    has_effect, cfg = space.DIMENSIONS[lever].has_effect, search.config(found.chosen)
+    if has_effect is not None and not has_effect(cfg):
+        return ""
+    return space.typed_value(found.chosen.get(lever, space.now(cfg, lever)))
 
 
 def _speed(outcome: Record) -> tuple[str, str]:

@@ -21,8 +21,9 @@ BATCH = "batch.per_device"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
 DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
-# Two values that are not tried together: eager attention is slower and takes more memory, and would double the search.
-APART = (("model.attention", "eager"), ("loss", "chunked"))
+# Values that are not tried together: eager attention is slower and takes more memory, and would double the search.
+EAGER = ("model.attention", "eager")
+APART = ((EAGER, ("loss", "chunked")), (EAGER, ("parallelism.sync_each_batch", False)))
 NOT_SEARCHED = ", ".join(
     f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
 )
@@ -36,7 +37,7 @@ class SearchSpace:
     resolved. effective: the effective batch. values: lever -> values that are tried. sections: (menu, option) -> that
     section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
     left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
-    nobody has typed, kept or allowed. excluded: two choices of a lever that are refused together.
+    nobody has typed, kept or allowed. excluded: values of two or more levers that are not tried together.
     """
 
     overrides: list[str]
@@ -46,7 +47,7 @@ class SearchSpace:
     sections: dict[tuple[str, str], Any] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    excluded: set[tuple[tuple[str, Any], tuple[str, Any]]] = field(default_factory=set)
+    excluded: set[tuple[tuple[str, Any], ...]] = field(default_factory=set)
     not_allowed: list[str] = field(default_factory=list)
 
     def config(self, chosen: dict[str, Any]) -> Config:
@@ -56,7 +57,7 @@ class SearchSpace:
             if "." not in key:
                 setattr(cfg, key, copy.copy(self.sections[key, value]))
         for key, value in chosen.items():
-            for name, set_to in {key: value, **self.also(key, value)}.items():
+            for name, set_to in {key: value, **self.also(key, value)}.items() if value is not None else ():
                 group, _, leaf = name.partition(".")
                 if leaf:
                     setattr(getattr(cfg, group), leaf, set_to)
@@ -69,7 +70,9 @@ class SearchSpace:
         return self.overrides + [text for key in levers for text in self.lever_overrides(key, chosen[key])]
 
     def lever_overrides(self, lever: str, value: Any) -> list[str]:
-        """The overrides of train.py for one value of a lever."""
+        """The overrides of train.py for one value of a lever; None leaves it as it is."""
+        if value is None:
+            return []
         if lever == "parallelism":
             return mode_overrides(value, self.base.parallelism.world_size)
         return [f"{key}={typed_value(each)}" for key, each in {lever: value, **self.also(lever, value)}.items()]
@@ -84,9 +87,8 @@ class SearchSpace:
 
     def possible(self, chosen: dict[str, Any]) -> bool:
         """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""
-        if all(chosen.get(lever) == value for lever, value in APART):
-            return False
-        return not any(all(chosen.get(lever) == value for lever, value in pair) for pair in self.excluded)
+        apart = itertools.chain(APART, self.excluded)
+        return not any(all(chosen.get(lever) == value for lever, value in values) for values in apart)
 
     def count(self) -> int:
         """How many configurations there are."""
@@ -105,6 +107,8 @@ def mode_overrides(mode: str, gpus: int) -> list[str]:
 
 def typed_value(value: Any) -> str:
     """A value as a person types it."""
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -93,7 +93,7 @@ def test_a_lever_that_is_both_kept_and_allowed_is_refused():
 
 def test_what_is_left_open_and_allowed_is_searched():
     search = planned("batch.effective=12", allow=ALL)
-    others = ("parallelism", "optim.in_backward")
+    others = ("parallelism", "parallelism.sync_each_batch", "optim.in_backward")
     assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in others]
     assert set(search.pinned) == {"optim.in_backward"}
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
@@ -137,7 +137,7 @@ def test_what_is_typed_or_kept_is_pinned():
     words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
     search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]
-    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", "parallelism"}
+    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", "parallelism", "parallelism.sync_each_batch"}
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 

@@ -37,7 +37,8 @@ def refused(*words: str, **options) -> str:
 
 def test_several_gpus_are_searched_for_how_they_train_together():
     search = planned("batch.effective=24", gpus=4, allow=("precision", "optim", "adapter"))
-    assert list(search.values) == list(space.DIMENSIONS) and search.values["parallelism"] == list(space.MODES)
+    assert [*search.values] == [lever for lever in space.DIMENSIONS if lever != "optim.in_backward"]
+    assert search.values["parallelism"] == list(space.MODES)
     assert search.values["batch.per_device"] == [1, 2], "the powers of two that divide the share of one"
     for chosen in (
         {"parallelism": "ddp", "batch.per_device": 2},
@@ -63,6 +64,48 @@ def test_what_no_mode_can_do_is_said_once_and_not_tried():
     assert (
         typed.values["parallelism"] == ["ddp"] and sum("works on whole weights" in line for line in typed.left_out) == 1
     )
+
+
+def test_when_fsdp_reduces_is_searched_where_it_makes_a_difference():
+    once = {"parallelism.sync_each_batch": False}
+    search = planned("batch.effective=8", gpus=2, keep=ALL_ELSE)
+    assert search.values["parallelism.sync_each_batch"] == [None, False]
+    accumulated, whole = ({"parallelism": "fsdp", "batch.per_device": batch} for batch in (2, 4))
+    assert search.possible(accumulated | once) and search.possible(whole) and not search.possible(whole | once)
+    assert not search.possible(accumulated | once | {"parallelism": "ddp"}), "which keeps whole gradients in any case"
+    assert search.count() == 3 * 3 + 2 * 2
+    assert "parallelism.sync_each_batch=false batch.per_device=2" in search.command(accumulated | once)
+    assert "sync_each_batch" not in search.command(accumulated | {"parallelism.sync_each_batch": None})
+    for chosen in (accumulated, accumulated | once, accumulated | {"parallelism.sync_each_batch": None}):
+        composed, _, problems = space.compose_estimate(*search.overrides_of(chosen))
+        assert not problems and asdict(search.config(chosen)) == asdict(composed)
+    typed = planned("parallelism=fsdp", "parallelism.num_processes=2", "batch.effective=8", keep=ALL_ELSE)
+    assert typed.values["parallelism.sync_each_batch"] == [None, False] and typed.count() == 5
+    for words, options in (
+        (["batch.effective=2"], {"gpus": 2}),  # no accumulation
+        (["batch.effective=8"], {}),
+        (["batch.effective=8", "parallelism=ddp"], {"gpus": 2}),
+        (["batch.effective=8"], {"gpus": 2, "keep": (*ALL_ELSE, "parallelism.sync_each_batch")}),
+    ):
+        assert "parallelism.sync_each_batch" not in planned(*words, **{"keep": ALL_ELSE} | options).values
+
+
+def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
+    from recipes.foresight.search import runner
+
+    search = planned("batch.effective=4", gpus=2, keep=ALL_ELSE)
+    choices = [
+        {"parallelism": "fsdp", "batch.per_device": 1, "parallelism.sync_each_batch": False},
+        {"parallelism": "fsdp", "batch.per_device": 1},
+        {"parallelism": "fsdp", "batch.per_device": 2},
+        {"parallelism": "ddp", "batch.per_device": 1},
+    ]
+    rows = [runner.Found(chosen, runner.predict(search.overrides_of(chosen))[0]) for chosen in choices]
+    head, _, *lines = present.results_table(search, rows).splitlines()
+    assert "sync_each_batch" in head
+    place = head.index("sync_each_batch")
+    assert [line[place : place + 15].strip() for line in lines] == ["false", "true", "", ""]
+    assert "sync_each_batch" not in present.results_table(search, rows[2:])
 
 
 @pytest.mark.slow
@@ -136,9 +179,10 @@ def tried():
     found = []
     for values in itertools.product(*search.values.values()):
         chosen = dict(zip(search.values, values))
-        outcome, why = runner.predict(search.overrides_of(chosen))
-        assert not why
-        found.append((chosen, outcome))
+        if search.possible(chosen):
+            outcome, why = runner.predict(search.overrides_of(chosen))
+            assert not why
+            found.append(({lever: value for lever, value in chosen.items() if value is not None}, outcome))
     return search, found
 
 
@@ -148,7 +192,7 @@ def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
 
     search, found = tried
     made, why, _ = candidates.candidates_of(search, 2**60, SameProcessExecutor())
-    assert not why and len(made) == len(found) == 3 * 3 * 2
+    assert not why and len(made) == len(found) == 3 * 3 * 2 + 2 * 3, "with accumulation FSDP reduces in two ways"
     for candidate in made:
         (outcome,) = (outcome for chosen, outcome in found if chosen == candidate.chosen)
         ddp = candidate.chosen["parallelism"] == "ddp"
@@ -196,6 +240,10 @@ def test_it_finds_what_trying_all_finds(tried):
 # --- what comes out -------------------------------------------------------------------------------------
 
 
+def _synced(row) -> bool:
+    return row.chosen.get("parallelism.sync_each_batch", True)
+
+
 @pytest.mark.slow
 def test_its_commands_give_what_its_table_says(command, tmp_path):
     search = planned(
@@ -207,9 +255,9 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
         "checkpointing=none",
         gpus=4,
     )
-    result = searched(search, 6)
-    assert {row.chosen["parallelism"] for row in result.rows} == set(space.MODES)
-    first = {row.chosen["parallelism"]: row for row in reversed(result.rows)}
+    result = searched(search, 9)  # of the batches 1 and 2: with 1, FSDP accumulates
+    first = {f"{row.chosen['parallelism']} {_synced(row)}": row for row in reversed(result.rows)}
+    assert set(first) == {f"{mode} True" for mode in space.MODES} | {f"{mode} False" for mode in space.MODES[1:]}
     for mode, row in first.items():
         _, _, *words = shlex.split(search.command(row.chosen))
         ended = command(*words, "recipe=estimate", f"hydra.run.dir={tmp_path / mode}")
