@@ -93,9 +93,19 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
     if speed.model_flops_per_step and speed.step_seconds_median:
         flops = f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T"
         yield "Model FLOP/s", flops, f"MFU {speed.mfu:.1%}" if speed.mfu is not None else ""
+    yield from _machine_rows(outcome.config)
     cost = predicted.cost_of_million_tokens(outcome)
     if cost is not None:
         yield "Cost", predicted.two_digits(cost), "of a million tokens, in the currency of gpu.price_per_hour"
+
+
+def _machine_rows(values: dict) -> Iterator[Row]:
+    """The machines of an estimate for several, from its configuration."""
+    gpu, ranks = values.get("gpu") or {}, (values.get("parallelism") or {}).get("num_processes") or 1
+    machines = gpu.get("machines") or 1
+    if machines > 1:
+        network = f"the network of each carries {gpu['machine_link_gb_per_second']:g} GB/s in each direction"
+        yield "Machines", f"{machines}", f"of {ranks // machines} GPU{'s' * (ranks > machines)}; {network}"
 
 
 def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:

@@ -183,4 +183,6 @@ class Gpu(Menu):
     nccl_bytes: int = at_least(0)
     nccl_from: str = one_of("measured", "published", "assumed")
     host_factor: float = at_least(0.01)
+    machines: int = at_least(1)
+    machine_link_gb_per_second: float | None = at_least(0.01)
     price_per_hour: float | None = at_least(0)

@@ -13,7 +13,7 @@ from recipes.foresight import simulation
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED
 from recipes.foresight.simulation import SimulatedStep
-from recipes.foresight.speed import calibrated, compiled, cpu, roofline
+from recipes.foresight.speed import calibrated, compiled, cpu, links, roofline
 from recipes.foresight.uneven_lengths import UnevenLengths
 from recipes.machine import gpu_specs, host
 from recipes.options import attention, memory_hints
@@ -100,7 +100,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
         _fill_speed(cfg, outcome, simulated, outcome.estimate)
     else:
-        copying = roofline.host_copies_seconds(simulated.tally, cfg.gpu)
+        copying = links.host_copies_seconds(simulated.tally, cfg.gpu)
         outcome.warnings.append(
             f"no time is predicted; the copies between GPU and host alone take about {copying * 1000:,.3g} ms a step."
         )
@@ -237,7 +237,7 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
     """The assumptions behind the figures, a line each. evaluates: there are rows to evaluate on."""
     if host.gpu(cfg) is None:
         return []
-    lines = []
+    lines, machines = [], cfg.gpu.machines or 1
     if simulation.is_amd(cfg):
         lines.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
@@ -258,7 +258,8 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
     if cfg.parallelism.world_size > 1:
         source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")
         lines.append(
-            f"NCCL's buffers on each GPU are counted as {nccl_bytes(cfg) / MIB:,.0f} MiB ({source}; gpu.nccl_bytes). "
+            f"NCCL's buffers on each GPU are counted as {nccl_bytes(cfg) / MIB:,.0f} MiB ({source}; gpu.nccl_bytes)"
+            f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}. "
             "It is not modelled that memory freed on one stream is not available to another."
         )
     if cfg.parallelism.cpu_offload:

@@ -49,8 +49,8 @@ def simulate_step(cfg: Config, folder: str) -> tuple[SimulatedStep, dict[str, An
 
 def _key(cfg: Config, gpu: host.Gpu) -> str:
     """The same for configurations whose steps differ in the GPU's capacity and speed alone."""
-    values = config.to_dict(cfg)
-    del values["gpu"], values["launch"]
+    values = config.to_dict(cfg) | {"gpu": cfg.gpu.machines}  # where FSDP's groups of a machine's ranks end
+    del values["launch"]
     capability = simulation.AS_AMPERE if simulation.is_amd(cfg) else gpu.capability
     rules = [*attention.rules(capability), op_trace.cublas_workspace_bytes(capability)]
     return hashlib.sha256(json.dumps([values, rules], sort_keys=True).encode()).hexdigest()[:16]

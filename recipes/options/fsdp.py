@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recipes.config import Config
+from recipes.options import gpu as gpu_options
 from recipes.ranks import rank_info
 
 # strategy -> (weights are resharded after the forward pass, copies are kept in groups of `shard_size` ranks)
@@ -17,8 +18,10 @@ STRATEGIES = {
 
 def group_size(cfg: Config) -> int:
     """Ranks that share one copy of the model in the hybrid strategies: `shard_size`, or the ranks of a machine."""
-    rank, count = rank_info.current_rank(), cfg.parallelism.num_processes or 1
-    return cfg.parallelism.shard_size or (rank.local_world_size if rank.launched else count)
+    rank = rank_info.current_rank()
+    return cfg.parallelism.shard_size or (
+        rank.local_world_size if rank.launched else gpu_options.ranks_per_machine(cfg)
+    )
 
 
 def problems(cfg: Config, on_gpu: bool) -> list[str]:
@@ -39,6 +42,7 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
                 f"{count} ranks in groups of {size} are not. Type another shard_size, or "
                 "parallelism.strategy=full_shard."
             )
+        found += _machines_problems(cfg, "parallelism.shard_size", size)
     elif own.shard_size is not None:
         found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
     if own.cpu_offload and not on_gpu:
@@ -46,8 +50,19 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
     return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
 
 
+def _machines_problems(cfg: Config, key: str, size: int) -> list[str]:
+    """Groups of `size` ranks of an estimate, of which some would cross between machines and others not."""
+    here = gpu_options.ranks_per_machine(cfg)
+    if (cfg.gpu.machines or 1) == 1 or not here % size or not size % here:
+        return []
+    return [
+        f"groups of {key}={size} ranks lie unevenly on machines of {here}. Type {key}={here}, or another number that "
+        "divides it."
+    ]
+
+
 def _tensor_problems(cfg: Config) -> list[str]:
-    own, found = cfg.parallelism, []
+    own, found = cfg.parallelism, _machines_problems(cfg, "parallelism.tensor_size", cfg.parallelism.tensor_size)
     if own.strategy not in ("full_shard", "shard_grad_op"):
         found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
     if own.num_processes is not None and own.num_processes % own.tensor_size:

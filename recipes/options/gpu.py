@@ -9,6 +9,13 @@ from recipes.config import Config
 from recipes.machine import gpu_specs, host
 from recipes.options import hooks
 
+TYPED = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour")  # that no data sheet of a GPU has
+
+
+def ranks_per_machine(cfg: Config) -> int:
+    """How many of the ranks of an estimate are on one machine."""
+    return max(1, (cfg.parallelism.num_processes or 1) // (cfg.gpu.machines or 1))
+
 
 def resolve(cfg: Config) -> list[str]:
     """Replaces gpu=auto of an estimate by the installed GPU. Returns what prevents it."""
@@ -25,8 +32,7 @@ def resolve(cfg: Config) -> list[str]:
         "device_name": here.name,
         "memory_bytes": here.memory_bytes,
         "capability": ".".join(map(str, here.capability)),
-        "host_factor": cfg.gpu.host_factor,
-        "price_per_hour": cfg.gpu.price_per_hour,
+        **{key: getattr(cfg.gpu, key) for key in TYPED},
     }
     cfg.gpu = config.from_dict(installed, config.Gpu)
     return []
@@ -34,6 +40,40 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
+    return _option_problems(cfg) + (_machines_problems(cfg) if (cfg.gpu.machines or 1) > 1 else [])
+
+
+def _machines_problems(cfg: Config) -> list[str]:
+    """Several machines whose ranks or whose network are not known."""
+    own, machines = cfg.parallelism, cfg.gpu.machines
+    if cfg.recipe.name != "estimate" or cfg.device == "cpu":
+        return [
+            f"gpu.machines={machines} is for an estimate of a step on GPUs. A training has the machines on which a "
+            "launcher starts its ranks (docs/clusters.md). Leave it out."
+        ]
+    found = []
+    if cfg.gpu.machine_link_gb_per_second is None:
+        found.append(
+            f"gpu.machines={machines}: the network between them is missing. Add gpu.machine_link_gb_per_second=, the "
+            "GB/s of one machine in each direction, of all its network cards together: 50 for 400 Gb/s."
+        )
+    if own.name in ("single", "dp"):
+        found.append(
+            f"gpu.machines={machines} needs ranks on each of them, and parallelism={own.name} is one process. Type "
+            f"parallelism=ddp or parallelism=fsdp with parallelism.num_processes={8 * machines}, of all machines."
+        )
+    elif (own.num_processes or 1) % machines:
+        above = -(-(own.num_processes or 1) // machines) * machines
+        found.append(
+            f"parallelism.num_processes={own.num_processes} is the number of ranks of all machines, and cannot be "
+            f"divided equally among gpu.machines={machines}. Type parallelism.num_processes={above}, or another "
+            "multiple."
+        )
+    return found
+
+
+def _option_problems(cfg: Config) -> list[str]:
+    """A GPU that is neither installed nor predicted for."""
     if (
         cfg.gpu.name == "auto"
         or cfg.recipe.name != "estimate"

@@ -82,7 +82,7 @@ class Speed:
     # recipe=estimate: between these two lie nine of ten steps
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
-    bound_by: str | None = None  # recipe=estimate, what a step waits for: host, arithmetic, memory, link or host link
+    bound_by: str | None = None  # of an estimate, waits for: host, arithmetic, memory, link, machine link or host link
 
 
 @dataclass

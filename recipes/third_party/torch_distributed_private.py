@@ -33,19 +33,19 @@ def shard_offset(tensor: DTensor) -> list[int]:
 # --- process groups ----------------------------------------------------------------------------------
 
 
-def group_size(argument: Any) -> int | None:
-    """How many ranks a process group has, as an operation of c10d gets it; None for any other argument.
+def group_of(argument: Any) -> ProcessGroup | None:
+    """The process group that an operation of c10d gets as an argument; None for any other argument.
 
     c10d's operations get a ScriptObject, and only `_type()` tells a process group from others.
     """
     if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-        return ProcessGroup.unbox(argument).size()
+        return ProcessGroup.unbox(argument)
     return None
 
 
-def group_size_by_name(name: str) -> int:
-    """How many ranks the process group of that name has: functional collectives get a name instead of a group."""
-    return distributed_c10d._resolve_process_group(name).size()  # type: ignore[arg-type]  (GroupName: a str)
+def group_by_name(name: str) -> ProcessGroup:
+    """The process group of that name: functional collectives get a name instead of a group."""
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  (GroupName: a str)
 
 
 def fake_process_group_store() -> Any:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recipes import config
 from recipes.errors import Refusal
 from recipes.foresight import simulation
-from recipes.foresight.speed import roofline
+from recipes.foresight.speed import links
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.models import checkpointing
 from recipes.options import checkpointing as option
@@ -173,11 +173,11 @@ def test_a_gpu_keeps_what_the_option_says():
         assert not problems, problems
         simulated = simulation.simulate_step(cfg, tempfile.mkdtemp())
         found[name] = simulated.parts["largest_bytes"]["activations"]
-        copied[name] = roofline.host_copies_seconds(simulated.tally, cfg.gpu)
+        copied[name] = links.host_copies_seconds(simulated.tally, cfg.gpu)
     assert found["none"] > found["selective"] > found["full"] > found["offload"]
     inputs = LAYERS * 4 * 64 * cfg.model.width * 2
     assert found["full"] - found["offload"] >= inputs * (LAYERS - 1) / LAYERS
-    there_and_back = roofline.host_copy_seconds(2 * inputs, cfg.gpu)
+    there_and_back = links.host_copy_seconds(2 * inputs, cfg.gpu)
     assert copied["offload"] - copied["full"] == pytest.approx(there_and_back) and copied["none"] == copied["full"]
 
 

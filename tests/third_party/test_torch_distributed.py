@@ -29,13 +29,13 @@ def test_a_process_group_is_found_by_its_name_and_in_an_operation():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         group = dist.group.WORLD
-        assert torch_distributed_private.group_size_by_name(group.group_name) == 1
-        assert torch_distributed_private.group_size(group.boxed()) == 1
+        assert torch_distributed_private.group_by_name(group.group_name) is group
+        assert dist.get_process_group_ranks(torch_distributed_private.group_of(group.boxed())) == [0]
     finally:
         dist.destroy_process_group()
-    assert torch_distributed_private.group_size(1.0) is None
+    assert torch_distributed_private.group_of(1.0) is None
     with pytest.raises(RuntimeError):
-        torch_distributed_private.group_size_by_name("no such group")
+        torch_distributed_private.group_by_name("no such group")
 
 
 def test_replaced_ddp():

@@ -21,6 +21,7 @@ from recipes.config import Config
 from recipes.foresight.fake_gpu import fake_storages
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.machine import host
+from recipes.options import gpu as gpu_options
 from recipes.options import parallelism, training_arguments
 from recipes.ranks import collectives, rank_info
 from recipes.third_party import (
@@ -121,7 +122,7 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
         yield
         return
     environment = dict(os.environ)  # Accelerate writes to it, too
-    rank_info.export_environment(rank_info.RankInfo(0, count, 0, count))
+    rank_info.export_environment(rank_info.RankInfo(0, count, 0, gpu_options.ranks_per_machine(cfg)))
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
     dist.init_process_group(
         backend, store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=count

@@ -15,6 +15,7 @@ import torch
 
 from recipes.errors import UnknownOperation
 from recipes.foresight.fake_gpu import fake_storages
+from recipes.third_party import torch_distributed_private
 from recipes.third_party.torch_private import op_name, schema, storage_key
 
 aten = torch.ops.aten
@@ -46,8 +47,11 @@ def signature_of(values: Iterable[Any], tensors: list[torch.Tensor]) -> tuple:
             parts.append(signature_of(value, tensors))
         elif kind is float or kind is bool:  # 1.0 == True == 1, but their results differ
             parts.append((kind, value))
+        elif isinstance(value, CONSTANT_TYPES):
+            parts.append(value)
         else:
-            parts.append(value if isinstance(value, CONSTANT_TYPES) else None)
+            group = torch_distributed_private.group_of(value)
+            parts.append(None if group is None else group.group_name)
     return tuple(parts)
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from recipes.config import Config
 from recipes.foresight import simulation
 from recipes.foresight.simulation import SimulatedStep
-from recipes.foresight.speed import efficiencies, roofline
+from recipes.foresight.speed import efficiencies, links, roofline
 from recipes.foresight.speed.operation_names import COLLECTIVE
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.options import checkpointing, parallelism
@@ -148,7 +148,7 @@ def _with_collectives(cfg: Config, made: Extrapolation, collectives: float) -> E
     DDP sends one bucket at a time, and a layer more need not fill another bucket: their number is no straight line.
     """
     empty = Operation("allreduce_", COLLECTIVE)
-    latency = roofline.collective_seconds(empty, cfg.gpu, cfg.parallelism.world_size, efficiencies.of_gpu(cfg.gpu))
+    latency, _ = links.collective_seconds(empty, cfg.gpu, cfg.parallelism.world_size, efficiencies.of_gpu(cfg.gpu))
     link = made.pass_link_seconds + (collectives - made.pass_collectives) * latency
     return replace(made, pass_collectives=collectives, pass_link_seconds=link)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from recipes.config import Gpu
-from recipes.foresight.speed import cpu, efficiencies, roofline
+from recipes.foresight.speed import cpu, efficiencies, links, roofline
 from recipes.foresight.speed.calibrated import CpuRates
 from recipes.foresight.speed.operation_names import (
     ATTENTION,
@@ -124,7 +124,7 @@ def predicted(
 
     def cost(operation: Operation) -> tuple[float, str]:
         if operation.kind == COLLECTIVE:
-            return roofline.collective_seconds(operation, gpu, num_processes, reached), "link"
+            return links.collective_seconds(operation, gpu, num_processes, reached)
         seconds = roofline.device_seconds(operation, gpu, precision, reached)
         if operation.kind == HOST_COPY:
             return seconds, "host link"

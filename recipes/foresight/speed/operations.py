@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from recipes.foresight.speed.operation_names import (
     ATTENTION,
@@ -54,9 +55,9 @@ class Operation:
     """A distinct call of an operation.
 
     kind: its class (MATMUL, ATTENTION, ...; a convolution is a MATMUL). dtype: of its arithmetic; tf32 of a convolution
-    that may use it. flops, bytes (read plus written): of one call,
-    all kernels together. kernels: how many one call launches. shape: (batch, M, N, K) of a matrix product, (ranks,) of
-    a collective, whose bytes are those of the whole tensor, (rows, length) of a softmax or a normalisation; else ().
+    that may use it. flops, bytes (read plus written): of one call, all kernels together. kernels: how many one call
+    launches. shape: (batch, M, N, K) of a matrix product, (ranks, stride) of a collective, whose bytes are those of the
+    whole tensor and whose group is every stride-th rank, (rows, length) of a softmax or a normalisation; else ().
     in_place: an element-wise operation that writes to an argument. layout: n or t for each factor of a
     product, plain or transposed in memory.
     """
@@ -169,7 +170,7 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     if op_class.kind in (MATMUL, ATTENTION):
         flops, shape = _arithmetic(func, op_class, args, kwargs, result)
     elif op_class.kind == COLLECTIVE:
-        shape = _ranks(args)
+        shape = _group(args)
     elif any(part in op_class.name for part in NORMALISATIONS) and inputs and inputs[0].dim():
         length = inputs[0].shape[-1]
         shape = (inputs[0].numel() // max(1, length), length)
@@ -261,14 +262,16 @@ def _layout(op_class: _OperationClass, args: Sequence) -> str:
     return "".join("n" if factor.stride(-1) == 1 else "t" for factor in args[first : first + 2])
 
 
-def _ranks(args: Sequence) -> tuple[int, ...]:
-    """(number of ranks,) of a collective, by the process group among its arguments: an object of torch, or its name."""
-    sizes = [torch_distributed_private.group_size(argument) for argument in args]
-    size = next((size for size in sizes if size is not None), None)
+def _group(args: Sequence) -> tuple[int, ...]:
+    """(ranks, stride) of a collective's process group, whose arguments have it as an object of torch, or its name."""
+    found = next(filter(None, map(torch_distributed_private.group_of, args)), None)
     names = [argument for argument in args if isinstance(argument, str)]
-    if size is None and names:
-        size = torch_distributed_private.group_size_by_name(names[-1])
-    return () if size is None else (size,)
+    if found is None and names:
+        found = torch_distributed_private.group_by_name(names[-1])
+    if found is None:
+        return ()
+    ranks = dist.get_process_group_ranks(found)
+    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
 
 
 def _argument(func: Any, name: str, args: Sequence, kwargs: Mapping) -> Any:

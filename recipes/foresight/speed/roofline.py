@@ -12,13 +12,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from recipes.config import Gpu
-from recipes.foresight.speed import efficiencies
+from recipes.foresight.speed import efficiencies, links
 from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, CONVOLUTIONS, HOST_COPY, REDUCTION
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.speed.products import joined, product_flops
 
-GPUS_PER_MACHINE = 8
 # Rows that a multiprocessor works on at once, by the threads of a row's block: torch's softmax has up to 1024 of the
 # 2048, its layer norm 128.
 ROWS_PER_SM = {"reduction": 4, "normalisation": 16}
@@ -26,9 +25,6 @@ AUTOCAST = ("fp16", "bf16")  # options of `precision` whose casts the host issue
 ERROR_OF = {"bf16_pure": "bf16"}  # option of `precision` -> the dtype of its products, where the names differ
 # The fastest and the slowest host against the assumed one: 9.5 and 24.7 us a call in published steps, against 12.
 HOSTS = (0.8, 2.05)
-# Of the bandwidth to the host, and in the best and the worst case: nvbandwidth has 0.8 to 0.87 of the sheet in both
-# directions (A100, H100, H200), and 0.2 from the device on an A100 machine.
-HOST_LINK, HOST_LINK_BEST, HOST_LINK_WORST = 0.82, 0.87, 0.2
 LEAST_COPIES = 1e-3  # seconds of them that a note names
 SPILL = 4  # how sharply rows stop fitting into the cache (fitted)
 
@@ -41,6 +37,7 @@ class Prediction:
     and by what hosts differ. device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
     of the device by class of operations. arithmetic_seconds: of the device, in operations that arithmetic limits.
     host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
+    machine_link_seconds: of the link, in collectives that the network between machines limits.
     notes: assumptions to know before relying on the prediction. collectives: their number.
     """
 
@@ -56,16 +53,19 @@ class Prediction:
     notes: list[str] = field(default_factory=list)
     collectives: int = 0
     host_link_seconds: float = 0.0
+    machine_link_seconds: float = 0.0
 
     @property
     def bound_by(self) -> str:
-        """What the step waits for: host, link, host link, arithmetic or memory."""
+        """What the step waits for: host, link, machine link, host link, arithmetic or memory."""
         longest = max(self.device_seconds, self.host_seconds, self.link_seconds)
         if longest == self.device_seconds:
             if 2 * self.host_link_seconds > self.device_seconds:
                 return "host link"
             return "arithmetic" if 2 * self.arithmetic_seconds > self.device_seconds else "memory"
-        return "host" if longest == self.host_seconds else "link"
+        if longest == self.host_seconds:
+            return "host"
+        return links.BY_MACHINE_LINK if 2 * self.machine_link_seconds > self.link_seconds else links.BY_LINK
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def predict(
     """The seconds of the step whose operations a tally holds.
 
     gpu: resolved. precision: the option's name; tf32 runs fp32 matrix products on the tensor cores. num_processes:
-    ranks that take part in the collectives, over the GPU's link. reached: instead of the chip's efficiencies. paging:
+    ranks of all machines, which exchange over their links. reached: instead of the chip's efficiencies. paging:
     where states find no room, all of them go to the device and back in each step, as the driver gives up the page that
     was used longest ago; at best only those without room do.
 
@@ -95,40 +95,39 @@ def predict(
     """
     reached = reached or efficiencies.of_gpu(gpu)
     by_kind: dict[str, float] = defaultdict(float)  # seconds
-    link_seconds, collectives, arithmetic_seconds = 0.0, 0, 0.0
+    arithmetic_seconds = 0.0
     for counts in tally.counts.values():
         for operation, times in counts.items():
             if operation.kind == COLLECTIVE:
-                link_seconds += times * collective_seconds(operation, gpu, num_processes, reached)
-                collectives += times
                 continue
             seconds = times * device_seconds(operation, gpu, precision, reached)
             by_kind[operation.kind] += seconds
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
     if paging.homeless_bytes:
-        by_kind[HOST_COPY] += host_copy_seconds(2 * paging.bytes, gpu)
+        by_kind[HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
     device, copying = sum(by_kind.values()), by_kind[HOST_COPY]
     least = copying
     if paging.homeless_bytes:
-        least -= host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
+        least -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
     error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying
-    low = computing * (1 - error) + least * HOST_LINK / HOST_LINK_BEST
-    high = computing * (1 + error) + copying * HOST_LINK / HOST_LINK_WORST
-    host = _host_seconds(tally, gpu, precision, reached)
+    low = computing * (1 - error) + least * links.HOST_LINK / links.HOST_LINK_BEST
+    high = computing * (1 + error) + copying * links.HOST_LINK / links.HOST_LINK_WORST
+    host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
     return Prediction(
-        overlapped(device, host, link_seconds, collectives),
-        overlapped(low, host * HOSTS[0], link_seconds * (1 - error), collectives),
-        overlapped(high, host * HOSTS[1], link_seconds * (1 + error), collectives),
+        overlapped(device, host, sent.seconds, sent.collectives),
+        overlapped(low, host * HOSTS[0], sent.low_seconds(error), sent.collectives),
+        overlapped(high, host * HOSTS[1], sent.high_seconds(error), sent.collectives),
         device,
         host,
-        link_seconds,
+        sent.seconds,
         arithmetic_seconds,
         dict(by_kind),
         reached.source,
-        _notes(tally, gpu, num_processes, reached) + _copies_note(copying, gpu),
-        collectives,
+        _notes(tally, gpu, reached) + links.notes(sent, gpu, num_processes) + _copies_note(copying, gpu),
+        sent.collectives,
         copying,
+        sent.machine_seconds,
     )
 
 
@@ -162,7 +161,7 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     """
     launching = operation.kernels * reached.kernel_seconds
     if operation.kind == HOST_COPY:
-        return launching + host_copy_seconds(operation.bytes, gpu)
+        return launching + links.host_copy_seconds(operation.bytes, gpu)
     if not operation.flops:
         return launching + traffic_seconds(operation, gpu, reached)
     dtype = arithmetic(operation, precision, gpu)
@@ -183,21 +182,6 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     moved = operation.bytes * _through_cache(operation.bytes, reached)
     moving = moved / (gpu.bandwidth_gb_per_second * 1e9 * reached.product_bandwidth[dtype])
     return launching + joined(done / rate, moving, reached.sharpness[dtype])
-
-
-def host_copies_seconds(tally: Tally, gpu: Gpu) -> float:
-    """The seconds of all copies between device and host in a tally."""
-    return sum(
-        times * host_copy_seconds(operation.bytes, gpu)
-        for counts in tally.counts.values()
-        for operation, times in counts.items()
-        if operation.kind == HOST_COPY
-    )
-
-
-def host_copy_seconds(size_bytes: float, gpu: Gpu) -> float:
-    """The seconds of so many bytes between the device and the host, in either direction."""
-    return size_bytes / (gpu.host_link_gb_per_second * 1e9 * HOST_LINK)
 
 
 def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
@@ -241,34 +225,17 @@ def attention_kernel(name: str) -> str:
     return next((kernel for kernel in ("flash", "efficient", "cudnn") if kernel in name), "other")
 
 
-def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reached: Efficiencies) -> float:
-    """The seconds of a collective by the ring algorithm (Patarasuk and Yuan 2009).
-
-    n ranks take n - 1 steps, each of which sends an nth of the tensor; all-reduce takes twice as many.
-
-    operation.bytes: of the whole tensor, as each rank has it before or after. operation.shape: (ranks,) where not all
-    of num_processes take part.
-    """
-    ranks = operation.shape[0] if operation.shape else num_processes
-    if ranks == 1:
-        return 0.0
-    all_reduce = "allreduce" in operation.name or "all_reduce" in operation.name
-    steps = (ranks - 1) * (2 if all_reduce else 1)
-    sent = steps / ranks * operation.bytes
-    return steps * reached.link_seconds + sent / (gpu.link_gb_per_second * 1e9 * reached.link)
-
-
 def _copies_note(copying: float, gpu: Gpu) -> list[str]:
     if copying < LEAST_COPIES:
         return []
     return [
-        f"speed: copies between GPU and host take {copying * 1000:,.3g} ms of the step, at {HOST_LINK:.0%} of "
-        f"{gpu.host_link_gb_per_second:g} GB/s (gpu.host_link_gb_per_second); published are {HOST_LINK_WORST:.0%} to "
-        f"{HOST_LINK_BEST:.0%}. Nothing else is taken to run at the same time."
+        f"speed: copies between GPU and host take {copying * 1000:,.3g} ms of the step, at {links.HOST_LINK:.0%} of "
+        f"{gpu.host_link_gb_per_second:g} GB/s (gpu.host_link_gb_per_second); published are "
+        f"{links.HOST_LINK_WORST:.0%} to {links.HOST_LINK_BEST:.0%}. Nothing else is taken to run at the same time."
     ]
 
 
-def _notes(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies) -> list[str]:
+def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
     notes = []
     if reached.source == "published":
         notes.append(f"speed: efficiencies of {gpu.chip} as others published them, not fitted to measured runs.")
@@ -280,10 +247,5 @@ def _notes(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies) ->
         notes.append(
             "convolutions: their time is that of large matrix products of as many FLOPs, and cuDNN's workspaces are "
             "not counted; neither was compared with a GPU."
-        )
-    if num_processes > GPUS_PER_MACHINE:
-        notes.append(
-            f"speed: {num_processes} processes on one link of {gpu.link_gb_per_second:g} GB/s; between "
-            "machines it is slower."
         )
     return notes

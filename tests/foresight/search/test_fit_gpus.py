@@ -51,6 +51,15 @@ def test_several_gpus_are_searched_for_how_they_train_together():
 
 
 @pytest.mark.slow
+def test_gpus_of_several_machines_are_all_of_them():
+    machines = ["gpu.machines=2", "gpu.machine_link_gb_per_second=50"]
+    search = planned("batch.effective=24", *machines, gpus=4)
+    assert search.values["parallelism"] == list(space.MODES)
+    assert (search.base.parallelism.num_processes, search.base.gpu.machines) == (4, 2)
+    said = refused("batch.effective=24", *machines, gpus=3)
+    assert "divided equally" in said and "parallelism.num_processes=4" in said
+
+
 def test_what_no_mode_can_do_is_said_once_and_not_tried():
     words = ["batch.effective=2", "precision=fp32", "checkpointing=none", "model.attention=sdpa", "loss=standard"]
     search = planned(*words, gpus=2, allow=("optim",))

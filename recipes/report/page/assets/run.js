@@ -45,7 +45,7 @@ function heading(run) {
   const parts = [value("model", "pretrained") || value("model"), "on " + device];
   const details = [record.recipe === "estimate" ? "an estimate: nothing was trained" : "recipe " + record.recipe, value("precision"), value("optim"),
     `batch ${value("batch", "per_device")} × ${value("accumulation", "steps")}`, `${value("data", "seq_len") ?? ""} tokens`,
-    `checkpointing ${value("checkpointing")}`, value("parallelism") === "single" ? "" : `${value("parallelism")} × ${value("parallelism", "num_processes")}`, record.environment.started_at || ""];
+    `checkpointing ${value("checkpointing")}`, value("parallelism") === "single" ? "" : `${value("parallelism")} × ${value("parallelism", "num_processes")}${value("gpu", "machines") > 1 ? ` on ${value("gpu", "machines")} machines` : ""}`, record.environment.started_at || ""];
   return h("header", {}, run.sweep ? h("p", {}, h("a", { href: run.sweep }, "← the sweep")) : "",
     h("h1", {}, parts.filter(Boolean).join(" "), " ", chip(statusText(record))),
     h("p", { class: "quiet" }, details.filter(Boolean).join(" · ")));
