@@ -182,7 +182,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     else:
         dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
     if op_class.name in CONVOLUTIONS and dtype == "fp32" and not inputs[0].is_cpu:
-        dtype = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else dtype
+        allowed = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]  # of the module's class
+        dtype = "tf32" if allowed.fp32_precision == "tf32" else dtype
     in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
     kernels, layout = _kernels(op_class, args), _layout(op_class, args)
     elements = max((tensor.numel() for tensor in inputs + outputs), default=0)
