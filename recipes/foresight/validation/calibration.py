@@ -18,7 +18,7 @@ from recipes.foresight.validation.error_stats import signed
 PULL = 0.01  # weight of a value e times its prior, against a step predicted wrong by a factor of e
 STRIDES = (0.3, 0.003)  # of a value's logarithm
 Values = dict[str, dict[str, float]]  # field of Efficiencies -> key -> value
-FRACTIONS = ("matmul", "attention", "bandwidth")  # values that are a fraction of a peak: at most 1
+FRACTIONS = ("matmul", "attention", "bandwidth")  # values that are a fraction of a peak: at most 1, or their prior
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,15 @@ def fit(steps: list[MeasuredStep], gpu: Gpu, prior: Efficiencies) -> Efficiencie
 
     used = _used(steps, gpu)
     fitted = [(group, key) for group in start for key in start[group] if (group, key) in used]
-    return efficiencies_of(coordinate_descent.minimise(loss, start, fitted, _scaled, STRIDES, least_gain=1e-12))
 
+    def scaled(values: Values, value_of: tuple[str, str], factor: float) -> Values:
+        """The values with one of them multiplied. value_of: its group, and its key there."""
+        group, key = value_of
+        value = values[group][key] * factor
+        most = max(1.0, start[group][key]) if group in FRACTIONS else math.inf  # a GeForce clocks above its sheet
+        return values | {group: values[group] | {key: min(value, most)}}
 
-def _scaled(values: Values, value_of: tuple[str, str], factor: float) -> Values:
-    """The values with one of them multiplied. value_of: its group, and its key there."""
-    group, key = value_of
-    value = values[group][key] * factor
-    return values | {group: values[group] | {key: min(value, 1.0) if group in FRACTIONS else value}}
+    return efficiencies_of(coordinate_descent.minimise(loss, start, fitted, scaled, STRIDES, least_gain=1e-12))
 
 
 def _used(steps: list[MeasuredStep], gpu: Gpu) -> set[tuple[str, str]]:

@@ -70,6 +70,17 @@ def test_the_part_of_the_peak_that_attention_reaches_is_found():
     assert found.attention["efficient"] == start.attention["efficient"]
 
 
+def test_a_card_that_clocks_above_its_sheet_is_not_held_to_it():
+    card = config.from_dict(gpu_specs.options()["rtx4090_24gb"], config.Gpu)
+    tally, start = Tally(), efficiencies.of_chip(card.chip)
+    tally.put(Operation("mm", MATMUL, "bf16", 2 * 8192**3, 6 * 8192**2, 1, (1, 8192, 8192, 8192)), "forward", 10)
+    assert start.matmul["bf16"] > 1.2
+    true = dataclasses.replace(start, matmul=start.matmul | {"bf16": 1.08})
+    seconds = roofline.predict(tally, card, "bf16", reached=true).step_seconds
+    found = calibration.fit([calibration.MeasuredStep("a", tally, "bf16", seconds)], card, start)
+    assert found.matmul["bf16"] == pytest.approx(1.08, rel=0.02)
+
+
 def test_a_value_that_no_step_depends_on_keeps_its_prior():
     start = efficiencies.of_chip("A100")
     found = calibration.fit(STEPS, A100, start)
