@@ -88,4 +88,8 @@ def of_gpu(gpu: Gpu) -> Efficiencies:
         name: getattr(table_values, name) | value if isinstance(value, dict) else value
         for name, value in measured.efficiencies.items()
     }
-    return dataclasses.replace(table_values, source=calibrated.HERE, runs=(measured.date,), **changed)
+    # The calibration measures products at the clocks of long work: nothing is left to take off for a whole step.
+    sustained = table_values.sustained | dict.fromkeys(measured.efficiencies.get("matmul", ()), 1.0)
+    return dataclasses.replace(
+        table_values, source=calibrated.HERE, runs=(measured.date,), sustained=sustained, **changed
+    )
