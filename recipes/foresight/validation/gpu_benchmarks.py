@@ -1,4 +1,4 @@
-"""What scripts/calibrate.py measures of a GPU, in about a minute. No test without a GPU can run this file.
+"""What scripts/calibrate.py measures of a GPU, in about a minute. Without a GPU only `matmul_of` can be run.
 
 Large products by dtype, bandwidth by class of operation, attention, the least time of a kernel, calls of the host, and
 the context. The figures of the card come from conf/gpu/.
@@ -6,7 +6,9 @@ the context. The figures of the card come from conf/gpu/.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -16,8 +18,10 @@ import torch
 
 from recipes import config
 from recipes.errors import Refusal
+from recipes.foresight.speed import efficiencies, roofline
 from recipes.foresight.speed.calibrated import GpuRates
-from recipes.foresight.speed.products import product_flops
+from recipes.foresight.speed.operation_names import MATMUL
+from recipes.foresight.speed.operations import Operation
 from recipes.foresight.validation import cpu_benchmarks
 from recipes.machine import gpu_specs, host, nvml
 
@@ -80,7 +84,7 @@ def measure(show: Callable[[str], None]) -> GpuRates:
 
 
 def _products(gpu: config.Gpu) -> dict[str, float]:
-    """dtype -> the fraction of the peak, without what tiles and waves waste."""
+    """dtype -> the fraction of the peak (`matmul_of`)."""
     found = {}
     for name, dtype in DTYPES.items():
         peak = getattr(gpu, f"{name}_tflops")
@@ -88,10 +92,27 @@ def _products(gpu: config.Gpu) -> dict[str, float]:
             continue
         torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
         left, right = (torch.rand(LARGE, LARGE, device="cuda", dtype=dtype) for _ in range(2))
-        done = product_flops((1, LARGE, LARGE, LARGE), gpu.sm_count)
-        found[name] = done / seconds_of(functools.partial(torch.mm, left, right)) / (peak * 1e12)
+        found[name] = matmul_of(seconds_of(functools.partial(torch.mm, left, right)), name, gpu)
     torch.backends.cuda.matmul.allow_tf32 = False
     return found
+
+
+def matmul_of(seconds: float, name: str, gpu: config.Gpu) -> float:
+    """The fraction of the peak with which the roofline gives a product of LARGE sides so many seconds, by bisection.
+
+    So what its tiles, its traffic and its launch take is not counted twice. name: of DTYPES.
+    """
+    side, size = (1, LARGE, LARGE, LARGE), DTYPES[name].itemsize
+    dtype = "fp32" if name == "tf32" else name
+    product = Operation("mm", MATMUL, dtype, 2 * LARGE**3, 3 * size * LARGE**2, 1, side)
+    table = efficiencies.of_chip(gpu.chip, gpu.device_name)
+    low, high = 0.01, 4.0
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        tried = dataclasses.replace(table, matmul={name: middle}, sustained={name: 1.0})
+        slow = roofline.device_seconds(product, gpu, name, tried) > seconds
+        low, high = (middle, high) if slow else (low, middle)
+    return low
 
 
 def _bandwidth(gpu: config.Gpu) -> dict[str, float]:

@@ -1,0 +1,30 @@
+"""What scripts/calibrate.py makes of the seconds that it measures on a GPU, without one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from recipes import config
+from recipes.foresight.speed import calibrated, efficiencies, roofline
+from recipes.foresight.speed.operation_names import MATMUL
+from recipes.foresight.speed.operations import Operation
+from recipes.foresight.validation import gpu_benchmarks
+from recipes.machine import gpu_specs
+
+
+@pytest.mark.parametrize("name,dtype,size", [("bf16", "bf16", 2), ("tf32", "fp32", 4), ("fp32", "fp32", 4)])
+def test_a_product_that_was_measured_is_predicted_to_take_what_it_took(monkeypatch, tmp_path, name, dtype, size):
+    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
+    gpu = config.from_dict(gpu_specs.options()["l4_24gb"], config.Gpu)
+    side = gpu_benchmarks.LARGE
+    product = Operation("mm", MATMUL, dtype, 2 * side**3, 3 * size * side**2, 1, (1, side, side, side))
+    table = efficiencies.of_gpu(gpu)
+    true = dataclasses.replace(table, matmul={name: 0.4}, sustained={name: 1.0})
+    seconds = roofline.device_seconds(product, gpu, name, true)
+    found = gpu_benchmarks.matmul_of(seconds, name, gpu)
+    assert found == pytest.approx(0.4, rel=1e-3)
+    calibrated.write(calibrated.GpuRates(gpu.device_name, "2.13", "2026-11-22", {"matmul": {name: found}}))
+    predicted = roofline.device_seconds(product, gpu, name, efficiencies.of_gpu(gpu))
+    assert predicted == pytest.approx(seconds, rel=1e-3)
