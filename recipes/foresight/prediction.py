@@ -211,15 +211,17 @@ def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     """The times of a step on this CPU, where scripts/calibrate.py has measured it."""
     rates, why_not = cpu_rates(cfg)
     if rates is None:
-        outcome.warnings += [f"no time is predicted: {why_not}"] if why_not else []
+        outcome.warnings.append(f"no time is predicted: {why_not}")
         return
     _enter_times(cfg, outcome, simulated, cpu.predict(simulated.tally, rates, simulated.trace.fresh_bytes))
 
 
 def cpu_rates(cfg: Config) -> tuple[calibrated.CpuRates | None, str]:
     """(what was measured of this CPU, "") for a step whose time can be predicted from it; else (None, why not)."""
-    if cfg.parallelism.world_size > 1 or cfg.compile:
-        return None, ""
+    if cfg.parallelism.world_size > 1:
+        return None, "how several processes share one CPU is not modelled."
+    if cfg.compile:
+        return None, "compiled code on a CPU is not modelled."
     return calibrated.cpu(host.cpu_name(), torch.get_num_threads(), str(torch.__version__))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import compose
 
 from recipes import config
+from recipes.foresight import prediction
 from recipes.foresight.speed import calibrated, cpu, efficiencies, operations
 from recipes.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
@@ -107,3 +109,12 @@ def test_products_that_were_measured_here_are_sustained_ones(folder):
     assert efficiencies.of_gpu(gpu).sustained["fp32"] != 1
     calibrated.write(calibrated.GpuRates(gpu.device_name, "2.13", "2026-11-22", {"matmul": {"fp32": 0.33}}))
     assert efficiencies.of_gpu(gpu).sustained["fp32"] == 1
+
+
+@pytest.mark.parametrize(
+    "words,why", [(["parallelism=ddp", "parallelism.num_processes=2"], "processes"), (["compile=true"], "compiled")]
+)
+def test_a_step_on_a_cpu_without_a_time_says_why(words, why):
+    base = ["recipe=estimate", "device=cpu", "model=bert_tiny", "data.samples=16"]
+    _, reason = prediction.cpu_rates(compose(*base, *words).cfg)
+    assert why in reason
