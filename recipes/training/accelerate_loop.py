@@ -21,7 +21,7 @@ from recipes.parallelism import accelerate_plugins, unwrap
 from recipes.ranks import collectives
 from recipes.training import optimizer
 from recipes.training.after_step import AfterStep
-from recipes.training.step import forward_backward, step_shares, whole_norm
+from recipes.training.step import forward_backward, learning_rate, step_shares, whole_norm
 
 
 class Loop:
@@ -84,12 +84,12 @@ class Loop:
         if self.args.max_grad_norm > 0:
             norm = whole_norm(self.accelerator.clip_grad_norm_(self.parameters, self.args.max_grad_norm))
         self.optimizer.step()
-        learning_rate = float(self.scheduler.get_last_lr()[0])
+        rate = learning_rate(self.optimizer, self.scheduler)
         if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
             self.scheduler.step()
         self.optimizer.zero_grad()
         loss = collectives.all_reduce_mean(sum(losses[1:], losses[0]))
-        return loss, samples, tokens, learning_rate, norm, unpadded
+        return loss, samples, tokens, rate, norm, unpadded
 
     def one_more_step(self, ledger: AbstractContextManager) -> int:
         """The same step once more under the ledger, on the largest batches of the data. Returns its tokens."""

@@ -81,6 +81,13 @@ def forward_backward(
     return loss.detach()
 
 
+def learning_rate(optimizer: Any, scheduler: Any) -> float:
+    """Of the step that the optimizer has just taken. Schedule-free optimizers have a warm-up of their own, which only
+    they know."""
+    rate = inner_optimizer(optimizer).param_groups[0].get("scheduled_lr")
+    return float(scheduler.get_last_lr()[0] if rate is None else rate)
+
+
 def whole_norm(norm: Any) -> torch.Tensor | None:
     """The norm that clipping has returned, () on the device. norm: under FSDP a DTensor, whose parts are added up here;
     under DeepSpeed a number, or None where it has not clipped."""

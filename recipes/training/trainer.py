@@ -22,7 +22,7 @@ from recipes.third_party import accelerate_private
 from recipes.third_party.transformers_trainer_private import HookedTrainer
 from recipes.training import optimizer
 from recipes.training.after_step import AfterStep
-from recipes.training.step import forward_backward, step_shares, whole_norm
+from recipes.training.step import forward_backward, learning_rate, step_shares, whole_norm
 
 
 class HeadroomTrainer(HookedTrainer):
@@ -81,7 +81,7 @@ class StepCallback(TrainerCallback):
         self.step_log.begin()
 
     def on_optimizer_step(self, args, state, control, **_):
-        self.learning_rate = float(self.loop.scheduler.get_last_lr()[0])  # before the scheduler goes on
+        self.learning_rate = learning_rate(self.loop.optimizer, self.loop.scheduler)  # before the scheduler goes on
 
     def on_step_end(self, args, state, control, **_):
         trainer = self.loop.trainer

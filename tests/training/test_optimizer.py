@@ -185,6 +185,16 @@ def test_schedule_free_evaluates_the_average_of_the_weights_that_it_trains(tmp_p
         torch.testing.assert_close(weight, trained)
 
 
+@pytest.mark.parametrize("recipe", ["accelerate", "trainer"])
+def test_the_warm_up_of_schedule_free_is_in_the_learning_rates_of_the_steps(tmp_path, monkeypatch, recipe):
+    pytest.importorskip("schedulefree")
+    rates = []
+    monkeypatch.setattr(StepLog, "step", lambda self, loss, *figures: rates.append(figures[2]))
+    words = ["optim=schedule_free", "train.schedule=constant", "train.warmup_steps=2", "train.learning_rate=0.5"]
+    train(recipe, tmp_path, *words)
+    assert rates == [0.25, 0.5, 0.5]
+
+
 def test_stable_adamw_counts_its_steps_where_a_checkpoint_finds_them(tmp_path):
     pytest.importorskip("optimi")
     ours, _ = both(tmp_path, "optim=stable_adamw")
