@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import compose, small
+from support.accelerate_state import own_state
 
 from recipes.foresight.speed import measured_operations
 from recipes.machine import host
 from recipes.options import compile
+from recipes.training import setup
 
 
 @pytest.mark.slow
@@ -56,6 +58,16 @@ def test_compiled_beside_other_levers_it_loses_the_same(train, tmp_path, words, 
     assert compiled.training.losses == pytest.approx(plain.training.losses, rel=1e-2 if "bf16" in words else 1e-4)
     assert compiled.speed.compile_seconds > 0.1 and compiled.memory.peak_tensor_bytes, compiled.warnings
     assert compiled.memory.peak_tensor_bytes == pytest.approx(plain.memory.peak_tensor_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_both_recipes_give_mode_and_regions_to_accelerate(tmp_path, recipe):
+    """A training that compiles the whole model in another mode has the same losses."""
+    mode = "max-autotune-no-cudagraphs"
+    words = [f"recipe={recipe}", "model=gpt2_tiny", "compile=true", "compile_regions=true", f"compile_mode={mode}"]
+    with own_state():
+        plugin = setup.build(compose(*small(*words)).cfg, str(tmp_path)).loop.accelerator.state.dynamo_plugin
+    assert plugin.use_regional_compilation is True and plugin.mode == mode
 
 
 @pytest.mark.parametrize(
