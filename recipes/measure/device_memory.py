@@ -47,6 +47,8 @@ def in_use(on_gpu: bool, limit_gib: float | None, record: Record) -> tuple[int, 
     if limit_gib is None:
         limit = host.memory_bytes()
         return (memory.rss, limit) if limit else None
+    if not hasattr(memory, "data"):  # macOS
+        return None
     limit = int(limit_gib * GIB)
     imported = resource.getrlimit(resource.RLIMIT_DATA)[0] - limit  # as worker_environment.limit_memory has set it
-    return max(0, getattr(memory, "data", 0) - imported), limit
+    return max(0, memory.data - imported), limit

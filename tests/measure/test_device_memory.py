@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import torch
@@ -25,3 +27,10 @@ def test_what_a_cpu_has_in_use_stands_beside_the_machine_or_the_limit(monkeypatc
     monkeypatch.setattr(device_memory.resource, "getrlimit", lambda _: (data + GIB - 7 * MIB, -1))  # 7 MiB since then
     used, limit = device_memory.in_use(False, 1.0, record)
     assert limit == GIB and used == pytest.approx(7 * MIB, abs=3 * MIB)
+
+
+def test_without_a_figure_of_the_data_segment_nothing_is_shown_beside_the_limit(monkeypatch):
+    """As on macOS."""
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=GIB))
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    assert device_memory.in_use(False, 1.0, compose("device=cpu").record) is None
