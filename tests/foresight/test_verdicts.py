@@ -10,7 +10,7 @@ from fit_search import planned, searched
 
 from recipes.cli import summary
 from recipes.foresight import largest_batch, prediction
-from recipes.foresight.search import present
+from recipes.foresight.search import present, runner
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
 from recipes.report import predicted as predicted_text
 from recipes.units import GIB, MIB
@@ -83,6 +83,9 @@ def test_fit_proposes_nothing_that_is_tight(predicted):
     )
     assert predicted_text.interval_text(speed) in text and predicted_text.interval_text(step, 1e-3) in text
     assert speed.low < speed.median < speed.high and "cost of 1M tokens" in text
+    search.values = {"loss": ("standard", "chunked")}
+    heading, _, row = present.results_table(search, [runner.Found({"loss": "chunked"}, alone.record)]).splitlines()
+    assert heading.index("loss") == row.index("chunked") and heading.index("batch") == row.index("2 x 1")
 
 
 def test_a_tight_estimate_ends_with_0(command):
