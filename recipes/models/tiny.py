@@ -96,6 +96,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "indexer_head_dim": 16,
         "indexer_budget": 32,
     },
+    "recurrent_gemma": {"num_hidden_layers": 3},  # two recurrent layers, and the first with attention
     "reformer": {
         "axial_pos_embds_dim": [16, 48],
         "axial_pos_shape": [4, 8],

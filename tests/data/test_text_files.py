@@ -185,7 +185,7 @@ def test_blank_lines_are_counted_in_a_txt_file_and_are_no_rows_of_others(tmp_pat
 
 def test_texts_that_are_cut_are_counted(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text(content("csv", ["short", "a text that is longer than eight bytes", "short", "short"]))
+    path.write_text(content("csv", ["just 8 b", "a text that is longer than eight bytes", "short", "short"]))
     assert any(line.startswith("1 of 4 texts") for line in classes(path, "data.seq_len=8").warnings)
 
 

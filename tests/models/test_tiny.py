@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from recipes.models import tiny
 
@@ -23,3 +24,16 @@ def test_the_first_layer_of_each_kind_is_kept(kinds, kept):
 
 def test_a_layer_differs_by_any_of_its_lists():
     assert tiny.distinct_layers([["a", "a", "a"], [1, 1, 2]], 3) == [0, 2]
+
+
+def kinds_of_layers(config) -> dict[str, set[str]]:
+    """Lists of the configuration that say of each layer what it is -> what they say."""
+    text = config.get_text_config()
+    lists = {name: getattr(text, name, None) for name in ("layer_types", "layers_block_type", "mlp_layer_types")}
+    return {name: set(kinds) for name, kinds in lists.items() if kinds is not None}
+
+
+@pytest.mark.parametrize("kind", ["zamba2", "zamba", "jamba", "recurrent_gemma", "gemma3_text", "mamba2", "dots1"])
+def test_a_tiny_model_has_every_kind_of_layer(kind):
+    whole, small = CONFIG_MAPPING[kind](), tiny.tiny_configuration(kind, "language_modelling")
+    assert kinds_of_layers(whole) and kinds_of_layers(small) == kinds_of_layers(whole)

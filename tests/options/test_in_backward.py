@@ -68,6 +68,7 @@ def test_no_gradient_outlives_the_step_of_its_weight(tmp_path, options):
         ([*HERE, "precision=fp16", "recipe=estimate", "gpu=l4_24gb"], "precision=fp16"),
         ([*HERE, "compile=true", "recipe=estimate"], "compile=true"),
         ([*HERE, "parallelism=zero", "recipe=estimate", "gpu=l4_24gb"], "parallelism=zero"),
+        ([*HERE, "parallelism=fsdp", "parallelism.cpu_offload=true"], "parallelism.cpu_offload=true"),
     ],
     ids=str,
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
+from recipes.checkpoint import saver
 from recipes.machine import host
 from recipes.parallelism import zero
 
@@ -105,6 +107,15 @@ def test_offload_takes_what_it_says():
     assert everything["offload_param"]["device"] == everything["offload_optimizer"]["device"] == "cpu"
     states = told("parallelism.stage=3", "parallelism.offload=optimizer")["zero_optimization"]
     assert (states["offload_param"]["device"], states["offload_optimizer"]["device"]) == ("none", "cpu")
+
+
+@pytest.mark.parametrize("stage,gathered", [(1, None), (2, None), (3, {"of": "wrapped"})])
+def test_deepspeed_gathers_what_stage_3_has_in_pieces(stage, gathered):
+    accelerator = SimpleNamespace(
+        deepspeed_plugin=SimpleNamespace(zero_stage=stage), get_state_dict=lambda model: {"of": model}
+    )
+    loop = SimpleNamespace(accelerator=accelerator, model="wrapped")
+    assert saver._gathered_weights(loop, torch.nn.Linear(1, 1)) == gathered
 
 
 # --- two ranks, where the package is ---------------------------------------------------------------

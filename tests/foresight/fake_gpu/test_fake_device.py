@@ -179,6 +179,7 @@ def test_numbers_that_follow_from_known_ones_can_be_read(gpu):
 def test_an_unknown_number_is_taken_as_1_with_a_warning_that_names_its_reader(gpu):
     assert ones(gpu, 3).sum().item() == 1
     assert (ones(gpu, 3) > 0).all()
+    assert type(ones(gpu, 1).item()) is float and type((ones(gpu, 1) > 0).item()) is bool
     assert any("test_fake_device.py" in line and "taken as 1" in line for line in gpu.warnings)
 
 

@@ -41,3 +41,8 @@ def test_a_published_step_counts_the_flops_of_its_model():
     tokens, weights = 48 * 384, 85_000_000  # of the encoder's matrices
     attention = 12 * 12 * 768 * 384 * tokens  # layers, two products forward and four backward
     assert flops == pytest.approx(6 * weights * tokens + attention, rel=0.02)
+
+
+def test_without_the_published_files_the_page_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(held_out, "STEPS", tmp_path / "published_speed.csv")
+    assert held_out.MISSING in published_speed.table()
