@@ -99,6 +99,24 @@ def test_it_is_the_estimate_of_the_recipe(predicted):
     assert found.tensor_bytes == pytest.approx(memory.peak_tensor_bytes, rel=0.05)
 
 
+def test_two_optimizers_count_as_one():
+    def make():
+        model, batch = network(), torch.zeros(64, WIDTH)
+        first, _, second = model
+        return model, [torch.optim.AdamW(first.parameters()), torch.optim.SGD(second.parameters(), momentum=0.9)], batch
+
+    def step(model, optimizers, batch):
+        model(batch).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = estimate_step(step, make=make, gpu=GPU)
+    first, second = (4 * sum(weight.numel() for weight in layer.parameters()) for layer in network()[::2])
+    assert found.parts["optimizer"] == pytest.approx(2 * first + second, rel=1e-3)
+    assert found.parts["gradients"] == first + second
+
+
 def test_weights_are_not_drawn_and_stay_tied():
     import transformers
 
