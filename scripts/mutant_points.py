@@ -191,7 +191,7 @@ class Instrumented(ast.NodeTransformer):
         return node
 
 
-HITS = """
+HITS = r"""
 import os
 FOLDER, pid, seen, test = {folder!r}, None, set(), None
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
@@ -212,7 +212,7 @@ def hit(number):
         with open(os.path.join(FOLDER, "hits"), "a") as file:
             file.write(f"{{number}}\t{{now.rpartition(' (')[0] or now}}\n")
 """
-PLUGIN = """
+PLUGIN = r"""
 import os, pytest
 FOLDER, WORKER = {folder!r}, os.environ.get("PYTEST_XDIST_WORKER", "main")
 os.environ["MUTANT_PYTEST"] = str(os.getpid())

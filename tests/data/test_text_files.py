@@ -303,6 +303,8 @@ def test_a_line_of_ten_megabytes_is_read_in_seconds(tmp_path):
 def test_a_batch_larger_than_the_data_is_refused(train, tmp_path):
     (problem,) = compose(*small("batch.per_device=16")).problems
     assert "batch.per_device=16" in problem and "8 samples" in problem and "batch.per_device=8 or less" in problem
+    (problem,) = compose(*small("batch.per_device=5", "parallelism=ddp", "parallelism.num_processes=2")).problems
+    assert "batch.per_device=5 on 2 devices is a batch of 10" in problem and "batch.per_device=4 or less" in problem
     path = tmp_path / "t.csv"
     path.write_text(content("csv"))
     for recipe in ("trainer", "accelerate"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, GPT2Config, GPT2LMHeadModel
 
 from recipes.models import tiny
 
@@ -37,3 +37,10 @@ def kinds_of_layers(config) -> dict[str, set[str]]:
 def test_a_tiny_model_has_every_kind_of_layer(kind):
     whole, small = CONFIG_MAPPING[kind](), tiny.tiny_configuration(kind, "language_modelling")
     assert kinds_of_layers(whole) and kinds_of_layers(small) == kinds_of_layers(whole)
+
+
+def test_a_step_of_a_small_vocabulary_has_ids_of_it():
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    tiny.plain_step(model, "language_modelling")
+    assert model.transformer.wte.weight.grad.abs().sum() > 0
