@@ -23,6 +23,10 @@ from recipes.foresight.memory import allocator
 from recipes.third_party.patching import patched
 
 AS_WRITTEN = "torch.compile: the figures are those of the code as written; compiled, it usually takes less."
+RECURRENT = (
+    "recurrent layers: cuDNN's kernel for a whole layer is not modelled; time and memory are those of its operations "
+    "one by one."
+)
 STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
 
 
@@ -72,14 +76,24 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
             raise error.__cause__ from None  # shapes that do not match: the step fails on a GPU, too
         raise Refusal(_unknown(error)) from error
     except RuntimeError as error:
+        if "SparseTensorImpl" in str(error):
+            raise Refusal(
+                "sparse tensors are not followed. With sparse=False gradients are as large as weights."
+            ) from error
         if DEVICE_TYPE not in str(error) and "PrivateUse1" not in str(error):
             raise
         raise Refusal(_unknown(error)) from error
     demand, unknown = simulation.allocator_demand(
         trace.allocator_events(simulation.REPEATS), capacity_bytes, gpu.memory_bytes
     )
-    compiled = [AS_WRITTEN] if any(map(is_compiled_module, model.modules())) else []
-    return SimulatedUserStep(trace, demand, [*fake.warnings, *unknown, *compiled])
+    return SimulatedUserStep(trace, demand, [*fake.warnings, *unknown, *_differences(model)])
+
+
+def _differences(model: torch.nn.Module) -> list[str]:
+    """In what the step that was followed is not the one that a GPU would run, a line each."""
+    compiled = any(map(is_compiled_module, model.modules()))
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    return [AS_WRITTEN] * compiled + [RECURRENT] * recurrent
 
 
 def _unknown(error: BaseException) -> str:

@@ -184,9 +184,8 @@ def scales(model: nn.Module) -> list[torch.Tensor]:
     states += [state.state2 for state in states if state.state2 is not None]
     found = [value for state in states for value in (state.absmax, state.code, state.offset)]
     for module in model.modules():  # bitsandbytes moves those of 8 bits from the weight to the layer in its first use
-        found += [
-            getattr(holder, "SCB", None) for holder in (vars(module).get("state"), getattr(module, "weight", None))
-        ]
+        weight = dict(module.named_parameters(recurse=False)).get("weight")  # a parametrised weight is computed if read
+        found += [getattr(holder, "SCB", None) for holder in (vars(module).get("state"), weight)]
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 

@@ -249,6 +249,32 @@ def test_compiled_code_is_followed_as_written_and_says_so():
     assert found.reserved_bytes == made().reserved_bytes and any("torch.compile" in note for note in found.notes)
 
 
+def test_recurrent_layers_are_followed_one_operation_after_the_other_and_say_so():
+    def make():
+        model = nn.LSTM(8, 8, batch_first=True)
+        return model, torch.optim.SGD(model.parameters()), torch.zeros(1, 4, 8)
+
+    found = estimate_step(lambda model, _, batch: model(batch)[0].mean().backward(), make=make, gpu=GPU)
+    assert any(note.startswith("recurrent layers") for note in found.notes)
+    assert not any(note.startswith("recurrent layers") for note in made().notes)
+
+
+def test_a_parametrised_weight_is_not_computed_for_the_ledger():
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters())
+    found = estimate_step(adamw_step, model, optimizer, torch.zeros(8, 64), gpu=GPU)
+    assert found.parts["parameters"] >= 64 * 64 * 4
+
+
+def test_sparse_gradients_are_refused():
+    def make():
+        model = nn.Embedding(16, 8, sparse=True)
+        return model, torch.optim.SparseAdam(model.parameters()), torch.zeros(4, dtype=torch.long)
+
+    with pytest.raises(Refusal, match="sparse=False"):
+        estimate_step(adamw_step, make=make, gpu=GPU)
+
+
 def test_events_and_streams_of_cuda_are_at_hand():
     def step(model, optimizer, batch):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
