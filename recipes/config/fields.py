@@ -21,7 +21,7 @@ IDENTITY = (RUN, TRAINING, LABEL)  # of a key whose field says nothing else
 
 
 def key(default: Any = UNSET, identity: tuple[str, ...] | None = None, **rules: Any) -> Any:
-    """A key of the schema. rules: choices, minimum, below; identity: see the module."""
+    """A key of the schema. rules: choices, minimum, below, pattern and an example of it; identity: see the module."""
     metadata = rules if identity is None else {**rules, "identity": identity}
     return field(default=default, metadata=metadata)
 

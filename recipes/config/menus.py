@@ -168,7 +168,7 @@ class Gpu(Menu):
     chip: str = UNSET
     device_name: str = UNSET
     memory_bytes: int = at_least(1)
-    capability: str = UNSET
+    capability: str = key(pattern=r"\d+\.\d+", example="8.6")
     fp32_tflops: float | None = at_least(0)
     tf32_tflops: float | None = at_least(0)
     fp16_tflops: float | None = at_least(0)

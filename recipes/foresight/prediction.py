@@ -35,7 +35,17 @@ def allocator_bytes(cfg: Config) -> int:
 
 def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
     """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
-    return limited_bytes(gpu.memory_bytes - gpu.context_bytes - nccl_bytes, memory_limit_gib)
+    return limited_bytes(gpu.memory_bytes - context(gpu)[0] - nccl_bytes, memory_limit_gib)
+
+
+def context(gpu: Gpu) -> tuple[int, bool]:
+    """(bytes that CUDA's context takes, whether they were measured): what was typed, what scripts/calibrate.py measured
+    here, or what conf/gpu/ has."""
+    here, listed = calibrated.gpu(gpu.device_name), gpu_specs.find(gpu.device_name, gpu.memory_bytes)
+    typed = listed is not None and listed["context_bytes"] != gpu.context_bytes
+    if here is None or here.context_bytes is None or typed:
+        return gpu.context_bytes, gpu.context_from == "measured"
+    return here.context_bytes, True
 
 
 def nccl_bytes(cfg: Config) -> int:
@@ -85,7 +95,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     memory, capacity = outcome.memory, min(allocator_bytes(cfg), demand.capacity_bytes)
     memory.peak_allocated_bytes = demand.peak_allocated_bytes
     memory.peak_reserved_bytes = demand.peak_reserved_bytes
-    memory.context_bytes = cfg.gpu.context_bytes
+    memory.context_bytes = context(cfg.gpu)[0]
     memory.nccl_bytes = nccl_bytes(cfg) or None
     used = memory.context_bytes + nccl_bytes(cfg) + demand.peak_reserved_bytes
     # Paged optimizer states fill what is free of the device; the rest of them stays on the host.
@@ -252,9 +262,10 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
             f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
             "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false."
         )
-    if cfg.gpu.context_from != "measured":
+    context_bytes, is_measured = context(cfg.gpu)
+    if not is_measured:
         lines.append(
-            f"the context of {cfg.gpu.device_name} ({cfg.gpu.context_bytes / MIB:.0f} MiB) is assumed: "
+            f"the context of {cfg.gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed: "
             "it has not been measured."
         )
     if cfg.parallelism.world_size > 1:

@@ -145,6 +145,7 @@ def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: 
     parts = trace.ledger.parts()
     left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
     judged = prediction.judged(gpu, margin, left, demand.peak_reserved_bytes)
+    context_bytes, _ = prediction.context(gpu)
     try:
         speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _precision(trace))
     except ValueError as error:
@@ -155,8 +156,8 @@ def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: 
         left_bytes=left,
         kept_bytes=judged.kept_bytes or 0,
         capacity_bytes=gpu.memory_bytes,
-        device_used_bytes=gpu.context_bytes + demand.peak_reserved_bytes,
-        context_bytes=gpu.context_bytes,
+        device_used_bytes=context_bytes + demand.peak_reserved_bytes,
+        context_bytes=context_bytes,
         reserved_bytes=demand.peak_reserved_bytes,
         allocated_bytes=demand.peak_allocated_bytes,
         tensor_bytes=parts["peak_tensor_bytes"],
@@ -247,9 +248,12 @@ def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
 
 
 def _notes(gpu: Gpu, verdict: str | None) -> list[str]:
+    from recipes.foresight import prediction
+
     lines = []
     if verdict == TIGHT:
         lines.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
-    if gpu.context_from != "measured":
-        lines.append(f"the context of {gpu.device_name} ({gpu.context_bytes / MIB:.0f} MiB) is assumed.")
+    context_bytes, is_measured = prediction.context(gpu)
+    if not is_measured:
+        lines.append(f"the context of {gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed.")
     return lines

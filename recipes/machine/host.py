@@ -60,8 +60,10 @@ def gpu(cfg: Config) -> Gpu | None:
     if cfg.recipe.name == "estimate":
         if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
             return None
-        major, minor = map(int, cfg.gpu.capability.split("."))
-        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, (major, minor))
+        major, _, minor = cfg.gpu.capability.partition(".")
+        # What is no version is refused, and the record of the refusal describes the machine all the same.
+        capability = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, capability)
     return gpus()[0] if gpus() else None
 
 

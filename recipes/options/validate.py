@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -14,7 +15,7 @@ from recipes.options import hooks, requirements, suggestions
 
 
 def value_problems(node: Any, prefix: str = "") -> list[str]:
-    """Values that the schema does not allow: choices and bounds. node: a dataclass of the schema."""
+    """Values that the schema does not allow: choices, patterns and bounds. node: a dataclass of the schema."""
     problems = []
     for field in dataclasses.fields(node):
         key, value, rule = prefix + field.name, getattr(node, field.name), field.metadata
@@ -25,6 +26,8 @@ def value_problems(node: Any, prefix: str = "") -> list[str]:
         elif "choices" in rule and value not in rule["choices"]:
             choices = ["null" if c is None else str(c) for c in rule["choices"]]
             problems.append(f"{key}={value} is not one of {', '.join(choices)}.{suggestions.nearest(value, choices)}")
+        elif "pattern" in rule and not re.fullmatch(rule["pattern"], value):
+            problems.append(f"{key}={value} cannot be read: it is like {key}={rule['example']}.")
         elif "minimum" in rule and not value >= rule["minimum"]:  # NaN, too, is refused
             problems.append(f"{key}={value} is too small: it must be at least {rule['minimum']}.")
         elif "below" in rule and not value < rule["below"]:

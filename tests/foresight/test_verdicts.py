@@ -11,6 +11,7 @@ from fit_search import planned, searched
 from recipes.cli import summary
 from recipes.foresight import largest_batch, prediction
 from recipes.foresight.search import present, runner
+from recipes.foresight.speed import calibrated
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
 from recipes.report import predicted as predicted_text
 from recipes.units import GIB, MIB
@@ -92,3 +93,15 @@ def test_a_tight_estimate_ends_with_0(command):
     words = small("recipe=estimate", "gpu=v100_16gb", "device=auto", "estimate.margin=0.999", "batch.per_device=4")
     done = command(*words, "launch.memory_limit_gib=0.04")
     assert done.code == 0 and "Verdict" in done.out, done
+
+
+def test_a_context_that_was_measured_here_is_used_unless_one_is_typed(monkeypatch, tmp_path):
+    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
+    gpu = compose("recipe=estimate", *WORDS).cfg.gpu
+    assert prediction.context(gpu) == (gpu.context_bytes, gpu.context_from == "measured")
+    before = prediction.usable_bytes(gpu, 0, None)
+    calibrated.write(calibrated.GpuRates(gpu.device_name, "2.13", "2026-11-22", context_bytes=600 * MIB))
+    assert prediction.context(gpu) == (600 * MIB, True)
+    assert before - prediction.usable_bytes(gpu, 0, None) == 600 * MIB - gpu.context_bytes
+    typed = compose("recipe=estimate", *WORDS, f"gpu.context_bytes={700 * MIB}").cfg.gpu
+    assert prediction.context(typed)[0] == 700 * MIB

@@ -144,3 +144,9 @@ def test_an_estimate_for_the_cpu_needs_no_gpu_and_takes_none(monkeypatch):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_estimate_takes_every_gpu_of_the_menu(option):
     assert compose("recipe=estimate", f"gpu={option}", "precision=fp16").problems == []
+
+
+@pytest.mark.parametrize("capability", ["8", "abc", "8.x", "9.0a"])
+def test_a_capability_that_is_none_is_refused(capability):
+    (problem,) = compose("recipe=estimate", "gpu=a100_40gb", f"gpu.capability={capability}").problems
+    assert f"gpu.capability={capability}" in problem and "like gpu.capability=8.6" in problem
