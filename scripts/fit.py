@@ -7,7 +7,8 @@ Takes the overrides of train.py. What they leave open of precision, checkpointin
 searched, and with fit.gpus=4 how four GPUs train together; the effective batch stays the same.
 
     fit.keep=[checkpointing]     keep these as they are
-    fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter is another
+    fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter and
+                                 packing are others
     fit.top=5                    how many rows to print
     fit.measure=3                run the first 3 rows on the installed GPU, and print predicted beside measured
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from recipes import paths
 from recipes.cli import console, single_run
-from recipes.foresight.search import fit_options, plan, pool, present, space
+from recipes.foresight.search import fit_options, packed_rows, plan, pool, present, space
 from recipes.jobs import fork_client, launch, supervise
 from recipes.options import compose
 from recipes.records.record import Record
@@ -41,12 +41,18 @@ def find(argv: list[str]) -> int:
     if search is None:
         console.say_problems(problems + more)
         return single_run.EXIT_CODES["refused"]
-    console.say(present.heading(search))
+    reads_rows = space.PACKING in search.values
+    if not reads_rows:
+        console.say(present.heading(search))
     start = time.monotonic()
     try:
         with pool.worker_pool(search.base) as workers, status_line() as show_status:
             from recipes.foresight.search import runner  # imports torch, which a refusal need not wait for
 
+            if reads_rows:
+                show_status("reading the data")
+                packed_rows.enter(search, workers)
+                console.say(present.heading(search))
             result = runner.run(search, options.top, workers, show_status)
         console.say(present.report(search, result, time.monotonic() - start))
         if options.measure and result.fits:

@@ -115,6 +115,10 @@ def _throughput_rows(speed: Speed, estimate: Estimate | None) -> Iterator[Row]:
         rounded = f"{float(digits(tokens)):,.0f}"
         yield "Samples per second", digits(samples), f"{rounded} tokens/s; predicted, efficiencies {known_from}"
         yield "Step", f"{digits((speed.step_seconds_median or 0.0) * 1000)} ms", _predicted_note(speed)
+        if estimate is not None and estimate.unpadded_tokens_per_second and estimate.first_step_seconds:
+            rounded = f"{float(digits(estimate.unpadded_tokens_per_second)):,.0f}"
+            note = f"without padding, over the first steps, of {digits(estimate.first_step_seconds * 1000)} ms each"
+            yield "Tokens per second", rounded, note
         return
     how = f"{speed.measured_steps} steps measured, {speed.warmup_steps} of warm-up left out"
     yield "Samples per second", f"{samples:.2f}", f"{tokens:,.0f} tokens/s; {how}"

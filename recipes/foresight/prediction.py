@@ -210,6 +210,13 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     predict = compiled.predict if cfg.compile else roofline.predict
     predicted = predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging)
     _enter_times(cfg, outcome, simulated, predicted)
+    if simulated.first_steps is not None:
+        first = simulated.first_steps
+        seconds = [
+            predict(tally, cfg.gpu, cfg.precision.name, ranks, paging=paging).step_seconds for tally in first.tallies
+        ]
+        estimate.first_step_seconds = statistics.fmean(seconds)
+        estimate.unpadded_tokens_per_second = first.unpadded_tokens / sum(seconds)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / predicted.step_seconds / (peak * ranks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from recipes.config import Config
-from recipes.data import collate, data_loader
+from recipes.data import collate, data_loader, dataset
+from recipes.data.dataset import Data
 from recipes.data.rows import samples_in
 from recipes.foresight import uneven_lengths
 from recipes.foresight.fake_gpu import library_patches
@@ -25,7 +27,7 @@ from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED, Settings, settings_from
 from recipes.foresight.speed.operations import Tally
-from recipes.foresight.uneven_lengths import DrawnSteps, UnevenLengths
+from recipes.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from recipes.machine import host
 from recipes.models import architectures, quantized
 from recipes.options import adapter, parallelism
@@ -57,6 +59,7 @@ class SimulatedStep:
     evaluates: bool  # there are rows to evaluate on
     warnings: list[str]
     trace: OpTrace
+    first_steps: FirstSteps | None = None  # of data whose rows may differ in length
     drawn: DrawnSteps | None = None  # of padded data: steps on batches of different lengths
     demand: allocator.Demand | None = None  # on the allocator of a GPU
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
@@ -69,13 +72,20 @@ def is_amd(cfg: Config) -> bool:
 
 
 def simulate_step(
-    cfg: Config, folder: str, capacity_bytes: int = UNLIMITED, record_origins: bool = False, draw_lengths: bool = False
+    cfg: Config,
+    folder: str,
+    capacity_bytes: int = UNLIMITED,
+    record_origins: bool = False,
+    draw_lengths: bool = False,
+    few_micro_batches: bool = False,
+    build_data: Callable[..., Data] = dataset.build_data,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
     also records which module and operation made each tensor. draw_lengths: with padded data also steps on batches in
-    the order of the training. Raises Refusal as a training would, and UnknownOperation.
+    the order of the training. few_micro_batches: of batches of different lengths, too, only the first are run, and the
+    others count as equal. build_data: see `setup.build`. Raises Refusal as a training would, and UnknownOperation.
     """
     # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
     attention = "sdpa" if attention_options.is_flash(cfg.model.attention) else cfg.model.attention
@@ -83,36 +93,30 @@ def simulate_step(
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with fake, library_patches.libraries_on(fake, bool(adapter.bits(cfg))), library_patches.rank_0_of(cfg, fake):
-        training = setup.build(
-            cfg,
-            folder,
-            functools.partial(library_patches.arguments_for, device=fake.device),
-            functools.partial(_fake_model, fake),
-        )
+        make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
+        training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
-        enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if rows.collate is collate.stack else steps
-        tokens, held = _two_steps(training, trace, enough, steps)
+        even = rows.collate is collate.stack
+        few = min(steps, MICRO_BATCHES + collectives.is_distributed())
+        enough = few if even or few_micro_batches else steps
+        # Shorter micro-batches that are not run are not held as if they were as long as the first.
+        tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
         events = [] if gpu is None else trace.allocator_events(REPEATS)
         del held
-        drawn = None
-        if gpu is not None and draw_lengths and rows.collate is not collate.stack:
-            _, settings, _ = _allocator(capacity_bytes, gpu.memory_bytes)
-            drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
+        first_steps = drawn = None
+        if gpu is not None and draw_lengths and not even:
+            settings = _allocator(capacity_bytes, gpu.memory_bytes)[1]
+            first_steps, drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
-    warnings = training.warnings + list(fake.warnings)
-    if samples < batch * cfg.accumulation.steps:
-        warnings.append(
-            f"a step is to have {batch * cfg.accumulation.steps:,} samples, and there are {samples:,} to train on: the "
-            "figures are of a step on those. Give it more data (data.samples), or a smaller batch."
-        )
+    warnings = training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps)
     simulated = SimulatedStep(
         parts=trace.ledger.parts(),
         parameter_count=sum(map(quantized.elements, model.parameters())),
-        samples=samples if rows.collate is collate.stack else round(samples * samples_in(rows.train).mean()),
+        samples=samples if even else round(samples * samples_in(rows.train).mean()),
         tokens=round(tokens * scale),
         micro_batches=steps,
         model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),
@@ -123,9 +127,20 @@ def simulate_step(
         evaluates=rows.eval is not None,
         warnings=warnings,
         trace=trace,
+        first_steps=first_steps,
         drawn=drawn,
     )
     return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+def _too_few(samples: int, asked: int) -> list[str]:
+    """A warning where a step cannot have the samples that were asked for."""
+    if samples >= asked:
+        return []
+    return [
+        f"a step is to have {asked:,} samples, and there are {samples:,} to train on: the figures are of a step on "
+        "those. Give it more data (data.samples), or a smaller batch."
+    ]
 
 
 def within(simulated: SimulatedStep, capacity_bytes: int, gpu_bytes: int) -> SimulatedStep:
@@ -135,13 +150,13 @@ def within(simulated: SimulatedStep, capacity_bytes: int, gpu_bytes: int) -> Sim
     return replace(simulated, demand=demand, lengths=lengths, unknown_settings=unknown)
 
 
-def _two_steps(training: setup.Training, trace: OpTrace, enough: int, steps: int) -> tuple[int, list]:
-    """Run two optimizer steps on the longest rows. enough: micro-batches of the second that are run, of `steps`.
+def _two_steps(training: setup.Training, trace: OpTrace, enough: int, absent: int) -> tuple[int, list]:
+    """Run two optimizer steps on the longest rows. enough: micro-batches of the second. absent: those that are not run.
 
     Returns the tokens of the second, and the inputs of the others, which stay on the device while they are kept.
     """
     args, loop, tokens = training.args, training.loop, 0
-    held = _input_tensors(data_loader.largest_step(training.data, args), steps - enough)
+    held = _input_tensors(data_loader.largest_step(training.data, args), absent)
     for tensor in held:
         trace.hold(tensor)
     for micro_batches in (1, enough):

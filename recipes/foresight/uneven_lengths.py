@@ -21,6 +21,7 @@ from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import Settings
+from recipes.foresight.speed.operations import Tally
 from recipes.training import accelerate_loop
 
 DRAWN_STEPS = 8
@@ -50,6 +51,17 @@ class UnevenLengths:
 
 
 @dataclass(frozen=True)
+class FirstSteps:
+    """The first steps of the training as it orders the rows. tallies: the operations of each, on one rank.
+
+    unpadded_tokens: of all these steps, on all ranks, without padding.
+    """
+
+    tallies: list[Tally]
+    unpadded_tokens: int
+
+
+@dataclass(frozen=True)
 class DrawnSteps:
     """Requests of simulated steps on drawn batches; what no GPU's capacity changes. orders: the requests of each.
 
@@ -70,8 +82,10 @@ def draw(
     micro_batches: int,
     longest_events: list[tuple[int, int]],
     settings: Settings,
-) -> DrawnSteps | None:
-    """Simulate steps on the first batches of the training and on the longest rows; None where all are equally long.
+) -> tuple[FirstSteps, DrawnSteps | None]:
+    """Simulate steps on the first batches of the training and on the longest rows.
+
+    Returns the first, and the requests of all to the allocator; None where all are equally long.
 
     In the first order they come as drawn, the longest last, and then at random; the other orders are random. All are of
     a fixed seed, and begin with the first batches of the training, on which parameters and states are allocated.
@@ -82,23 +96,27 @@ def draw(
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
     lengths, ends, positions, filled = set(), [], 0, 0
+    tallies, unpadded = [], 0
     loop.loader.set_epoch(0)
     for batches in accelerate_loop.chunks(loop.loader, micro_batches):
         lengths |= {tuple(batch["input_ids"].shape) for batch in batches}
         positions += sum(batch["input_ids"].numel() for batch in batches)
         filled += sum(map(_filled, batches))
+        unpadded += sum(batch.unpadded_everywhere for batch in batches)
         ends.append(_step(loop, trace, batches))
+        tallies.append(trace.step_tally(len(batches)))
         del batches  # what a step leaves behind is freed at its end
         if len(ends) == count:
             break
     longest = next(accelerate_loop.chunks(data_loader.largest_step(loop.data, loop.args), micro_batches))
     lengths |= {tuple(batch["input_ids"].shape) for batch in longest}
+    first = FirstSteps(tallies, unpadded)
     if len(lengths) < 2:
-        return None
+        return first, None
     ends.append(_step(loop, trace, longest[:LONGEST_BATCHES]))
     orders = _orders(len(ends))
     events = [trace.allocator_events_of(ends, order) for order in orders]
-    return drawn_steps(len(orders[0]), events, 1 - filled / positions, longest_events, settings)
+    return first, drawn_steps(len(orders[0]), events, 1 - filled / positions, longest_events, settings)
 
 
 def drawn_steps(

@@ -11,7 +11,7 @@ from recipes.errors import Refusal
 from recipes.machine import host
 from recipes.options import attention, data_sources, hooks, task
 from recipes.options.data_sources import BYTE_VOCAB
-from recipes.options.hooks import PASSES, Cost, Lever
+from recipes.options.hooks import PASSES, Cost, Dimension, Lever
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
 # Files of which a folder has at least one if it holds a tokenizer.
@@ -207,5 +207,6 @@ HOOKS = hooks.register(
         warnings=warnings,
         training_arguments=training_arguments,
         memory_levers=memory_levers,
+        search=(Dimension("data.packing", 47, (False, True), changes_numbers=True),),
     ),
 )

@@ -13,12 +13,16 @@ PRETRAINED_LEARNING_RATE = 5e-5  # the default of transformers' TrainingArgument
 POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial schedule
 
 
+def default_learning_rate(cfg: Config) -> float | None:
+    """The adapter's, or the model's own from scratch, or a smaller one for pretrained weights."""
+    pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
+    return pretrained if cfg.adapter.name in (None, "none") else cfg.adapter.learning_rate
+
+
 def resolve(cfg: Config) -> list[str]:
-    """Fills in the learning rate: the adapter's, or the model's own from scratch, or a smaller one for pretrained
-    weights."""
+    """Fills in the learning rate."""
     if cfg.train.learning_rate is None:
-        pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
-        cfg.train.learning_rate = pretrained if cfg.adapter.name in (None, "none") else cfg.adapter.learning_rate
+        cfg.train.learning_rate = default_learning_rate(cfg)
     return []
 
 

@@ -128,6 +128,8 @@ class Estimate:
     releases: int | None = None  # how often cached memory is given back to make room
     expandable_reserved_bytes: int | None = None  # with PYTORCH_ALLOC_CONF=expandable_segments:True
     padding_share: float | None = None  # of the positions in the batches
+    first_step_seconds: float | None = None  # of rows that may differ in length: the mean of the first steps
+    unpadded_tokens_per_second: float | None = None  # in those steps, of all ranks; padding is not counted
     lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports

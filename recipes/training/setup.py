@@ -54,9 +54,15 @@ class Training:
     warnings: list[str]
 
 
-def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_arguments) -> Ingredients:
+def prepare(
+    cfg: Config,
+    folder: str,
+    make_arguments: MakeArguments = training_arguments,
+    build_data: Callable[..., Data] = dataset.build_data,
+) -> Ingredients:
     """Seed the random generators and make the arguments, the model's configuration and the data.
 
+    The rest: see `build`.
     Raises Refusal if the data or the pretrained configuration cannot be used.
     """
     transformers.set_seed(cfg.train.seed)
@@ -66,7 +72,7 @@ def prepare(cfg: Config, folder: str, make_arguments: MakeArguments = training_a
     architectures.check(cfg, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
-    data = dataset.build_data(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
+    data = build_data(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
     warnings = data.warnings + dataset.check_batch(cfg, data)
 
     def warn(text: str) -> None:
@@ -85,15 +91,17 @@ def build(
     folder: str,
     make_arguments: MakeArguments = training_arguments,
     make_model: MakeModel | None = None,
+    build_data: Callable[..., Data] = dataset.build_data,
 ) -> Training:
     """Build everything that a training needs.
 
     folder: the run's folder, for `TrainingArguments.output_dir`.
     make_arguments: replaces the arguments of this machine, for a device that is simulated.
     make_model: replaces `model_on_device`. It runs after the data is built and before the optimizer is.
+    build_data: replaces `dataset.build_data`.
     Raises Refusal if the data or the model cannot be used.
     """
-    ingredients = prepare(cfg, folder, make_arguments)
+    ingredients = prepare(cfg, folder, make_arguments, build_data)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
     liger.apply(ingredients.args, adapter.base_model(model))
     if cfg.checkpointing.name != "none":

@@ -13,11 +13,12 @@ GPU = "gpu=rtx4090_24gb"
 
 def tiny(*overrides: str) -> list[str]:
     """The overrides of a small decoder of four layers on GPU, with a test's own behind them."""
+    data = [word for word in overrides if word.startswith("data=")]
     return [
-        *(word for word in small("model=gpt2_tiny") if not word.startswith(("device=", "batch.per_device="))),
+        *(word for word in small("model=gpt2_tiny", *data) if not word.startswith(("device=", "batch.per_device="))),
         "model.layers=4",
         GPU,
-        *overrides,
+        *(word for word in overrides if word not in data),
     ]
 
 

@@ -12,7 +12,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recipes.config import Config
@@ -25,17 +25,27 @@ from recipes.options.parallelism import SYNC_EACH_BATCH
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
 CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it
 
+OF_GROUPS = ("adapter", IN_BACKWARD, space.PACKING)  # levers of whose values each has extrapolations of its own
 # Levers on which the forward and backward passes depend.
 OF_PASSES = ("checkpointing", "model.attention", "loss", SYNC_EACH_BATCH)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice (lever -> value), its predicted seconds of a step, and a lower bound on its memory."""
+    """A choice (lever -> value), its predicted seconds of a step, and a lower bound on its memory.
+
+    tokens: that a step trains on, where choices differ in that; then the seconds are of a usual step.
+    """
 
     chosen: dict[str, Any]
     step_seconds: float
     least_bytes: float
+    tokens: float = 1.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """What candidates are ordered by. In steps where all steps train on as many tokens."""
+        return self.step_seconds / self.tokens
 
 
 def candidates_of(
@@ -53,10 +63,10 @@ def candidates_of(
         kept = extrapolation.without_resharding(_config(search, {"parallelism": mode})).parallelism
         modes.setdefault((kept.name, kept.strategy), []).append(mode)
     groups = []
-    for alike, together, adapter, in_backward in itertools.product(
-        precisions.values(), modes.values(), tried["adapter"], tried[IN_BACKWARD]
+    for alike, together, *values in itertools.product(
+        precisions.values(), modes.values(), *(tried[lever] for lever in OF_GROUPS)
     ):
-        fixed = {"parallelism": together[0], "adapter": adapter, IN_BACKWARD: in_backward}
+        fixed = {"parallelism": together[0], **dict(zip(OF_GROUPS, values))}
         own = tried | {lever: [value] for lever, value in fixed.items()} | {"precision": alike}
         for lever in ("precision", "optim", space.BATCH):
             own[lever] = [value for value in own[lever] if search.possible(fixed | {lever: value})]
@@ -120,7 +130,14 @@ class _Group:
         if not resharding:
             configs = list(map(extrapolation.without_resharding, configs))
         precisions = [precision or self.search.base.precision.name for precision in self.precisions]
-        future = self.workers.submit(extrapolate_chain, configs, precisions, self.capacity_bytes, bool(self.resharding))
+        future = self.workers.submit(
+            extrapolate_chain,
+            configs,
+            precisions,
+            self.capacity_bytes,
+            bool(self.resharding),
+            self.search.rows is not None,
+        )
         self.submitted.append(future)
         return future
 
@@ -136,18 +153,24 @@ class _Group:
                     chosen = {
                         **_of_passes(values, batch),
                         "precision": precision,
-                        "adapter": self.light["adapter"],
+                        **{lever: self.light[lever] for lever in OF_GROUPS},
                         "optim": optim,
-                        IN_BACKWARD: self.light[IN_BACKWARD],
                         "parallelism": mode,
                     }
                     if self.search.possible(chosen):
-                        passes, step = of_passes[index], steps[optim][index]
-                        yield Candidate(
-                            _without_pinned(chosen),
-                            extrapolation.step_seconds(passes, step, light[index]),
-                            extrapolation.least_bytes(passes, step),
-                        )
+                        yield self._candidate(chosen, of_passes[index], steps[optim][index], light[index])
+
+    def _candidate(
+        self, chosen: dict[str, Any], passes: Extrapolation, step: Extrapolation, light: Extrapolation
+    ) -> Candidate:
+        """light: of the optimizer that `passes` were extrapolated with."""
+        bound, chosen = extrapolation.least_bytes(passes, step), _without_pinned(chosen)
+        if self.search.rows is None:
+            return Candidate(chosen, extrapolation.step_seconds(passes, step, light), bound)
+        rows = self.search.rows[chosen[space.PACKING]]
+        share = rows.typical_shares[chosen[space.BATCH]]
+        usual = replace(passes, pass_device_seconds=share * passes.pass_device_seconds)
+        return Candidate(chosen, extrapolation.step_seconds(usual, step, light), bound, rows.effective * rows.tokens)
 
     def _passes(self, mode: str | None, values: tuple[str | None, ...]) -> list[list[Extrapolation]]:
         """The extrapolations of growing batches, one for each precision. values: of OF_PASSES."""
@@ -179,18 +202,23 @@ def _without_pinned(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def extrapolate_chain(
-    configs: list[Config], precisions: list[str], capacity_bytes: int, resharding: bool = False
+    configs: list[Config],
+    precisions: list[str],
+    capacity_bytes: int,
+    resharding: bool = False,
+    few_micro_batches: bool = False,
 ) -> tuple[list[list[Extrapolation]], str]:
     """Extrapolate configurations with growing batches, until the passes of one take too much with any optimizer.
 
-    resharding: the extrapolations also serve for strategies that free gathered weights, which take less. Returns the
+    resharding: the extrapolations also serve for strategies that free gathered weights, which take less.
+    few_micro_batches: see `simulation.simulate_step`. Returns the
     extrapolations, a list with one for each precision for each configuration, and why there are no more, or ''.
     """
     made: list[list[Extrapolation]] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             for cfg in configs:
-                made.append(extrapolation.extrapolate(cfg, precisions, folder))
+                made.append(extrapolation.extrapolate(cfg, precisions, folder, few_micro_batches))
                 first = made[-1][0]
                 if first.pass_bytes - (first.gathered_bytes if resharding else 0) > capacity_bytes:
                     break

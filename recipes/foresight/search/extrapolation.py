@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from recipes.config import Config
 from recipes.foresight import simulation
+from recipes.foresight.search import data_cache
 from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import efficiencies, links, roofline
 from recipes.foresight.speed.operation_names import COLLECTIVE
@@ -108,9 +109,12 @@ def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Ex
     return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
 
 
-def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapolation]:
+def extrapolate(
+    cfg: Config, precisions: list[str], folder: str, few_micro_batches: bool = False
+) -> list[Extrapolation]:
     """An extrapolation for each of the precisions, which run the same operations at different speeds.
 
+    few_micro_batches: see `simulation.simulate_step`.
     A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
     every n-th layer is checkpointed, what grows alike is a group of n layers, and the depths differ by one.
     """
@@ -125,7 +129,7 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
     for depth in depths:
         shallow = copy.deepcopy(cfg)
         shallow.model.layers = depth
-        figures, sizes = _figures(shallow, precisions, folder)
+        figures, sizes = _figures(shallow, precisions, folder, few_micro_batches)
         simulated.append(figures)
         weights.append(sizes)
     if len(depths) == 1:
@@ -169,14 +173,16 @@ def _deeper(low: list, high: list, more: int) -> list:
 
 
 def _figures(
-    cfg: Config, precisions: list[str], folder: str
+    cfg: Config, precisions: list[str], folder: str, few_micro_batches: bool
 ) -> tuple[list[list[float]], list[tuple[int, torch.dtype]]]:
     """Simulate a configuration as it is.
 
     Returns the fields of an Extrapolation for each precision, and (elements, dtype) of each trained weight, the last
     first.
     """
-    simulated = simulation.simulate_step(cfg, folder)
+    simulated = simulation.simulate_step(
+        cfg, folder, few_micro_batches=few_micro_batches, build_data=data_cache.build_data
+    )
     model = simulated.trace.model
     states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes
     passes, step = _peaks(simulated)

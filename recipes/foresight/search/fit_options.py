@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,9 @@ def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
             else:
                 problems.append(f"{override}: must be a whole number, {LEAST[key]} or more.")
         elif key in LISTS:
-            names = found[key.removeprefix("fit.")] = tuple(filter(None, map(str.strip, text.strip("[]").split(","))))
             which, known = LISTS[key]
+            names = tuple(_lever(name.strip(), known) for name in text.strip("[]").split(",") if name.strip())
+            found[key.removeprefix("fit.")] = names
             problems += [
                 f"{key}: {name} is not searched. {which} are {', '.join(known)}." + suggestions.nearest(name, known)
                 for name in names
@@ -62,3 +64,8 @@ def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
     both = set(found.get("keep", ())) & set(found.get("allow", ()))
     problems += [f"fit.keep and fit.allow both name {name}. Leave it out of one of them." for name in sorted(both)]
     return Options(**found), others, problems
+
+
+def _lever(name: str, known: Collection[str]) -> str:
+    """The lever of that name, which may be the last part of its key: packing for data.packing."""
+    return next((key for key in known if key == name or key.endswith(f".{name}")), name)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.config import Config
-from recipes.foresight.search import exclusions
+from recipes.foresight.search import exclusions, packed_rows
 from recipes.foresight.search.fit_options import Options
 from recipes.foresight.search.space import (
     BATCH,
     DIMENSIONS,
     MODES,
+    PACKING,
     SearchSpace,
+    batches,
     compose_estimate,
     mode_overrides,
     now,
@@ -86,7 +88,10 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     search = SearchSpace(request.overrides, cfg, share * cfg.parallelism.replicas)
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
-    exclusions.exclude(search)
+    if PACKING in search.values and BATCH not in search.values:
+        packed_rows.leave_out(search, f"{search.pinned[BATCH]}, and a step on as many tokens needs fewer packed rows.")
+    if PACKING not in search.values:  # otherwise the batches follow from the rows
+        exclusions.exclude(search)
     return search, []
 
 
@@ -104,16 +109,18 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
     elif DIMENSIONS[lever].has_effect is not None:
         search.values[lever] = list(DIMENSIONS[lever].values or ())
     elif lever == BATCH:
-        search.values[lever] = [2**power for power in range(share.bit_length()) if share % 2**power == 0]
+        search.values[lever] = batches(share)
         if "batch.effective" not in request.given:
             search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
     else:
-        values = _values(search, lever, request)
-        if values:
-            search.values[lever] = _allowed(search, lever, values, request, share)
-        else:
-            search.pinned[lever] = f"{lever}={typed_value(now(search.base, lever))}"
-        if DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
+        values, value = _values(search, lever, request), now(search.base, lever)
+        # An option of a menu may lack the key, and so has the first value.
+        allowed = _allowed(search, lever, values[1:] if value is None else values, request, share)
+        if allowed and not (lever == PACKING and allowed == [value]):
+            search.values[lever] = allowed
+        elif value is not None:
+            search.pinned[lever] = f"{lever}={typed_value(value)}"
+        if value is not None and DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
             search.not_allowed.append(lever)
 
 

@@ -48,6 +48,8 @@ def heading(search: space.SearchSpace) -> str:
         )
     else:
         lines.append("All of these compute the same, but for rounding and the random numbers of dropout.")
+    if search.rows is not None:
+        lines += _packing(search, search.rows)
     more = [key for key in search.not_allowed if search.values.get(key) != list(space.DIMENSIONS[key].values or ())]
     if more:
         lines.append(
@@ -56,6 +58,19 @@ def heading(search: space.SearchSpace) -> str:
     return "\n".join(
         [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]
     )
+
+
+def _packing(search: space.SearchSpace, rows: dict[bool, space.Rows]) -> list[str]:
+    """What packing makes of a step, and how the speeds are compared."""
+    alone, packed = rows[False], rows[True]
+    tokens = [f"{each.effective * each.tokens:,.0f}" for each in (alone, packed)]
+    return [
+        f"With data.packing=true a row has {packed.samples:.2g} samples and {packed.tokens:,.0f} tokens on average, "
+        f"without {alone.samples:.2g} and {alone.tokens:,.0f}. For as many tokens a step, packed rows have "
+        f"batch.effective={packed.effective}: {tokens[1]}, beside {tokens[0]}.",
+        "Tokens/s count no padding; they and step ms are those of the first steps of the training. Memory is that of "
+        "the longest rows.",
+    ]
 
 
 def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
@@ -73,7 +88,7 @@ def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
         "known, and nine of ten steps are between the two in brackets."
     )
     if search.base.parallelism.world_size > 1:
-        lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
+        lines.append(f"Batch, memory and what is left are of one GPU, {_rate(search)} of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 
@@ -97,7 +112,7 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     cells = []
     for number, found in enumerate(rows, 1):
         outcome = found.record
-        cost = predicted.cost_of_million_tokens(outcome)
+        cost = predicted.cost_of_million_tokens(outcome, unpadded=search.rows is not None)
         batch, steps = outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"]
         cells.append(
             [
@@ -107,11 +122,11 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
                 f"{found.device_used_bytes / MIB:,.0f}",
                 f"{found.estimate.margin_bytes / MIB:,.0f}",
                 verdict_of(found.estimate),
-                *_speed(outcome),
+                *_speed(search, outcome),
                 *([predicted.two_digits(cost)] if cost is not None else []),
             ]
         )
-    figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step ms"]
+    figures = ["memory MiB", "left MiB", "verdict", _rate(search), "step ms"]
     if search.base.gpu.price_per_hour is not None:
         figures.append(tables.COST)
     headings = [lever.split(".")[-1] for lever in levers]
@@ -126,11 +141,19 @@ def _value(search: space.SearchSpace, found: Found, lever: str) -> str:
     return space.typed_value(found.chosen.get(lever, space.now(cfg, lever)))
 
 
-def _speed(outcome: Record) -> tuple[str, str]:
-    """Samples per second, and the milliseconds of a step, with their intervals."""
-    samples, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
+def _rate(search: space.SearchSpace) -> str:
+    """What of a second is compared: samples, where a row is one, else tokens."""
+    return "samples/s" if search.rows is None else "tokens/s"
+
+
+def _speed(search: space.SearchSpace, outcome: Record) -> tuple[str, str]:
+    """Samples or tokens per second, and the milliseconds of a step, with their intervals."""
+    if search.rows is None:
+        rate, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
+    else:
+        rate, step = predicted.unpadded_tokens_per_second(outcome), predicted.first_step_seconds(outcome)
     return (
-        predicted.interval_text(samples) if samples else "",
+        predicted.interval_text(rate) if rate else "",
         predicted.interval_text(step, 1e-3) if step else "",
     )
 

@@ -6,6 +6,7 @@ Every row of the result is the estimate of that very configuration.
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -18,6 +19,8 @@ from recipes.foresight.search import space
 from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.machine import host
 from recipes.records.record import Estimate, Record
+
+MOST_TABLES = 3  # estimates of rows of different lengths, for each row of the table
 
 
 @dataclass
@@ -43,6 +46,13 @@ class Found:
         """The estimate of a choice that was not refused."""
         assert self.record.estimate is not None, "fit estimates for a GPU"
         return self.record.estimate
+
+    def seconds_per_token(self, search: space.SearchSpace) -> float:
+        """What rows are ordered by; see `Candidate.seconds_per_token`."""
+        if search.rows is None:
+            return self.record.speed.step_seconds_median or 0.0
+        tokens = self.estimate.unpadded_tokens_per_second
+        return 1 / tokens if tokens else math.inf
 
     @property
     def device_used_bytes(self) -> int:
@@ -75,11 +85,13 @@ def run(
     candidates, refused, extrapolated = candidates_of(search, capacity, workers)
     usable = capacity / (1 + (search.base.estimate.margin or 0.0))  # the rest is the margin of what fits
     promising = [one for one in candidates if one.least_bytes <= usable]
+    order = sorted(promising, key=lambda one: one.seconds_per_token)
     tried: list[Found] = []
-    for found in _estimates(search, sorted(promising, key=lambda one: one.step_seconds), workers):
+    for following, found in zip([*order[1:], None], _estimates(search, order, workers)):
         tried.append(found)
-        show_status(f"{len(tried)} estimated, {sum(found.fits for found in tried)} fit")
-        if sum(found.fits for found in tried) == top:
+        fitting = sorted(found.seconds_per_token(search) for found in tried if found.fits)
+        show_status(f"{len(tried)} estimated, {len(fitting)} fit")
+        if len(fitting) >= top and not _may_be_faster(search, following, fitting[top - 1], len(tried) / top):
             break
     rows = [found for found in tried if found.fits]
     if not rows:
@@ -87,9 +99,19 @@ def run(
         tried += _estimates(search, others[:top], workers)
         rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
     else:
-        rows.sort(key=lambda found: found.record.speed.step_seconds_median or 0.0)
+        rows.sort(key=lambda found: found.seconds_per_token(search))
     refused += [found.refused for found in tried if found.refused]
     return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried))
+
+
+def _may_be_faster(search: space.SearchSpace, following: Candidate | None, slowest: float, tried: float) -> bool:
+    """Whether the next candidate may be faster than the slowest row of the table (in seconds per token).
+
+    Only of rows of different lengths, where the order is less exact than the estimates. tried: in tables of rows.
+    """
+    if search.rows is None or following is None or tried >= MOST_TABLES:
+        return False
+    return following.seconds_per_token < slowest
 
 
 def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Executor) -> Iterator[Found]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from recipes.config import Config
 from recipes.machine import host
-from recipes.options import compose, hooks, hydra_errors, overrides
+from recipes.options import compose, hooks, hydra_errors, overrides, train
 from recipes.paths import CONF
 from recipes.third_party import hydra_private
 
 BATCH = "batch.per_device"
+PACKING = "data.packing"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
 DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
@@ -29,6 +30,20 @@ NOT_SEARCHED = ", ".join(
 )
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows to train on, packed or not.
+
+    tokens, samples: of a row on average, without padding. effective: rows of a step.
+    typical_shares: batch.per_device -> positions of a usual micro-batch, as a share of those on the longest rows.
+    """
+
+    tokens: float
+    samples: float
+    effective: int
+    typical_shares: dict[int, float]
+
+
 @dataclass
 class SearchSpace:
     """What is searched, and what a choice (lever -> value) is as a configuration and as a command.
@@ -38,6 +53,7 @@ class SearchSpace:
     section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
     left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
     nobody has typed, kept or allowed. excluded: values of two or more levers that are not tried together.
+    rows: where packing is searched, data.packing -> what the rows then are.
     """
 
     overrides: list[str]
@@ -49,6 +65,7 @@ class SearchSpace:
     left_out: list[str] = field(default_factory=list)
     excluded: set[tuple[tuple[str, Any], ...]] = field(default_factory=set)
     not_allowed: list[str] = field(default_factory=list)
+    rows: dict[bool, Rows] | None = None
 
     def config(self, chosen: dict[str, Any]) -> Config:
         """The resolved configuration of a choice, without Hydra."""
@@ -61,13 +78,26 @@ class SearchSpace:
                 group, _, leaf = name.partition(".")
                 if leaf:
                     setattr(getattr(cfg, group), leaf, set_to)
-        cfg.accumulation.steps = self.effective // (cfg.batch.per_device * cfg.parallelism.replicas)
+        if "adapter" in chosen and self.base.train.learning_rate == train.default_learning_rate(self.base):
+            cfg.train.learning_rate = train.default_learning_rate(cfg)
+        effective = self.effective_of(chosen)
+        if effective != self.effective:
+            cfg.batch.effective = effective
+        cfg.accumulation.steps = effective // (cfg.batch.per_device * cfg.parallelism.replicas)
         return cfg
+
+    def effective_of(self, chosen: dict[str, Any]) -> int:
+        """The effective batch of a choice, in rows: fewer where several samples are packed into each."""
+        return self.effective if self.rows is None else self.rows[chosen.get(PACKING, False)].effective
 
     def overrides_of(self, chosen: dict[str, Any]) -> list[str]:
         """The overrides of train.py for a choice."""
-        levers = [key for key in DIMENSIONS if key in chosen]
-        return self.overrides + [text for key in levers for text in self.lever_overrides(key, chosen[key])]
+        levers, overrides = [key for key in DIMENSIONS if key in chosen], self.overrides
+        if self.rows is not None:
+            key = "batch.effective"
+            others = [text for text in overrides if text.lstrip("+").partition("=")[0] != key]
+            overrides = [*others, f"{key}={self.effective_of(chosen)}"]
+        return overrides + [text for key in levers for text in self.lever_overrides(key, chosen[key])]
 
     def lever_overrides(self, lever: str, value: Any) -> list[str]:
         """The overrides of train.py for one value of a lever; None leaves it as it is."""
@@ -93,6 +123,11 @@ class SearchSpace:
     def count(self) -> int:
         """How many configurations there are."""
         return sum(self.possible(dict(zip(self.values, chosen))) for chosen in itertools.product(*self.values.values()))
+
+
+def batches(share: int) -> list[int]:
+    """The values of batch.per_device that are tried: powers of two that divide a replica's share of a step."""
+    return [2**power for power in range(share.bit_length()) if share % 2**power == 0]
 
 
 def mode_overrides(mode: str, gpus: int) -> list[str]:

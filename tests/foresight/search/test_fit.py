@@ -29,7 +29,10 @@ ALL = ("precision", "optim", "adapter")
     [
         ("fit.kep=[optim]", "Did you mean fit.keep"),
         ("fit.keep=[optm]", "Did you mean optim?"),
-        ("fit.allow=[packing]", "Searched when they are allowed are precision, optim, optim.in_backward, adapter."),
+        (
+            "fit.allow=[loss]",
+            "Searched when they are allowed are precision, optim, optim.in_backward, adapter, data.packing.",
+        ),
         ("fit.top=0", "1 or more"),
         ("fit.measure=few", "0 or more"),
         ("fit.gpus=²", "1 or more"),
@@ -93,7 +96,7 @@ def test_a_lever_that_is_both_kept_and_allowed_is_refused():
 
 def test_what_is_left_open_and_allowed_is_searched():
     search = planned("batch.effective=12", allow=ALL)
-    others = ("parallelism", "parallelism.sync_each_batch", "optim.in_backward")
+    others = ("parallelism", "parallelism.sync_each_batch", "optim.in_backward", "data.packing")
     assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in others]
     assert set(search.pinned) == {"optim.in_backward"}
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
@@ -134,10 +137,11 @@ def test_an_optimizer_step_inside_the_backward_pass_is_found():
 
 
 def test_what_is_typed_or_kept_is_pinned():
+    of_gpus = ("parallelism", "parallelism.sync_each_batch")
     words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
     search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]
-    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", "parallelism", "parallelism.sync_each_batch"}
+    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", "data.packing", *of_gpus}
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 
