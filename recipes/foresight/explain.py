@@ -77,8 +77,13 @@ def _without_numbers(name: str) -> str:
 
 
 def levers(cfg: Config, before_bytes: int, folder: str) -> list[Lever]:
-    """Estimate each lever on its own; the one that saves most comes first. before_bytes: device memory without any."""
+    """Estimate each lever on its own; the one that saves most comes first. before_bytes: device memory without any.
+
+    With compile=true all of them, and the memory without any, are of the step as written, which is simulated sooner.
+    """
     found = []
+    if cfg.compile:
+        before_bytes, _ = _device_used(cfg, folder)
     for overrides, changed in _changes(cfg):
         if validate.validate(changed):
             continue
@@ -109,7 +114,8 @@ def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:
 def _device_used(cfg: Config, folder: str) -> tuple[int, float | None]:
     """(bytes of device memory, seconds of a step) as predicted."""
     outcome = Record(cfg.recipe.name, [], {}, "", {})
-    prediction.fill(cfg, outcome, simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg)))
+    simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg), fused=False)
+    prediction.fill(cfg, outcome, simulated)
     return prediction.device_used_bytes(outcome), outcome.speed.step_seconds_median
 
 

@@ -287,11 +287,6 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
             "parallelism.cpu_offload=true: the optimizer's step runs on the host, whose speed and memory are not "
             "predicted."
         )
-    if cfg.compile:
-        lines.append(
-            "compile=true: the memory is that of the step as written. Compiled code usually takes less, for it keeps "
-            "fewer results between its kernels."
-        )
     if attention.is_flash(cfg.model.attention):
         lines.append(
             f"model.attention={cfg.model.attention}: the figures are those of torch's own flash attention, which saves "

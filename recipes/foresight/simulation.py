@@ -7,6 +7,7 @@ ranks three are run, because only the last one sends the gradients.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from recipes.data import collate, data_loader, dataset
 from recipes.data.dataset import Data
 from recipes.data.rows import samples_in
 from recipes.foresight import uneven_lengths
-from recipes.foresight.fake_gpu import library_patches
+from recipes.foresight.fake_gpu import compiled_graph, library_patches
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
@@ -39,6 +40,14 @@ from recipes.training import setup
 
 MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
+AS_WRITTEN = (
+    "compile=true: the memory is that of the step as written, since {}. Compiled code usually takes less, for it keeps "
+    "fewer results between its kernels."
+)
+AS_COMPILED = (
+    "compile=true: the memory is that of the graphs that Inductor compiles, with its rules for joining operations in "
+    "short. It was compared with compiled steps on a CPU only."
+)
 REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
 
 
@@ -60,6 +69,7 @@ class SimulatedStep:
     warnings: list[str]
     trace: OpTrace
     first_steps: FirstSteps | None = None  # of data whose rows may differ in length
+    uneven: bool = False  # the batches have different lengths
     drawn: DrawnSteps | None = None  # of padded data: steps on batches of different lengths
     demand: allocator.Demand | None = None  # on the allocator of a GPU
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
@@ -79,25 +89,75 @@ def simulate_step(
     draw_lengths: bool = False,
     few_micro_batches: bool = False,
     build_data: Callable[..., Data] = dataset.build_data,
+    fused: bool = True,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
     also records which module and operation made each tensor. draw_lengths: with padded data also steps on batches in
     the order of the training. few_micro_batches: of batches of different lengths, too, only the first are run, and the
-    others count as equal. build_data: see `setup.build`. Raises Refusal as a training would, and UnknownOperation.
+    others count as equal. build_data: see `setup.build`. fused: with compile=true the memory is that of the compiled
+    graphs, which takes several times as long; operations and FLOPs are those of the step as written in any case.
+    Raises Refusal as a training would, and UnknownOperation.
     """
-    # Compiled code allocates inside its kernels: the step is simulated as written. torch has its own flash attention.
+    # torch has its own flash attention
     attention = "sdpa" if attention_options.is_flash(cfg.model.attention) else cfg.model.attention
-    asked, cfg = cfg, replace(cfg, compile=False, compile_regions=False, model=replace(cfg.model, attention=attention))
+    as_written = replace(
+        cfg, compile=False, compile_mode=None, compile_regions=False, model=replace(cfg.model, attention=attention)
+    )
+    simulate = functools.partial(
+        _simulate, cfg, folder, capacity_bytes, record_origins, few_micro_batches, build_data=build_data
+    )
+    written = simulate(as_written, draw_lengths)
+    if not cfg.compile:
+        return written
+    compiled, why_not = None, _why_as_written(cfg, written) if fused else "a search would take too long otherwise"
+    if not why_not:
+        compiled_cfg = replace(as_written, compile=True, compile_regions=cfg.compile_regions)
+        try:
+            compiled = simulate(compiled_cfg, False)
+        except Exception as error:  # Dynamo follows less than Python can say, and fails in many ways
+            reason = str(error).partition("\n")[0][:120]
+            why_not = f"it could not be compiled here ({type(error).__name__}: {reason})"
+    if compiled is None:
+        return replace(written, warnings=[*written.warnings, AS_WRITTEN.format(why_not)])
+    memory = {name: getattr(compiled, name) for name in ("parts", "events", "paged_bytes", "trace", "demand")}
+    warnings = dict.fromkeys([*written.warnings, *compiled.warnings, AS_COMPILED])
+    return replace(written, **memory, warnings=list(warnings))
+
+
+def _why_as_written(cfg: Config, written: SimulatedStep) -> str:
+    """Why the memory of a compiled step is taken from the step as written; "": it is not."""
+    if cfg.parallelism.world_size > 1 or parallelism.sharded(cfg):
+        return "several processes are not simulated as compiled"
+    return "batches of different lengths are not simulated as compiled" if written.uneven else ""
+
+
+def _simulate(
+    asked: Config,
+    folder: str,
+    capacity_bytes: int,
+    record_origins: bool,
+    few_micro_batches: bool,
+    cfg: Config,
+    draw_lengths: bool,
+    build_data: Callable[..., Data],
+) -> SimulatedStep:
+    """`simulate_step` of a configuration that is as asked for, or differs from that in what cannot be simulated."""
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
-    with fake, library_patches.libraries_on(fake, bool(adapter.bits(cfg))), library_patches.rank_0_of(cfg, fake):
+    with contextlib.ExitStack() as contexts:
+        if cfg.compile:
+            contexts.enter_context(compiled_graph.replacing_kernels(fake))
+        contexts.enter_context(fake)
+        contexts.enter_context(library_patches.libraries_on(fake, bool(adapter.bits(cfg))))
+        contexts.enter_context(library_patches.rank_0_of(cfg, fake))
         make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
-        trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
+        bare_optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
+        trace = OpTrace(fake, model, bare_optimizer, record_origins, loop.model if cfg.compile else None)
         even = rows.collate is collate.stack
         few = min(steps, MICRO_BATCHES + collectives.is_distributed())
         enough = few if even or few_micro_batches else steps
@@ -128,6 +188,7 @@ def simulate_step(
         warnings=warnings,
         trace=trace,
         first_steps=first_steps,
+        uneven=not even,
         drawn=drawn,
     )
     return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)

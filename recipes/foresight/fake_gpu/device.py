@@ -82,6 +82,20 @@ class FakeDevice(DispatchMode):
         finally:
             self._observer = None
 
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, made_by: Any) -> torch.Tensor:
+        """A new tensor on the device, also where that is the CPU. The observer hears that the operation `made_by`
+        comes, and then of an allocation."""
+        func, args, kwargs = (
+            torch.ops.aten.empty_strided.default,
+            (size, stride),
+            {"dtype": dtype, "device": self.device},
+        )
+        made = fake_storages.empty(size, stride, dtype, _bytes(size, stride, dtype), self.device)
+        if self._observer is not None:
+            self._observer.before(made_by, [])
+            self._observer.after(func, args, kwargs, made, call_signature(func, args, kwargs)[0])
+        return made
+
     # --- operations ---
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -199,3 +213,9 @@ def _check_one_device(func: Any, tensors: list[torch.Tensor]) -> None:
             f"Expected all tensors to be on the same device, but {func} has some on cuda:0 and some on cpu. Move the "
             'inputs to "cuda" in the step, and give it every module and parameter that it uses.'
         )
+
+
+def _bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
+    """Of the storage of a strided tensor."""
+    last = sum((length - 1) * step for length, step in zip(size, stride))
+    return dtype.itemsize * (0 if 0 in size else last + 1)

@@ -49,7 +49,8 @@ class OpTrace:
     """Use as `with trace: step()` once for each step; parts, tallies and `log.step_start` are those of the last step.
 
     fake: the device; without a compute capability it is the CPU, which has no workspaces. model, optimizer: as for the
-    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`).
+    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`). compiled: the
+    model as torch.compile has wrapped it, whose graphs do not know their modules.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class OpTrace:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         record_origins: bool = False,
+        compiled: torch.nn.Module | None = None,
     ):
         self.fake, self.model = fake, model
-        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins)
+        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, compiled)
+        self._called = model if compiled is None else compiled
         self.log, self.origins = self.ledger.log, self.ledger.origins
         self.workspaces: list[Workspace] = []
         self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
@@ -116,7 +119,7 @@ class OpTrace:
             self.ledger.begin_step()
             contexts.callback(self._end_ledger_step)
             contexts.enter_context(self.fake.observed_by(self))
-            hook = self.model.register_forward_pre_hook(
+            hook = self._called.register_forward_pre_hook(
                 lambda *_: self.passes.append(Tally(seen=self._seen)), prepend=True
             )
             contexts.callback(hook.remove)

@@ -129,13 +129,15 @@ def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Execu
 
 
 def predict(overrides: list[str]) -> tuple[Record | None, str]:
-    """(record, '') of the estimate of a command line, as recipe=estimate gives it; or (None, why it was refused)."""
+    """(record, '') of the estimate of a command line, as recipe=estimate gives it, but with compile=true as
+    written; or (None, why it was refused)."""
     cfg, outcome, problems = space.compose_estimate(*overrides)
     if cfg is None or outcome is None or problems:
         return None, " ".join(problems)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg), draw_lengths=True)
+            capacity = prediction.allocator_bytes(cfg)
+            simulated = simulation.simulate_step(cfg, folder, capacity, draw_lengths=True, fused=False)
             prediction.fill(cfg, outcome, simulated)
     except (Refusal, UnknownOperation) as error:
         return None, str(error)

@@ -56,8 +56,8 @@ def test_the_interval_has_both_bounds(tally):
 def test_an_estimate_of_a_compiled_step_is_faster_and_less_certain(predicted):
     words = ["gpu=a100_40gb", "model=bert_tiny", "data.samples=16"]
     written, found = predicted(*words), predicted(*words, "compile=true")
-    assert found.memory.peak_reserved_bytes == written.memory.peak_reserved_bytes
+    assert found.memory.peak_reserved_bytes < written.memory.peak_reserved_bytes
     assert found.speed.step_seconds_median < written.speed.step_seconds_median
     assert found.speed.step_seconds_high == written.speed.step_seconds_high
     assert any("one kernel" in line for line in found.warnings)
-    assert any("memory is that of the step as written" in line for line in found.warnings)
+    assert any("memory is that of the graphs that Inductor compiles" in line for line in found.warnings)

@@ -1,0 +1,96 @@
+"""What torch.compile makes of a step on the fake device: its kernels, their order, and the memory they need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compose, small
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from recipes.foresight import simulation
+from recipes.foresight.fake_gpu import compiled_graph
+from recipes.foresight.fake_gpu.fused_kernels import Kernels
+
+N, D, F = 8, 16, 64
+
+
+def kernels_of(function, *shapes: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
+    """The shapes of the results that each kernel writes."""
+    graph = make_fx(function, tracing_mode="fake")(*[torch.empty(shape) for shape in shapes]).graph
+    return [[tuple(node.meta["val"].shape) for node in kernel.results] for kernel in Kernels(graph).kernels]
+
+
+@pytest.mark.parametrize(
+    "function,shapes,written",
+    [
+        # a chain is one kernel, of which only the end is in memory
+        (lambda x: (x + 1).relu() * 2, [(N, D)], [[(N, D)]]),
+        # before a product the chain ends
+        (lambda x, w: torch.relu(x.neg() @ w) + 1, [(N, D), (D, F)], [[(N, D)], [(N, F)]]),
+        # the sum of a row, and what is divided by it, are one kernel; the sum stays inside
+        (lambda x: x / (x * x).sum(-1, keepdim=True), [(N, D)], [[(N, D)]]),
+        # two that read the same become one
+        (lambda x, y: (x * y, x - y), [(N, D), (N, D)], [[(N, D), (N, D)]]),
+        # other elements: a kernel of its own
+        (lambda x, y: (x + 1, y + 1), [(N, D), (F,)], [[(N, D)], [(F,)]]),
+        # a sum over the rows needs all of what it adds up
+        (lambda x, y: (x * y).sum(0), [(N, D), (N, D)], [[(D,)]]),
+    ],
+)
+def test_what_kernels_write(function, shapes, written):
+    assert kernels_of(function, *shapes) == written
+
+
+def test_a_result_that_reads_much_is_not_computed_twice():
+    """Used by two others that do not go over the same elements, it is in memory if it reads more than four."""
+
+    def used_twice(*rows: torch.Tensor):
+        total = sum(rows[1:], start=rows[0])
+        return total.sum(0), total.reshape(D, N).sum(0)
+
+    few, many = (kernels_of(used_twice, *[(N, D)] * count) for count in (4, 5))
+    assert [(N, D)] not in few and sum(shapes.count((N, D)) for shapes in few) == 0
+    assert sum(shapes.count((N, D)) for shapes in many) == 1
+
+
+# --- a whole step -----------------------------------------------------------------------------------
+
+LLAMA = ["recipe=estimate", "model=llama_tiny", "model.dropout=0.1", "eval.enabled=false", "tracker=none"]
+COMPILED = ["compile=true", "device=cpu"]
+
+
+def simulated(folder, *words: str) -> simulation.SimulatedStep:
+    cfg, _, problems = compose(*words)
+    assert not problems
+    return simulation.simulate_step(cfg, str(folder))
+
+
+@pytest.mark.parametrize("device", [["device=cpu"], ["device=auto", "gpu=a100_80gb", "precision=bf16"]])
+def test_a_compiled_step_keeps_fewer_activations_and_does_the_same_work(tmp_path, device):
+    written, compiled = (simulated(tmp_path, *small(*LLAMA, *device, *more)) for more in ([], ["compile=true"]))
+    parts, before = compiled.parts["largest_bytes"], written.parts["largest_bytes"]
+    assert 0.4 < parts["activations"] / before["activations"] < 0.9
+    assert parts["parameters"] == before["parameters"] and parts["optimizer"] == before["optimizer"]
+    assert compiled.model_flops == written.model_flops and compiled.tally == written.tally
+    assert any("graphs that Inductor compiles" in line for line in compiled.warnings)
+    if compiled.demand is not None and written.demand is not None:
+        assert compiled.demand.peak_allocated_bytes < written.demand.peak_allocated_bytes
+
+
+def test_what_cannot_be_compiled_is_taken_as_written_and_the_record_says_why(tmp_path, monkeypatch):
+    def fail(_):
+        raise RuntimeError("no such luck\nand more")
+
+    written = simulated(tmp_path, *small(*LLAMA, "device=cpu"))
+    monkeypatch.setattr(compiled_graph, "replacing_kernels", fail)
+    compiled = simulated(tmp_path, *small(*LLAMA, *COMPILED))
+    assert compiled.parts == written.parts
+    (line,) = [line for line in compiled.warnings if "compile=true" in line]
+    assert "as written, since it could not be compiled here (RuntimeError: no such luck)." in line
+
+
+def test_batches_of_different_lengths_are_taken_as_written(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{"a" * (5 + 7 * n % 40)}", "label": {n % 2}}}\n' for n in range(24)))
+    step = simulated(tmp_path, *small(*LLAMA, *COMPILED, "data=text", f"data.path={rows}", "data.seq_len=48"))
+    assert any("since batches of different lengths are not simulated as compiled" in line for line in step.warnings)
