@@ -39,10 +39,10 @@ def graphs_compiled_by(compile_graph: Callable[[Any, Collection[int]], Any]) -> 
 
     replaced = patched(compile_fx, compile_fx=functools.partial(compile_fx.compile_fx, inner_compile=inner_compile))
     # Folding computes constants on the device, which the fake GPU cannot.
-    # The module adds `patch` to itself.
-    folding = config.patch(joint_graph_constant_folding=False)  # pyright: ignore[reportAttributeAccessIssue]
+    folding = config.patch(joint_graph_constant_folding=False)
     # A graph that this machine has compiled before would be run as real code, on tensors without memory.
-    caches = torch.compiler.config.patch(force_disable_caches=True)
+    settings: Any = getattr(torch.compiler, "config")  # noqa: B009  # the module adds `patch` to itself
+    caches = settings.patch(force_disable_caches=True)
     torch._dynamo.reset()
     counters.clear()
     try:
