@@ -73,7 +73,9 @@ def test_the_gpu_checks_write_their_table(gpus, borrowed, monkeypatch, tmp_path)
 RECORD = """
 from pathlib import Path
 from recipes.foresight.validation import allocator_traces
+import played_driver
 trace = allocator_traces.record(Path({conf!r}), {words!r}, Path({folder!r}))
+assert not played_driver.RECORDING, "the allocator's history is still recorded"
 allocator_traces.write(trace, {file!r})
 """
 

@@ -448,3 +448,18 @@ def test_a_number_of_processes_for_one_process_is_a_warning(words, warned):
     assert not parallelism_options.ignored(
         compose("device=cpu", "parallelism.num_processes=1").cfg, ["parallelism=single"]
     )
+
+
+@pytest.mark.parametrize("count,said", [(None, False), (2, False), (3, True)])
+def test_more_ranks_than_cores_are_warned_of(monkeypatch, count, said):
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)
+    words = ["parallelism=ddp", f"parallelism.num_processes={count}"] if count else []
+    lines = parallelism_options.warnings(compose(*small(*words)).cfg)
+    assert any("ranks share 2 cores" in line for line in lines) == said
+
+
+def test_one_core_is_enough_for_one_process(monkeypatch):
+    monkeypatch.setattr(host, "usable_cores", lambda: 1)
+    cfg = compose(*small()).cfg
+    cfg.parallelism.num_processes = None
+    assert parallelism_options.warnings(cfg) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
+from recipes import third_party
 from recipes.checkpoint import saver
 from recipes.machine import host
 from recipes.parallelism import zero
@@ -116,6 +118,16 @@ def test_deepspeed_gathers_what_stage_3_has_in_pieces(stage, gathered):
     )
     loop = SimpleNamespace(accelerator=accelerator, model="wrapped")
     assert saver._gathered_weights(loop, torch.nn.Linear(1, 1)) == gathered
+
+
+@pytest.mark.parametrize("device,skipped", [("cpu", 1), ("cuda", 0)])
+def test_deepspeeds_kernel_for_inference_is_not_compiled_on_a_cpu(monkeypatch, device, skipped):
+    calls = []
+    private = SimpleNamespace(skip_shared_memory_kernel=lambda: calls.append(1))
+    monkeypatch.setitem(sys.modules, "recipes.third_party.deepspeed_private", private)
+    monkeypatch.setattr(third_party, "deepspeed_private", private, raising=False)
+    zero._skip_kernel(device)
+    assert len(calls) == skipped
 
 
 # --- two ranks, where the package is ---------------------------------------------------------------

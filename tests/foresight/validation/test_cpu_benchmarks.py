@@ -7,6 +7,7 @@ import torch
 
 from recipes.foresight.speed import cpu
 from recipes.foresight.validation import cpu_benchmarks, cpu_probes
+from recipes.units import MIB
 
 
 @pytest.fixture
@@ -53,3 +54,14 @@ def test_a_probe_finds_only_its_first_argument_in_the_cache(monkeypatch):
     watch.round, watch.times["c",] = 1, [1.0]
     watch.time(("c",), probe)  # long: in every second round
     assert watch.times["c",] == [1.0]
+
+
+def test_memory_that_is_touched_for_the_first_time_by_hand(monkeypatch):
+    seconds = iter([0.3, 0.1])  # 64 MiB that are new, and 64 MiB that were there
+    monkeypatch.setattr(cpu_benchmarks, "seconds_of", lambda call: next(seconds))
+    assert cpu_benchmarks.fault_seconds() == pytest.approx(0.2 / (64 * MIB))
+
+
+def test_sizes_of_operations_reach_from_the_call_itself_to_what_no_cache_holds():
+    assert list(cpu_benchmarks.SIZES) == sorted(cpu_benchmarks.SIZES)
+    assert 4 * cpu_benchmarks.SIZES[0] <= 256 and 4 * cpu_benchmarks.SIZES[-1] >= 64 * MIB

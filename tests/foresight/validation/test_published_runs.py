@@ -7,10 +7,11 @@ import sys
 
 import pytest
 import torch
+import transformers
 from conftest import ROOT
 
 from recipes.foresight.validation import published_runs, published_table
-from recipes.foresight.validation.published_models import ARCHITECTURES
+from recipes.foresight.validation.published_models import ARCHITECTURES, causal_forward_4_48
 
 GIB = 2**30
 # The same job on xMem's two cards differs by up to 14 %: a test may not ask for more than that.
@@ -81,3 +82,30 @@ def test_errors_are_summarised_in_a_line():
     assert published_table.summary_line("Ours", [0.01, -0.03, 0.02]) == (
         "Ours: 3 rows, median size 2.00%, signed median +1.00%, worst -3.0%."
     )
+
+
+@pytest.mark.parametrize(
+    "name,parameters",
+    [
+        # As their model cards count them: 125 M, 111 M, 60 M, 1.1 B, 3.5 B.
+        ("EleutherAI/gpt-neo-125M", 125_198_592),
+        ("cerebras/Cerebras-GPT-111M", 111_050_496),
+        ("T5-small", 60_506_624),
+        ("bigcode/gpt_bigcode-santacoder", 1_124_886_528),
+        ("ibm/PowerLM-3b", 3_510_819_072),
+    ],
+)
+def test_published_models_have_their_sizes(name, parameters):
+    own = ARCHITECTURES[name]
+    config = transformers.AutoConfig.for_model(own.model_type, **own.sizes)
+    with torch.device("meta"):
+        model = getattr(transformers, own.auto_class).from_config(config)
+    assert sum(weight.numel() for weight in model.parameters()) == parameters
+
+
+def test_the_loss_of_older_versions_is_that_of_the_next_token():
+    config = transformers.GPTBigCodeConfig(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1, eos_token_id=0)
+    model = transformers.GPTBigCodeForCausalLM(config).eval()
+    ids = torch.arange(12).view(2, 6)
+    told = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+    assert causal_forward_4_48(model, **told).loss.item() == pytest.approx(model(**told).loss.item(), rel=1e-6)
