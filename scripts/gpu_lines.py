@@ -49,7 +49,7 @@ def measured(tests: list[str], folder: Path) -> tuple[dict[str, set[int]], bool]
     settings.write_text(SETTINGS.format(recipes=RECIPES, folder=folder))
     coverage = [sys.executable, "-m", "coverage"]
     rc = [f"--rcfile={settings}"]
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300", "--tb=short", *tests]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", "--timeout=300", "--tb=short", *tests]
     passed = subprocess.run([*coverage, "run", *rc, *pytest], cwd=ROOT).returncode == 0
     subprocess.run([*coverage, "combine", "-q", *rc], cwd=ROOT, check=True)
     subprocess.run([*coverage, "json", "-q", *rc, "-o", folder / "lines.json"], cwd=ROOT, check=True)
