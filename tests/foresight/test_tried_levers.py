@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from types import SimpleNamespace
 
 import pytest
 from conftest import small
@@ -109,3 +110,13 @@ def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
     assert said.startswith("Tried: adapter=qlora precision=bf16 ") and "(1,024 MiB stay free) fits. It trains" in said
     assert "With all weights trained nothing fits NVIDIA GeForce RTX 4090" in said and "Nor do 8 of these" in said
     assert all(len({change.split("=")[0] for change in changes}) == len(changes) for changes in asked)
+
+
+def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
+    from recipes.foresight import tried_levers
+
+    seen = []
+    monkeypatch.setattr(tried_levers.runner, "predict", lambda overrides: (seen.append(overrides), (None, None))[1])
+    typed = SimpleNamespace(overrides=["recipe=estimate", "optim=adamw", "gpu=l4_24gb"])
+    assert tried_levers._try(typed, ["optim=sgd"]) is None
+    assert seen == [["gpu=l4_24gb", "optim=sgd"]]

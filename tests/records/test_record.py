@@ -103,13 +103,14 @@ def test_the_fields_are_those_of_the_design(filled):
     assert set(values["error"]) == {"phase", "type", "message", "hint", "rank"}
 
 
-def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path):
-    old = os.umask(0o027)
+@pytest.mark.parametrize("umask,mode", [(0o027, 0o640), (0, 0o666)])
+def test_a_record_may_be_read_by_whom_the_umask_lets(filled, tmp_path, umask, mode):
+    old = os.umask(umask)
     try:
         record_file.write(filled, tmp_path)
     finally:
         os.umask(old)
-    assert (tmp_path / record_file.FILE_NAME).stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / record_file.FILE_NAME).stat().st_mode & 0o777 == mode
 
 
 # --- whole or not at all ---------------------------------------------------------------------------

@@ -152,3 +152,5 @@ def test_capabilities_of_equal_rules_choose_alike():
                     kernels += [attention.kernel(q, q, q, mask, drop, False, capability) for drop in (0.0, 0.1, 0.125)]
         chosen.setdefault(attention.rules(capability), set()).add(tuple(kernels))
     assert len(chosen) == 5 and all(len(alike) == 1 for alike in chosen.values())
+    known = {capability: attention.rules(capability)[-1] for capability in [T4, A100, H100, (12, 1), (12, 2)]}
+    assert list(known.values()) == [False, True, True, True, False]
