@@ -11,12 +11,14 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from conftest import small, start_headroom
+from conftest import compose, small, start_headroom
 
 from recipes.jobs import launch
+from recipes.options import resume as resume_options
 from recipes.records import checkpoint_files, record_file, run_folder
 
 RECIPES = ["trainer", "accelerate"]
@@ -380,3 +382,16 @@ checkpoint_files.write = slow
 def test_a_slow_save_is_no_part_of_a_steps_time(train, fault):
     run = train("train.max_steps=4", "save.every_steps=1", fork_server=fault(SLOW_DISK))
     assert run.record.speed.step_seconds_p90 < 0.6
+
+
+def test_only_a_folder_that_was_typed_keeps_the_newest_run_from_being_found(tmp_path, monkeypatch):
+    run = tmp_path / "outputs" / "day" / "time"
+    manifest = run / checkpoint_files.FOLDER / "step-3" / checkpoint_files.MANIFEST
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint_files, "config_of", lambda folder: {})
+    monkeypatch.setattr(resume_options, "same", lambda *_, **__: True)
+    cfg, new = compose("resume=latest").cfg, Path("new")
+    for typed, folder in (("hydra.verbose=true", run), (resume_options.NO_FOLDER, run), ("hydra.run.dir=x", new)):
+        assert resume_options.resume_folder(cfg, new, [typed]) == folder

@@ -171,3 +171,8 @@ def test_a_training_loses_the_same_and_whole_logits_are_gone(train, recipe, word
 def test_what_does_not_go_together_is_refused_before_anything_starts(words, says):
     problems = compose("loss=chunked", *small(*words)).problems
     assert any("loss=chunked" in line and says in line for line in problems), problems
+
+
+def test_logits_that_are_not_computed_have_their_shape():
+    deferred = chunked_loss.DeferredLogits(torch.zeros(2, 3, 4), torch.nn.Linear(4, 7))
+    assert deferred.shape == (2, 3, 7) and deferred.dtype == torch.float32
