@@ -46,3 +46,12 @@ def test_a_published_step_counts_the_flops_of_its_model():
 def test_without_the_published_files_the_page_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(held_out, "STEPS", tmp_path / "published_speed.csv")
     assert held_out.MISSING in published_speed.table()
+
+
+@pytest.mark.parametrize(
+    "board,fp32_tflops,bandwidth_gb_per_second",
+    [("Tesla P4", 5.5, 192), ("Quadro RTX 8000", 16.3, 672)],  # NVIDIA's data sheets
+)
+def test_boards_beside_the_menu_have_the_figures_of_their_data_sheets(board, fp32_tflops, bandwidth_gb_per_second):
+    gpu = published_speed.gpu_of(board)
+    assert (gpu.fp32_tflops, gpu.bandwidth_gb_per_second) == (fp32_tflops, bandwidth_gb_per_second)
