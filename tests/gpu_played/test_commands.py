@@ -12,6 +12,7 @@ from played_gpu import MIB, NAME
 from recipes.cli import accuracy, fit, gpu_checks
 from recipes.doctor import checks, faults, page, probe
 from recipes.foresight.search import fit_options, plan
+from recipes.foresight.speed import calibrated
 from recipes.foresight.validation import allocator_traces, efficiency_fit, trace_recording
 
 pytest_plugins = ["gpu_fixtures"]
@@ -161,3 +162,26 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
     record.memory.device_used_bytes = record.memory.context_bytes = None  # a GPU that shares the host's memory
     (row,) = gpu_checks.table([record]).splitlines()[2:]
     assert row.count("|  ") == 5 and f"{record.memory.peak_reserved_bytes / MIB:.0f}" in row
+
+
+SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.0}
+CALIBRATE = """
+import os
+from recipes.foresight.validation import gpu_benchmarks, machine_calibration
+for name, value in {sizes!r}.items():
+    setattr(gpu_benchmarks, name, value)
+os.environ[{variable!r}] = {folder!r}
+assert machine_calibration.run("gpu") == 0
+"""
+
+
+def test_the_card_is_calibrated(on_gpu, monkeypatch, tmp_path):
+    """Every measurement of scripts/calibrate.py, with tiny tensors; its figures are those of the played card."""
+    on_gpu(code=CALIBRATE.format(sizes=SIZES, variable=calibrated.FOLDER, folder=str(tmp_path)))
+    monkeypatch.setenv(calibrated.FOLDER, str(tmp_path))
+    measured = calibrated.gpu(NAME)
+    assert measured.context_bytes == 300 * MIB
+    found = measured.efficiencies
+    assert set(found["matmul"]) == {"fp32", "tf32", "fp16", "bf16"} and set(found["attention"]) == {"flash"}
+    assert set(found["bandwidth"]) == {"elementwise", "optimizer", "copy", "reduction", "normalisation"}
+    assert found["kernel_seconds"] > 0 and set(found["host_seconds"]) == {"forward", "backward", "step"}

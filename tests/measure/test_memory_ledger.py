@@ -5,6 +5,8 @@ B batch, T tokens, D width, F feed-forward, V vocabulary.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.op_flops import operation_flops
+from recipes.measure.storage_log import StorageLog
 
 FOUR = 4  # bytes of a 32-bit float
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -444,3 +447,9 @@ def test_the_flops_follow_the_effective_batch(train):
         for more in (["batch.per_device=4"], ["batch.per_device=1", "accumulation=x4"])
     )
     assert once == pytest.approx(split, rel=1e-3)
+
+
+def test_the_peak_of_a_step_may_be_at_its_very_beginning():
+    events = [(SimpleNamespace(bytes=size), sign) for size, sign in [(5, 1), (10, 1), (10, -1), (3, 1)]]
+    assert StorageLog.peak_index(SimpleNamespace(events=events, step_start=2)) == 1
+    assert StorageLog.peak_index(SimpleNamespace(events=events, step_start=3)) == 3

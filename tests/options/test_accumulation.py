@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conftest import compose
+from conftest import compose, small
 from fit_search import GPU, tiny
 
 from recipes import config
 from recipes.machine import host
-from recipes.options import accumulation
+from recipes.options import accumulation, batch
 
 AUTO = (
     "recipe=estimate",
@@ -87,3 +87,10 @@ def test_a_failure_of_the_estimate_is_said(monkeypatch):
 def test_a_resolved_configuration_can_be_checked_again():
     told = compose("device=cpu", "batch.effective=8", "batch.per_device=2")
     assert not told.problems and accumulation.resolve(config.from_dict(config.to_dict(told.cfg))) == []
+
+
+@pytest.mark.parametrize("size,halved", [(8, 4), (6, 3)])
+def test_half_the_batch_says_what_it_changes(size, halved):
+    *_, lever = batch.memory_levers(compose(*small(f"batch.per_device={size}", "data.samples=64")).cfg)
+    assert lever.overrides == f"batch.per_device={halved} accumulation.steps=2"
+    assert lever.changes == {"batch.per_device": halved, "accumulation.steps": 2, "batch.effective": None}

@@ -16,6 +16,7 @@ from played_driver import (
     HISTORY,
     RECORDING,
     Event,
+    Graph,
     Stream,
     exchange_device,
     in_bad_fork,
@@ -38,6 +39,7 @@ def play(_) -> None:
     torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = exchange_device
     torch.cuda._is_in_bad_fork = in_bad_fork
     torch.cuda.Event = torch.cuda.streams.Event = Event
+    torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = Graph
     torch.cuda.Stream = torch.cuda.streams.Stream = Stream
     # devices: torch leaves a mode in other threads and in the backward pass, and asks no mode about these two
     threading.Thread.run = _on_the_card(threading.Thread.run)

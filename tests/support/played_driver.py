@@ -80,6 +80,7 @@ C_FUNCTIONS = {
     "_cuda_setDevice": _set_device,
     "_cuda_synchronize": lambda: None,
     "_cuda_emptyCache": lambda: None,
+    "_host_emptyCache": lambda: None,
     "_cuda_getArchFlags": lambda: " ".join(ARCHITECTURES),
     "_cuda_memoryStats": _memory_stats,
     "_cuda_resetPeakMemoryStats": lambda device: None,
@@ -128,6 +129,23 @@ class Event:
         return True
 
     def wait(self, stream=None) -> None: ...
+
+
+class Graph:
+    """A CUDA graph whose kernels ran when they were captured."""
+
+    def __init__(self, keep_graph: bool = False):
+        self.captured = False
+
+    def capture_begin(self, pool=None, capture_error_mode: str = "global", **_) -> None: ...
+
+    def capture_end(self) -> None:
+        self.captured = True
+
+    def replay(self) -> None:
+        """Raises RuntimeError as CUDA's graph does."""
+        if not self.captured:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
 
 
 class Stream:

@@ -65,3 +65,9 @@ def test_memory_that_is_touched_for_the_first_time_by_hand(monkeypatch):
 def test_sizes_of_operations_reach_from_the_call_itself_to_what_no_cache_holds():
     assert list(cpu_benchmarks.SIZES) == sorted(cpu_benchmarks.SIZES)
     assert 4 * cpu_benchmarks.SIZES[0] <= 256 and 4 * cpu_benchmarks.SIZES[-1] >= 64 * MIB
+
+
+def test_the_operation_of_a_call_has_the_type_that_was_asked_for():
+    x = torch.ones(8)
+    assert cpu_benchmarks.operation_of(lambda: torch.zeros_like(x, dtype=torch.bfloat16)).bytes == 8 * 4 + 8 * 2
+    assert cpu_benchmarks.operation_of(lambda: x.sum(dtype=torch.float64)).bytes == 8 * 4 + 8
