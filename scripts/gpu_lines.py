@@ -30,9 +30,49 @@ WORDS = re.compile(
     re.I,
 )
 # Predictions run on a fake device and never on a GPU; a job's estimate hides it. They have tests of their own.
-NOT_ON_A_GPU = ("foresight/fake_gpu", "foresight/memory", "foresight/speed", "third_party/torch_backend_private.py")
+NOT_ON_A_GPU = (
+    "cli/app",
+    "foresight/estimate.py",
+    "foresight/fake_gpu",
+    "foresight/memory",
+    "foresight/prediction.py",
+    "foresight/search",
+    "foresight/speed",
+    "foresight/step_estimate.py",
+    "foresight/user_step.py",
+    "foresight/validation/published",
+    "report",
+    "third_party/torch_backend_private.py",
+)
 # "file:function" -> why its lines are not run.
-REASONS: dict[str, str] = {}
+REFUSAL = "says what is missing without a GPU, or refuses: run by tests/options on a CPU"
+ON_CPU = "what a CPU does: run by the tests without played GPUs"
+REASONS: dict[str, str] = {
+    "checkpoint/state.py:_on_device": "CUDA's managed memory, which is not played; state_buffer has a contract test",
+    "cli/accuracy.py:measure_all": "the same on a CPU: tests/foresight/validation/test_accuracy.py",
+    "cli/argument_table.py:table": "a script for maintainers; its table is compared in tests/options/test_overrides.py",
+    "cli/argv.py:leave_auto_out": "run by tests/cli/test_summary.py",
+    "cli/gpu_checks.py:run": "without a GPU, or where every job was refused",
+    "cli/summary.py:_lengths_rows": "of an estimate: tests/foresight/test_uneven_lengths.py",
+    "cli/summary.py:_operation_rows": "of an estimate or a CPU: tests/foresight/speed/test_anatomy.py",
+    "foresight/validation/machine_calibration.py:run": ON_CPU,
+    "foresight/validation/trace_recording.py:run": "without a GPU, or one configuration in a process of its own",
+    "jobs/failures.py:failure_hint": "by the text of an error: tests/jobs/test_failures.py",
+    "machine/nvml.py:visible_gpus": "run by tests/machine/test_nvml.py",
+    "machine/worker_environment.py:limit_memory": ON_CPU,
+    "measure/device_memory.py:in_use": ON_CPU,
+    "measure/storage_log.py:record": "run by tests/measure/test_memory_ledger.py; managed memory is not played",
+    "models/quantized.py:loading_arguments": "run by tests/options/test_qlora.py",
+    "options/attention.py:_flash_problems": REFUSAL,
+    "options/fsdp.py:problems": REFUSAL,
+    "options/gpu.py:resolve": REFUSAL,
+    "options/kernels.py:problems": REFUSAL,
+    "options/parallelism.py:problems": REFUSAL,
+    "options/validate.py:validate": REFUSAL,
+    "options/zero.py:problems": REFUSAL,
+    "third_party/torch_private.py:autocast": "of a step on the fake device: tests/foresight/test_step_estimate.py",
+    "third_party/torch_private.py:scaler": "of a step on the fake device: tests/foresight/test_step_estimate.py",
+}
 SETTINGS = """
 [run]
 source = {recipes}

@@ -165,6 +165,7 @@ def test_a_pair_in_bytes_is_joined_by_the_end_id(folder):
     "first,second,longest,kept",
     [
         ("abcdef", "uvwxyz", 14, ("abcdef", "uvwxyz")),
+        ("abcdef", "uvwxyz", 13, ("abcdef", "uvwxyz")),
         ("abcdef", "uvwxyz", 8, ("abcd", "uvw")),
         ("abcdef", "u", 6, ("abcd", "u")),
         ("a", "uvwxyz", 6, ("a", "uvwx")),

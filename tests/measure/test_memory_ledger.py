@@ -13,6 +13,7 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from recipes.measure.memory_attribution import OPTIMIZER
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.op_flops import operation_flops
 from recipes.measure.storage_log import StorageLog
@@ -453,3 +454,11 @@ def test_the_peak_of_a_step_may_be_at_its_very_beginning():
     events = [(SimpleNamespace(bytes=size), sign) for size, sign in [(5, 1), (10, 1), (10, -1), (3, 1)]]
     assert StorageLog.peak_index(SimpleNamespace(events=events, step_start=2)) == 1
     assert StorageLog.peak_index(SimpleNamespace(events=events, step_start=3)) == 3
+
+
+def test_a_state_that_is_paged_is_logged_though_it_says_that_it_is_on_the_cpu():
+    log, paged = StorageLog("cuda"), torch.ones(4)
+    assert log.record(torch.ones(4), OPTIMIZER) is None
+    paged.is_paged = True
+    entry = log.record(paged, OPTIMIZER)
+    assert entry.paged and entry.bytes == 16 and log.events == [(entry, +1)]

@@ -150,3 +150,9 @@ def test_an_estimate_takes_every_gpu_of_the_menu(option):
 def test_a_capability_that_is_none_is_refused(capability):
     (problem,) = compose("recipe=estimate", "gpu=a100_40gb", f"gpu.capability={capability}").problems
     assert f"gpu.capability={capability}" in problem and "like gpu.capability=8.6" in problem
+
+
+def test_an_estimate_for_the_gpu_at_hand_needs_one_that_is_known(pretend_gpu):
+    assert "there is no GPU here to predict for" in compose("recipe=estimate").problems[0]
+    pretend_gpu((8, 0))
+    assert "no figures of NVIDIA Pretended" in compose("recipe=estimate").problems[0]

@@ -193,3 +193,11 @@ def test_without_bitsandbytes_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(host, "version", lambda package: None if package == "bitsandbytes" else version(package))
     (problem,) = compose("device=cpu", "adapter=qlora").problems
     assert "bitsandbytes" in problem and "adapter=lora" in problem
+
+
+def test_weights_are_loaded_to_the_gpu_of_this_process(monkeypatch):
+    cfg, model, _ = built("model=llama_tiny")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    for device, place in (("cuda", torch.device("cuda", 1)), ("cpu", torch.device("cpu"))):
+        told = quantized.loading_arguments(model, 4, torch.bfloat16, device)
+        assert told["device_map"] == {"": place} and told["quantization_config"].load_in_4bit
