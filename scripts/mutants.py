@@ -113,7 +113,8 @@ def table(before: dict[Mutant, str], after: dict[Mutant, str], seed: int) -> str
         "",
         f"`python scripts/mutants.py --count {count} --seed {seed}`: {sum(map(bool, before.values()))} of {count} were "
         f"noticed; with the tests that were written for the others, {count - missed}. Where nothing notices a change, "
-        "the reason stands in the last column.",
+        "the reason stands in the last column. The first figure is what another seed would find of these packages; the "
+        "second is about these changes alone, for the new tests were written for them.",
         "",
         "| Change | Noticed before by | and now by |",
         "| --- | --- | --- |",
