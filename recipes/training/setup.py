@@ -58,7 +58,7 @@ def prepare(
     cfg: Config,
     folder: str,
     make_arguments: MakeArguments = training_arguments,
-    build_data: Callable[..., Data] = dataset.build_data,
+    build_data: Callable[..., Data] | None = None,
 ) -> Ingredients:
     """Seed the random generators and make the arguments, the model's configuration and the data.
 
@@ -72,7 +72,7 @@ def prepare(
     architectures.check(cfg, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
-    data = build_data(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
+    data = (build_data or dataset.build_data)(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
     warnings = data.warnings + dataset.check_batch(cfg, data)
 
     def warn(text: str) -> None:
@@ -91,7 +91,7 @@ def build(
     folder: str,
     make_arguments: MakeArguments = training_arguments,
     make_model: MakeModel | None = None,
-    build_data: Callable[..., Data] = dataset.build_data,
+    build_data: Callable[..., Data] | None = None,
 ) -> Training:
     """Build everything that a training needs.
 
