@@ -2,7 +2,7 @@
 """Train a tiny model of every architecture that transformers has; write docs/models.md.
 
     python scripts/walk_models.py                     all, under 30 minutes on two cores
-    python scripts/walk_models.py llama bert          these model types again; the page keeps the results of the others
+    python scripts/walk_models.py llama bert          these again; the page, if --folder has the others
 
 Each architecture of transformers' auto mappings for causal language modelling and sequence classification is made
 tiny from its configuration class, trained two steps in the raw loop, estimated, saved, and loaded again; or refused in

@@ -182,7 +182,7 @@ def run(names: list[str], folder: Path, target: Path | None, at_once: int) -> in
     """Walk over architectures, print a line for each, and write the page. Returns 1 if one failed.
 
     names: model types; empty: all. at_once: architectures at a time. folder: for models, and for results.jsonl, which
-    a walk over some names updates.
+    a walk over some names updates; without the results of the others it leaves the page as it is.
     """
     everything = architectures()
     unknown = sorted(set(names) - {kind for kind, _ in everything})
@@ -194,6 +194,9 @@ def run(names: list[str], folder: Path, target: Path | None, at_once: int) -> in
     fork_server = fork_client.ForkServer()
     walk = Walk(folder, fork_server)
     chosen = [each for each in everything if not names or each[0] in names]
+    if names and target is not None and set(everything) - set(results) - set(chosen):
+        print(f"{target} stays as it is: {folder} has no results of the other architectures.", flush=True)
+        target = None
     try:
         with ThreadPoolExecutor(at_once) as pool:
             for result in pool.map(lambda each: walk.visit(*each), chosen):

@@ -67,3 +67,14 @@ def test_the_page_counts_and_lists_results():
     assert next(line for line in lines if line.startswith("| not made |")).endswith("| 0 | 1 |")
     assert "| llama | LlamaForCausalLM | trained | sdpa |  |" in lines
     assert any("| bert | BertLMHeadModel | refused |" in line and "\\|" in line for line in lines)
+
+
+def test_a_walk_over_some_leaves_a_page_of_all_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(model_walk.Walk, "visit", lambda _, kind, task: Result(kind, task, TRAINED, "A"))
+    page = tmp_path / "models.md"
+    page.write_text("of all")
+    assert model_walk.run(["llama"], tmp_path / "results", page, 1) == 0
+    assert page.read_text() == "of all" and "stays as it is" in capsys.readouterr().out
+    assert model_walk.run([], tmp_path / "results", page, 2) == 0 and "| bert |" in page.read_text()
+    page.unlink()
+    assert model_walk.run(["llama"], tmp_path / "results", page, 1) == 0 and "| bert |" in page.read_text()
