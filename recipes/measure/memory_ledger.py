@@ -26,7 +26,7 @@ from recipes.measure.tensor_origins import TensorOrigins
 from recipes.models import checkpointing, quantized
 from recipes.options import in_backward
 from recipes.third_party.patching import patched
-from recipes.third_party.torch_private import observed_resizes, storage_key
+from recipes.third_party.torch_private import observed_resizes, op_name, storage_key
 
 
 class MemoryLedger:
@@ -56,12 +56,19 @@ class MemoryLedger:
         # formula. With all weights trained the gradients take twice the forward (Kaplan et al. 2020, section 2.1).
         self.model_flops: int | None = 0
         self._hooks = contextlib.ExitStack()
+        self._on_gpu = torch.device(device).type != "cpu"
+        self._reduced_scatter = False  # the last operation was one
 
     # --- during the step ---
 
     def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
         if self.origins is not None:
             self.origins.before(func, tensors)
+        if self._reduced_scatter and not self._on_gpu:
+            # gloo reduces a copy of its own, takes this rank's part, and frees it in a thread: when, nobody knows.
+            for tensor in tensors:
+                self.log.add_passing(tensor, OTHER)
+        self._reduced_scatter = op_name(func) == "_reduce_scatter_base_"
         self.attribution.record_arguments(tensors)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:

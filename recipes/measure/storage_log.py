@@ -96,6 +96,14 @@ class StorageLog:
             self.on_allocation(entry)
         return entry
 
+    def add_passing(self, tensor: torch.Tensor, kind: str) -> None:
+        """Log a storage of which only this moment is known as allocated and freed, unless the log knows it."""
+        storage = tensor.untyped_storage()
+        if self.entry_of(tensor) is None and storage.device.type == self._device_type:
+            entry = self.add(storage, kind)
+            self.events.append((entry, -1))
+            self._alive[storage_key(storage)] = (weakref.ref(storage), entry)  # its end is not logged again
+
     def resized(self, storage: torch.UntypedStorage, bytes_before: int, kind: str) -> None:
         """A storage has changed its size: the old memory is freed, and new memory of `kind` is allocated."""
         if storage.device.type != self._device_type or storage.nbytes() == bytes_before:

@@ -13,7 +13,7 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from recipes.measure.memory_attribution import OPTIMIZER
+from recipes.measure.memory_attribution import OPTIMIZER, OTHER
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.op_flops import operation_flops
 from recipes.measure.storage_log import StorageLog
@@ -462,3 +462,18 @@ def test_a_state_that_is_paged_is_logged_though_it_says_that_it_is_on_the_cpu():
     paged.is_paged = True
     entry = log.record(paged, OPTIMIZER)
     assert entry.paged and entry.bytes == 16 and log.events == [(entry, +1)]
+
+
+def test_when_gloo_frees_its_buffer_does_not_count():
+    """gloo reduces a copy of its input, which its thread holds until it gets to run: longer on a busy machine."""
+    ledger = MemoryLedger(model := Little(), torch.optim.SGD(model.parameters()), "cpu")
+    given, part, buffer = torch.ones(8), torch.ones(4), torch.ones(8)
+    for tensor in (given, part):
+        ledger.log.record(tensor, OTHER)
+    ledger.before(torch.ops.c10d._reduce_scatter_base_.default, [part, given])
+    ledger.before(torch.ops.aten.split.Tensor, [buffer])
+    ledger.before(torch.ops.aten.copy_.default, [part, buffer[:4]])
+    events = [(entry.bytes, sign) for entry, sign in ledger.log.events]
+    assert events == [(32, +1), (16, +1), (32, +1), (32, -1)]
+    del buffer
+    assert len(ledger.log.events) == len(events)  # freed once
