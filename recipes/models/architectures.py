@@ -15,7 +15,7 @@ from transformers.models.auto import modeling_auto
 
 from recipes.config import Config
 from recipes.errors import Refusal
-from recipes.models import liger, packing
+from recipes.models import liger, packing, pretrained
 from recipes.options import adapter, attention, kernels
 from recipes.options import model as model_options
 from recipes.options.model import AUTO
@@ -56,7 +56,9 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             f"checkpointing={cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
             "Type checkpointing=none."
         )
-    _check_lengths(cfg, name, positions(config))
+    with pretrained.building(config, cfg.model.pretrained):
+        most = positions(config)
+    _check_lengths(cfg, name, most)
     if kernels.is_liger(cfg):
         liger.check(name, config)
     if cfg.data.packing:

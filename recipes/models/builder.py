@@ -73,11 +73,16 @@ def build_model(
     elif cfg.model.pretrained and weights:
         model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
     else:
-        model = kind.from_config(config, **settings)
+        model = _from_config(cfg, kind, config, **settings)
     if cfg.data.packing:
         packing.keep_samples_apart(model)
     model.config.use_cache = False  # the keys and values of every layer, which only generation needs
     return model
+
+
+def _from_config(cfg: Config, kind: Any, config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
+    with pretrained.building(config, cfg.model.pretrained):
+        return kind.from_config(config, **settings)
 
 
 def _build_quantised(
@@ -92,11 +97,11 @@ def _build_quantised(
 ) -> PreTrainedModel:
     """The model with linear layers in `bits` bits; a model of several processes has them on its GPU already."""
     dtype = settings["dtype"] = adapter.compute_dtype(cfg)
-    build = functools.partial(kind.from_config, config, **settings)
+    build = functools.partial(_from_config, cfg, kind, config, **settings)
     if not (cfg.model.pretrained and weights):
         return quantized.finish(quantized.random_model(build, bits, dtype, host.device(cfg) if weights else None))
     with torch.device("meta"):
-        shape = kind.from_config(copy.deepcopy(config), **settings)
+        shape = _from_config(cfg, kind, copy.deepcopy(config), **settings)
     settings |= quantized.loading_arguments(shape, bits, dtype, host.device(cfg))
     return quantized.finish(pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings))
 

@@ -5,14 +5,15 @@ The only weights that may be new are those of a classification head, on a checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel
 
 from recipes.errors import Refusal, is_out_of_memory
+from recipes.records.printable import printable
 
 Warn = Callable[[str], None]
 SHOWN = 4  # names of weights in a message
@@ -28,16 +29,39 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
         )
     try:
         return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # a config.json with wrong values ends in any of them
         if is_out_of_memory(error):
             raise
-        first = str(error).strip().splitlines()[0]
         if folder.exists():
-            raise Refusal(f"model.pretrained={name} cannot be loaded: {first}") from error
+            raise Refusal(f"model.pretrained={name} cannot be loaded: {_first_sentence(error)}") from error
         raise Refusal(
-            f"model.pretrained={name} is no folder here, and the hub did not return it: {first} "
+            f"model.pretrained={name} is no folder here, and the hub did not return it: {_first_sentence(error)} "
             "Without a network, give the folder of a saved model (config.json and .safetensors)."
         ) from error
+
+
+@contextlib.contextmanager
+def building(config: PretrainedConfig, name: str | None) -> Iterator[None]:
+    """Around what makes a model of a configuration. name: of the pretrained weights that this comes from.
+
+    Raises Refusal for a config.json that no model can be built of.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever a division by its sizes ends in
+        if name is None or is_out_of_memory(error):
+            raise
+        raise Refusal(
+            f"model.pretrained={name}: no {config.model_type} can be built from its config.json: "
+            f"{_first_sentence(error)} Correct the sizes there."
+        ) from error
+
+
+def _first_sentence(error: Exception) -> str:
+    """What an error says in its first line, and in the second where the first announces it."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return printable(said) if " " in said else f"{type(error).__name__} {printable(said)}".rstrip()
 
 
 # --- the weights -------------------------------------------------------------------------------

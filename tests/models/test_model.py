@@ -202,6 +202,26 @@ def test_weights_that_cannot_be_read_are_refused_in_words(train, tmp_path, confi
     assert f"model.pretrained={tmp_path}" in record.error.message and "\n" not in record.error.message
 
 
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (LLAMA | {"hidden_size": "wide"}, "expected int, got str"),
+        (LLAMA | {"hidden_size": 65}, "not a multiple of the number of attention heads"),
+        (LLAMA | {"num_attention_heads": 0}, "by zero"),
+        ({"model_type": "gpt2", "n_embd": 65, "n_head": 4}, "Correct the sizes there."),
+        ({"model_type": "bert", "vocab_size": 0}, "Correct the sizes there."),
+    ],
+)
+def test_sizes_that_make_no_model_are_refused_in_words(train, tmp_path, config, says):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    record = train(f"model.pretrained={tmp_path}", "recipe=estimate", status="refused").record
+    assert f"model.pretrained={tmp_path}" in record.error.message and "\n" not in record.error.message
+    assert says in record.error.message
+
+
 def test_code_from_a_folder_is_never_run(train, tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}})
