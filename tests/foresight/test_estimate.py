@@ -143,6 +143,14 @@ def test_ddp_keeps_gradients_in_buckets(predicted, view, bytes_a_parameter):
     )
 
 
+@pytest.mark.parametrize("more", [["checkpointing=full"], ["accumulation=x2"]], ids=str)
+def test_fsdp_gathers_weights_that_no_gradient_needs(predicted, more):
+    """Of layers before the first adapter's: FSDP waits for them when the backward pass is over."""
+    words = ["gpu=l4_24gb", "model=llama_tiny", "adapter=lora", "parallelism=fsdp", "parallelism.num_processes=2"]
+    outcome = predicted(*words, "data.seq_len=32", "eval.enabled=false", *more)
+    assert outcome.status == "ok" and outcome.memory.gradients_bytes < outcome.memory.parameters_bytes
+
+
 def test_fsdp_leaves_each_rank_its_part(predicted):
     """An eighth of weights and states; more ranks, less of both."""
     outcome = predicted(*LARGE, "parallelism=fsdp")

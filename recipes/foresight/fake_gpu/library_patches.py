@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 
 from recipes.config import Config
 from recipes.foresight.fake_gpu import fake_storages
+from recipes.foresight.fake_gpu.backend import Stream
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.machine import host
 from recipes.options import gpu as gpu_options
@@ -129,7 +130,11 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
     )
     try:
         all_reduce_sum = functools.partial(_all_reduce_sum, collectives.all_reduce_sum)
-        with torch_distributed_private.replaced_ddp(FakeDDP), patched(collectives, all_reduce_sum=all_reduce_sum):
+        # FSDP waits on the current stream for weights that it has gathered and did not need, before the first layer
+        # that is trained. torch's own stream of such a backend would read an event of Python's as one of C++.
+        streams = patched(torch.accelerator, current_stream=Stream)
+        sums = patched(collectives, all_reduce_sum=all_reduce_sum)
+        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams:
             yield
     finally:
         dist.destroy_process_group()
