@@ -21,7 +21,7 @@ from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from recipes.measure.timeline import phases
 from recipes.options import hooks, menus, validate
-from recipes.records.record import Record
+from recipes.records.record import Record, verdict_of
 from recipes.units import MIB
 
 LARGEST = 10  # how many tensors are listed
@@ -37,6 +37,7 @@ class Lever:
     device_used_bytes: int
     saved_bytes: int  # negative: it takes more
     step_seconds: float | None
+    verdict: str
 
     def entry(self) -> dict[str, Any]:
         """As the record has it."""
@@ -45,6 +46,7 @@ class Lever:
             "device_used_bytes": self.device_used_bytes,
             "saved_bytes": self.saved_bytes,
             "step_seconds": self.step_seconds,
+            "verdict": self.verdict,
         }
 
 
@@ -83,15 +85,17 @@ def levers(cfg: Config, before_bytes: int, folder: str) -> list[Lever]:
     """
     found = []
     if cfg.compile:
-        before_bytes, _ = _device_used(cfg, folder)
+        before_bytes = prediction.device_used_bytes(_predicted(cfg, folder))
     for overrides, changed in _changes(cfg):
         if validate.validate(changed):
             continue
         try:
-            used, seconds = _device_used(changed, folder)
+            outcome = _predicted(changed, folder)
         except (Refusal, UnknownOperation):
             continue
-        found.append(Lever(overrides, used, before_bytes - used, seconds))
+        assert outcome.estimate is not None, "an estimate for a GPU"
+        used, verdict = prediction.device_used_bytes(outcome), verdict_of(outcome.estimate)
+        found.append(Lever(overrides, used, before_bytes - used, outcome.speed.step_seconds_median, verdict))
     return sorted(found, key=lambda lever: -lever.saved_bytes)
 
 
@@ -111,12 +115,12 @@ def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:
         yield lever.overrides, changed
 
 
-def _device_used(cfg: Config, folder: str) -> tuple[int, float | None]:
-    """(bytes of device memory, seconds of a step) as predicted."""
+def _predicted(cfg: Config, folder: str) -> Record:
+    """A record with the figures of a step, with compile=true as written."""
     outcome = Record(cfg.recipe.name, [], {}, "", {})
     simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg), fused=False)
     prediction.fill(cfg, outcome, simulated)
-    return prediction.device_used_bytes(outcome), outcome.speed.step_seconds_median
+    return outcome
 
 
 def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:

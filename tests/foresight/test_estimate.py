@@ -6,7 +6,7 @@ import pytest
 from conftest import compose, small
 
 from recipes.cli import single_run
-from recipes.foresight import estimate
+from recipes.foresight import estimate, explain
 from recipes.foresight.fake_gpu import op_trace
 from recipes.machine import host
 from recipes.records import record_file
@@ -329,6 +329,15 @@ def test_explained(train):
     assert not any("bf16" in word for word in words)  # a V100 has none
     saved = [lever["saved_bytes"] for lever in result.levers]
     assert saved == sorted(saved, reverse=True)
+
+
+def test_the_verdict_of_a_lever_is_that_of_its_estimate(tmp_path):
+    """The card has room for each, and the limit has not."""
+    cfg, _, problems = compose(*small(*V100, "launch.memory_limit_gib=0.01", "data.seq_len=8", "eval.enabled=false"))
+    assert cfg is not None and not problems
+    found = explain.levers(cfg, 0, str(tmp_path))
+    assert found and {lever.entry()["verdict"] for lever in found} == {"does not fit"}
+    assert all(lever.device_used_bytes < 16 * 2**30 for lever in found)
 
 
 def test_an_explanation_without_matplotlib_lacks_the_picture_alone(train, fault):

@@ -168,13 +168,11 @@
       h("div", { class: "scroll" }, h("table", {},
         h("thead", {}, h("tr", {}, h("th", {}, "type"), h("th", { class: "number" }, "saves"), h("th", { class: "number" }, "GPU memory then"), h("th", { class: "number" }, "step"), h("th", {}, "verdict"))),
         h("tbody", {}, found.map((lever) => {
-          const left = record.estimate.capacity_bytes - lever.device_used_bytes;
-          const then = left < 0 ? "does not fit" : left < (record.config.estimate.margin || 0) * lever.device_used_bytes ? "tight" : "fits";
           return h("tr", {}, h("td", {}, h("code", {}, lever.words)),
             h("td", { class: "number" }, lever.saved_bytes >= 0 ? bytes(lever.saved_bytes) : `takes ${bytes(-lever.saved_bytes)} more`),
             h("td", { class: "number" }, bytes(lever.device_used_bytes)),
             h("td", { class: "number" }, seconds(lever.step_seconds)),
-            h("td", {}, h("span", { class: `verdict-word ${tone(then)}` }, then)));
+            h("td", {}, h("span", { class: `verdict-word ${tone(lever.verdict)}` }, lever.verdict)));
         })))));
   }
 

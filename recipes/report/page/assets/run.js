@@ -131,10 +131,8 @@ function memoryNote(record) {
 function levers(record) {
   const found = (record.estimate && record.estimate.levers) || [];
   if (!found.length) return "";
-  const verdictOf = (row) => {
-    const left = record.estimate.capacity_bytes - row.device_used_bytes;
-    return left < 0 ? "does not fit" : left < (record.config.estimate.margin || 0) * row.device_used_bytes ? "tight" : "fits";
-  };
+  // Records of earlier versions have no verdict of a lever.
+  const verdictOf = (row) => row.verdict || (row.device_used_bytes <= record.estimate.capacity_bytes ? "fits" : "does not fit");
   return section("What each change alone would do", "Estimated in the same way.", table([
     { name: "type", class: "name", key: (row) => row.words },
     { name: "changes the memory by", number: true, key: (row) => -row.saved_bytes, text: (row) => (row.saved_bytes > 0 ? "−" : "+") + bytes(Math.abs(row.saved_bytes)) },
