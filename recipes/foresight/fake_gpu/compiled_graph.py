@@ -103,7 +103,8 @@ class CompiledGraph:
             replaced = next((node for node, size in free.items() if size == made.nbytes), None)
             if replaced is not None:
                 del free[replaced], memory[replaced]
-            memory[result] = self._fake.allocate(made.shape, made.stride(), made.dtype, result.target)
+            made_by = result.all_input_nodes[0].target if is_item(result) else result.target
+            memory[result] = self._fake.allocate(made.shape, made.stride(), made.dtype, made_by)
 
     def _run_call(self, node: Node, results: list[Node], memory: dict[Node, Any]) -> None:
         made = self._call(node, memory)

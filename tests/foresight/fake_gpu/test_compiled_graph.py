@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
 from conftest import compose, small
@@ -9,7 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from recipes.foresight import simulation
 from recipes.foresight.fake_gpu import compiled_graph
+from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fused_kernels import Kernels
+from recipes.third_party.torch_private import op_name
 
 N, D, F = 8, 16, 64
 
@@ -51,6 +56,16 @@ def test_a_result_that_reads_much_is_not_computed_twice():
     few, many = (kernels_of(used_twice, *[(N, D)] * count) for count in (4, 5))
     assert [(N, D)] not in few and sum(shapes.count((N, D)) for shapes in few) == 0
     assert sum(shapes.count((N, D)) for shapes in many) == 1
+
+
+def test_one_of_several_results_is_named_after_what_computes_them():
+    module = make_fx(lambda x: torch.var_mean(x, -1), tracing_mode="fake")(torch.empty(N, D))
+    fake, made_by = FakeDevice(None), []
+    run = compiled_graph.CompiledGraph(module.graph, fake, ())
+    observer = SimpleNamespace(before=lambda func, _: made_by.append(op_name(func)), after=lambda *_: None)
+    with fake.observed_by(cast(Any, observer)):
+        results = run([torch.empty(N, D)])
+    assert [result.shape for result in results] == [(N,), (N,)] and made_by == ["var_mean", "var_mean"]
 
 
 # --- a whole step -----------------------------------------------------------------------------------
