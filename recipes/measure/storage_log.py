@@ -88,8 +88,7 @@ class StorageLog:
 
         def freed(_: weakref.ref) -> None:
             self.events.append((entry, -1))
-            if self._alive.get(key, (None, None))[1] is entry:
-                del self._alive[key]
+            self._forget(key, entry)
 
         self._alive[key] = (weakref.ref(storage, freed), entry)
         if self.on_allocation is not None:
@@ -102,7 +101,13 @@ class StorageLog:
         if self.entry_of(tensor) is None and storage.device.type == self._device_type:
             entry = self.add(storage, kind)
             self.events.append((entry, -1))
-            self._alive[storage_key(storage)] = (weakref.ref(storage), entry)  # its end is not logged again
+            # Its end is not logged again; but the next storage may have its address.
+            key = storage_key(storage)
+            self._alive[key] = (weakref.ref(storage, lambda _: self._forget(key, entry)), entry)
+
+    def _forget(self, key: int, entry: StorageEntry) -> None:
+        if self._alive.get(key, (None, None))[1] is entry:
+            del self._alive[key]
 
     def resized(self, storage: torch.UntypedStorage, bytes_before: int, kind: str) -> None:
         """A storage has changed its size: the old memory is freed, and new memory of `kind` is allocated."""

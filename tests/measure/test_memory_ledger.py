@@ -477,3 +477,10 @@ def test_when_gloo_frees_its_buffer_does_not_count():
     assert events == [(32, +1), (16, +1), (32, +1), (32, -1)]
     del buffer
     assert len(ledger.log.events) == len(events)  # freed once
+
+
+def test_each_buffer_of_gloo_counts_though_they_follow_each_other_at_one_address():
+    log, count = StorageLog("cpu"), 50
+    for _ in range(count):
+        log.add_passing(torch.ones(8), OTHER)
+    assert [sign for _, sign in log.events] == [+1, -1] * count
