@@ -49,6 +49,7 @@ NOT_PARENT = {
     "recipes.options.in_backward",  # imported where an optimizer is built, and by the memory ledger
 }
 HEAVY = {
+    "numpy",
     "torch",
     "transformers",
     "accelerate",

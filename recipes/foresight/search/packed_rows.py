@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import Executor
-from typing import Any, cast
-
-import numpy
+from typing import TYPE_CHECKING, Any, cast
 
 from recipes.config import Config
 from recipes.errors import Refusal
 from recipes.foresight.search import exclusions, space
 from recipes.foresight.search.space import BATCH, PACKING, Rows, SearchSpace
+
+if TYPE_CHECKING:
+    import numpy
 
 NEAR = 0.1  # a batch within this share of the equal one is taken for it, where more powers of two divide it
 FAR = 0.25  # what is further away is no comparison
@@ -82,6 +83,8 @@ def typical_share(lengths: numpy.ndarray, batch: int, effective: int, replicas: 
     lengths: of the rows. batch: rows of a micro-batch on one of `replicas`. effective: rows of a step. An extrapolation
     runs the first micro-batches on the longest rows, and counts the others as one of them (`OpTrace.step_tally`).
     """
+    import numpy
+
     from recipes.foresight.simulation import MICRO_BATCHES  # imports torch
 
     def padded(widths: numpy.ndarray) -> numpy.ndarray:
