@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -208,8 +207,6 @@ def _check_figures(values: dict[str, Any]) -> None:
         wrong = "None" not in str(each.type) if value is None else isinstance(value, str) != is_text
         if wrong and key != "facts":
             raise Refusal(f"gpu: {key}={value!r} must be {'text' if is_text else 'a number'}.")
-    if not re.fullmatch(r"\d+\.\d+", values["capability"]):
-        raise Refusal(f"gpu: capability={values['capability']!r} must be two numbers, as in '8.0'.")
     problems = validate.value_problems(config.from_dict(values, Gpu), "gpu: ")
     if problems:
         raise Refusal(problems[0])
