@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from recipes.config import Config
-from recipes.data import collate, data_loader, dataset
+from recipes.data import collate, data_loader
 from recipes.data.dataset import Data
 from recipes.data.rows import samples_in
 from recipes.foresight import uneven_lengths
@@ -88,7 +88,7 @@ def simulate_step(
     record_origins: bool = False,
     draw_lengths: bool = False,
     few_micro_batches: bool = False,
-    build_data: Callable[..., Data] = dataset.build_data,
+    build_data: Callable[..., Data] | None = None,
     fused: bool = True,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
@@ -141,7 +141,7 @@ def _simulate(
     few_micro_batches: bool,
     cfg: Config,
     draw_lengths: bool,
-    build_data: Callable[..., Data],
+    build_data: Callable[..., Data] | None,
 ) -> SimulatedStep:
     """`simulate_step` of a configuration that is as asked for, or differs from that in what cannot be simulated."""
     gpu = host.gpu(cfg)
