@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import shutil
@@ -157,6 +158,13 @@ def every_point(root: Path, packages: Sequence[str]) -> list[Mutant]:
     return found
 
 
+def digest(mutants: Sequence[Mutant], root: Path) -> str:
+    """A name for what is known of these changes: another one where they, or the files that they change, are others."""
+    points = [(mutant.file, mutant.start, mutant.new) for mutant in mutants]
+    sources = [(root / file).read_text() for file in sorted({mutant.file for mutant in mutants})]
+    return hashlib.sha256(json.dumps([points, sources]).encode()).hexdigest()[:16]
+
+
 # --- which tests execute a point ---------------------------------------------------------------------------
 
 
@@ -230,9 +238,9 @@ def pytest_runtest_logreport(report):
 def tests_by_mutant(mutants: Sequence[Mutant], root: Path, folder: Path) -> dict[str, dict[str, float]]:
     """Run all quick tests once. Mutant's name -> the tests that execute its point and pass, with their seconds.
 
-    Jobs in other processes count for the test that runs when they begin. Kept in folder/tests.json.
+    Jobs in other processes count for the test that runs when they begin. Kept in the folder for these changes.
     """
-    kept = folder / "tests.json"
+    kept = folder / f"tests-{digest(mutants, root)}.json"
     if kept.exists():
         return json.loads(kept.read_text())
     copy = folder / "instrumented"

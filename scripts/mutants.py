@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import hashlib
 import json
 import os
 import random
@@ -29,12 +28,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mutant_points import Mutant, copy_checkout, every_point, tests_by_mutant
+from mutant_points import Mutant, copy_checkout, digest, every_point, tests_by_mutant
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "results" / "mutants.md"
 NOTES = ROOT / "docs" / "results" / "mutants_notes.json"  # "file:line change" -> why no test could notice
 PACKAGES = ("training", "data", "models", "measure", "checkpoint", "parallelism", "foresight", "records", "options")
+NO_TESTS = 5  # pytest's exit code where every test is left out
 SECONDS = 600  # for one run of tests; a change that makes them hang is noticed
 
 MOST_TESTS, MOST_SECONDS = 60, 120  # of a stage: the quickest tests
@@ -98,7 +98,7 @@ def first_failure(checkout: Path, arguments: list[str]) -> str:
         ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return "timeout"
-    if not ended.returncode:
+    if ended.returncode in (0, NO_TESTS):
         return ""
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0].split(" - ")[0].split(" ", 1)[1] if failed else f"exit code {ended.returncode}"
@@ -160,8 +160,7 @@ def run(chosen: list[Mutant], suffix: str, stages_of: Callable[[Mutant], list[li
     results: dict[Mutant, str] = {}
 
     def job(mutant: Mutant) -> None:
-        key = hashlib.sha256((mutant.name + (ROOT / mutant.file).read_text()).encode()).hexdigest()[:16]
-        kept = asked.cache / f"{key}.{suffix}"
+        kept = asked.cache / f"{digest([mutant], ROOT)}.{suffix}"
         if not kept.exists() or (suffix == "again" and not kept.read_text()):
             began, copy = time.monotonic(), copies.pop()
             kept.write_text(noticed(mutant, copy, stages_of(mutant)))
