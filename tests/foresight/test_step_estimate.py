@@ -227,14 +227,16 @@ def test_the_hosts_calls_take_longer_under_autocast():
 
 
 def test_tf32_that_the_gpu_lacks_is_no_error():
-    allowed = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    allowed, seconds = torch.get_float32_matmul_precision(), {}
     try:
-        high = {gpu: made(gpu=gpu, batch=8192).step_seconds for gpu in ("v100_16gb", "a100_40gb")}
+        for precision in ("high", "highest"):  # another test may have left either behind
+            torch.set_float32_matmul_precision(precision)
+            for gpu in ("v100_16gb", "a100_40gb"):
+                seconds[gpu, precision] = made(gpu=gpu, batch=8192).step_seconds
     finally:
         torch.set_float32_matmul_precision(allowed)
-    assert high["v100_16gb"] == made(gpu="v100_16gb", batch=8192).step_seconds
-    assert high["a100_40gb"] < made(gpu="a100_40gb", batch=8192).step_seconds
+    assert seconds["v100_16gb", "high"] == seconds["v100_16gb", "highest"]
+    assert seconds["a100_40gb", "high"] < seconds["a100_40gb", "highest"]
 
 
 def test_compiled_code_is_followed_as_written_and_says_so():
