@@ -207,8 +207,10 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     used = outcome.memory.peak_reserved_bytes or 0
     homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
     paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
-    predict = compiled.predict if cfg.compile else roofline.predict
-    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging)
+    predict, known = roofline.predict, {}
+    if cfg.compile:
+        predict, known = compiled.predict, {"graphs": simulated.compiled_tally}
+    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging, **known)
     _enter_times(cfg, outcome, simulated, predicted)
     if simulated.first_steps is not None:
         first = simulated.first_steps

@@ -73,6 +73,7 @@ class SimulatedStep:
     drawn: DrawnSteps | None = None  # of padded data: steps on batches of different lengths
     demand: allocator.Demand | None = None  # on the allocator of a GPU
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
+    compiled_tally: Tally | None = None  # of the optimizer step as torch.compile's graphs run it
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
 
 
@@ -123,7 +124,7 @@ def simulate_step(
         return replace(written, warnings=[*written.warnings, AS_WRITTEN.format(why_not)])
     memory = {name: getattr(compiled, name) for name in ("parts", "events", "paged_bytes", "trace", "demand")}
     warnings = dict.fromkeys([*written.warnings, *compiled.warnings, AS_COMPILED])
-    return replace(written, **memory, warnings=list(warnings))
+    return replace(written, **memory, compiled_tally=compiled.tally, warnings=list(warnings))
 
 
 def _why_as_written(cfg: Config, written: SimulatedStep) -> str:

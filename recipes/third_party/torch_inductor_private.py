@@ -58,3 +58,14 @@ def is_lowered(func: Any) -> bool:
     from torch._inductor import lowering
 
     return func in lowering.lowerings and func not in lowering.fallbacks
+
+
+def random_state_call(target: Any) -> str:
+    """What a call in a graph does with the state of random numbers, which checkpointing keeps for the recomputation.
+
+    "keeps": target(operation, *arguments) returns (the state, what the operation returns). "restores": target(state,
+    operation, *arguments) returns that. "": any other call.
+    """
+    from torch._prims import rng_prims
+
+    return {rng_prims.run_and_save_rng_state: "keeps", rng_prims.run_with_rng_state: "restores"}.get(target, "")

@@ -78,3 +78,15 @@ def test_a_job_that_does_not_compile_does_not_import_inductor():
     name = torch_inductor_private.__name__
     code = f"import sys; import {name}; print([name for name in sys.modules if name.startswith('torch')])"
     assert subprocess.check_output([sys.executable, "-c", code]) == b"[]\n"
+
+
+def test_random_state_call():
+    """Checkpointing keeps the state of random numbers in the forward graph, and restores it in the backward one."""
+    from torch._prims import rng_prims
+
+    keeps, restores = rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state
+    assert torch_inductor_private.random_state_call(keeps) == "keeps"
+    assert torch_inductor_private.random_state_call(restores) == "restores"
+    assert torch_inductor_private.random_state_call(aten.add.Tensor) == ""
+    state, drawn = keeps(aten.bernoulli.p, torch.ones(32), 0.5)
+    assert torch.equal(restores(state, aten.bernoulli.p, torch.ones(32), 0.5), drawn)

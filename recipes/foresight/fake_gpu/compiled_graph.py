@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,13 @@ from torch.fx import Graph, Node, map_arg
 
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fused_kernels import Kernel, Kernels, is_fused, is_item, is_view, root, tensor_of
+from recipes.foresight.speed.operation_names import DTYPES, ELEMENTWISE, REDUCTION
+from recipes.foresight.speed.operations import Operation
 from recipes.third_party import torch_inductor_private
 from recipes.third_party.patching import patched
+
+KERNEL = "compiled_kernel"
+STATE_BYTES = 16  # of CUDA's random numbers: a seed and an offset, in the host's memory
 
 
 @contextlib.contextmanager
@@ -105,21 +111,62 @@ class CompiledGraph:
                 del free[replaced], memory[replaced]
             made_by = result.all_input_nodes[0].target if is_item(result) else result.target
             memory[result] = self._fake.allocate(made.shape, made.stride(), made.dtype, made_by)
+        self._fake.launched(operation_of(kernel))
 
     def _run_call(self, node: Node, results: list[Node], memory: dict[Node, Any]) -> None:
         made = self._call(node, memory)
         for result in results:
-            memory[result] = made if result is node else made[result.args[1]]
+            memory[result] = _picked(result, node, made)
 
     def _call(self, node: Node, memory: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
             return getattr(self._owner, str(node.target))
         args, kwargs = map_arg((node.args, node.kwargs), lambda one: self._value(one, memory))
         function: Any = node.target
+        state = torch_inductor_private.random_state_call(function)
+        if state == "keeps":
+            return torch.empty(STATE_BYTES, dtype=torch.uint8, device="cpu"), args[0](*args[1:], **kwargs)
+        if state == "restores":
+            return args[1](*args[2:], **kwargs)
         return function(*args, **kwargs)
 
     def _value(self, node: Node, memory: dict[Node, Any]) -> Any:
         return self._call(node, memory) if is_view(node) else memory[node]
+
+
+def operation_of(kernel: Kernel) -> Operation:
+    """A kernel as the traffic that it is: what it reads or writes goes through memory once."""
+    written = [tensor_of(result) for result in kernel.results]
+    moved = sum(made.nbytes for made in written)
+    for source, views in kernel.reads.items():
+        moved += min(tensor_of(source).nbytes, sum(_bytes_seen(view) for view in views))
+    seen = [tensor_of(view) for views in kernel.reads.values() for view in views]
+    elements = max(tensor.numel() for tensor in (*written, *seen))
+    dtype = next((DTYPES[made.dtype] for made in written if made.dtype in DTYPES), "fp32")
+    return Operation(KERNEL, REDUCTION if kernel.reduces else ELEMENTWISE, dtype, bytes=moved, elements=elements)
+
+
+def _bytes_seen(view: Node) -> int:
+    """Of a view, in which a dimension that is expanded (stride 0) is in memory once."""
+    seen = tensor_of(view)
+    sizes = (size for size, stride in zip(seen.shape, seen.stride()) if stride or not size)
+    return math.prod(sizes) * seen.element_size()
+
+
+def _picked(item: Node, call: Node, made: Any) -> Any:
+    """What a call has made, or one of its results."""
+    if item is call:
+        return made
+    whole, index = item.args
+    return _picked(whole, call, made)[index]  # type: ignore[arg-type]
+
+
+def _items(node: Node) -> Iterator[Node]:
+    """The results of a call with several, also of those inside one."""
+    for user in node.users:
+        if is_item(user):
+            yield user
+            yield from _items(user)
 
 
 def _steps(graph: Graph) -> list[Step]:
@@ -129,8 +176,8 @@ def _steps(graph: Graph) -> list[Step]:
     for node, position in kernels.position.items():
         if node.op not in ("call_function", "get_attr") or is_view(node) or is_item(node) or is_fused(node):
             continue
-        items = [user for user in node.users if is_item(user)]
+        items = list(_items(node))
         reads = list(dict.fromkeys(root(used) for used in node.all_input_nodes))
         steps.append((position, Step(node, reads, items or [node])))
-    steps += [(kernel.at, Step(kernel, kernel.reads, kernel.results)) for kernel in kernels.kernels]
+    steps += [(kernel.at, Step(kernel, list(kernel.reads), kernel.results)) for kernel in kernels.kernels]
     return [step for _, step in sorted(steps, key=lambda each: each[0])]

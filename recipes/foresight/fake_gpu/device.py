@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers.initialization import no_init_weights
@@ -30,6 +30,7 @@ from recipes.foresight.fake_gpu.op_cache import (
     replace_tensors,
 )
 from recipes.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
+from recipes.foresight.speed.operations import Operation
 from recipes.measure import compound_ops
 from recipes.measure.op_observer import OpObserver, have_own_dispatch
 from recipes.third_party.torch_backend_private import registered_kernels
@@ -39,6 +40,13 @@ CPU = torch.device("cpu")
 # Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)
 ON_ONE_DEVICE = {*PRODUCTS, *CONVOLUTIONS, "embedding", "add", "sub", "mul", "div"}
 is_pinned = torch.ops.aten.is_pinned.default
+
+
+class KernelObserver(OpObserver, Protocol):
+    """What an observer of the fake device receives beside the dispatched operations."""
+
+    def launched(self, operation: Operation) -> None:
+        """A kernel runs that torch.compile would write. Its results have been allocated."""
 
 
 class FakeDevice(DispatchMode):
@@ -55,7 +63,7 @@ class FakeDevice(DispatchMode):
         self.capability = capability
         self.device = CPU if capability is None else torch.device(DEVICE_TYPE, 0)
         self.warnings: dict[str, None] = {}
-        self._observer: OpObserver | None = None
+        self._observer: KernelObserver | None = None
         self._descriptions: dict[Hashable, Any] = {}  # call signature -> description of the result
         self._building = False
         self._contexts = contextlib.ExitStack()
@@ -74,7 +82,7 @@ class FakeDevice(DispatchMode):
             self._building = False
 
     @contextlib.contextmanager
-    def observed_by(self, observer: OpObserver) -> Iterator[None]:
+    def observed_by(self, observer: KernelObserver) -> Iterator[None]:
         """Inside, the observer receives every operation, those on the host too."""
         self._observer = observer
         try:
@@ -95,6 +103,11 @@ class FakeDevice(DispatchMode):
             self._observer.before(made_by, [])
             self._observer.after(func, args, kwargs, made, call_signature(func, args, kwargs)[0])
         return made
+
+    def launched(self, operation: Operation) -> None:
+        """Tell the observer of a kernel that no dispatched operation stands for."""
+        if self._observer is not None:
+            self._observer.launched(operation)
 
     # --- operations ---
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
-from recipes.foresight.speed.operation_names import PRODUCTS
+from recipes.foresight.speed.operation_names import GATHERING, PRODUCTS
 from recipes.third_party import torch_inductor_private
 from recipes.third_party.torch_private import op_name, schema
 
@@ -41,17 +41,19 @@ SCATTERS = {  # their kernel is joined with no other
 
 @dataclass
 class Kernel:
-    """results: what it writes to memory. reads: the results of others, and inputs of the graph, that it needs. at: the
-    position in the graph after which it runs."""
+    """results: what it writes to memory. reads: the results of others, and inputs of the graph, that it needs, each
+    with what it sees of them. at: the position in the graph after which it runs. reduces: it has sums or maxima."""
 
     results: list[Node]
-    reads: list[Node]
+    reads: dict[Node, list[Node]]
     at: float
+    reduces: bool
 
 
 @dataclass(frozen=True)
 class _Computed:
-    """How a result is computed from what is in memory. reads: (as which view, of which node)."""
+    """How a result is computed from what is in memory. reads: (as which view, of which node); of a table of which rows
+    are picked, as what is picked."""
 
     reads: frozenset[tuple[Node, Node]] = frozenset()
     operations: int = 0
@@ -161,7 +163,8 @@ class Kernels:
         for operand in node.all_input_nodes:
             source = root(operand)
             if source in self._stored:
-                reads.add((operand, source))
+                picked = not is_item(node) and op_name(node.target) in GATHERING and operand is node.args[0]
+                reads.add((node if picked else operand, source))
             elif source in self._computed:
                 inner = self._computed[source]
                 reads |= inner.reads
@@ -236,12 +239,11 @@ class Kernels:
     def _kernel(self, group: _Group) -> Kernel:
         inside = set(group.members)
         results = [node for node in group.members if self._is_read_outside(node, inside)]
-        reads = {source: None for node in group.members for _, source in self._computed[node].reads}
-        return Kernel(
-            results,
-            [source for source in reads if source not in inside],
-            group.at,
-        )
+        reads: dict[Node, list[Node]] = {}
+        for view, source in {pair: None for node in group.members for pair in self._computed[node].reads}:
+            if source not in inside:
+                reads.setdefault(source, []).append(view)
+        return Kernel(results, reads, group.at, group.length > 1)
 
     def _is_read_outside(self, node: Node, inside: set[Node]) -> bool:
         seen, pending = set(), [node]

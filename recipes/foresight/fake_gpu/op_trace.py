@@ -19,7 +19,7 @@ from recipes.foresight.fake_gpu import attention
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.memory.host_heap import HostHeap
 from recipes.foresight.speed.operation_names import PRODUCTS
-from recipes.foresight.speed.operations import Tally
+from recipes.foresight.speed.operations import Operation, Tally
 from recipes.measure.memory_attribution import OTHER
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.third_party.torch_private import op_name
@@ -94,6 +94,11 @@ class OpTrace:
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
             copy = self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {})
             self.log.record(copy, OTHER)
+
+    def launched(self, operation: Operation) -> None:
+        phase = self.log.phase.current()
+        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
+        tally.put(operation, phase)
 
     def on_subclass(self, func: Any) -> None:
         self.ledger.on_subclass(func)

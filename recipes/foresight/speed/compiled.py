@@ -1,9 +1,10 @@
-"""The time of a step whose model torch.compile has compiled, from the operations of the step as written.
+"""The time of a step whose model torch.compile has compiled.
 
-Inductor makes one kernel of element-wise operations, sums and copies that follow each other, which then go through
-memory once. Here such a run, between two operations that stay kernels of their own (products, attention), takes as long
-as the largest of its operations. That is a rule of thumb, and no graph was compiled: the interval reaches from a step
-in which these runs cost nothing to the step as written. The optimizer is not compiled.
+Where the graphs were compiled for the fake device (fake_gpu/compiled_graph.py), their kernels are known with what they
+read and write. Where they were not (several processes, a search), element-wise operations, sums and copies that follow
+each other, between two operations that stay kernels of their own, are taken as one kernel that takes as long as the
+largest of them. Neither was compared with a compiled step on a GPU: the interval reaches from a step in which these
+kernels cost nothing to the step as written. The optimizer is not compiled.
 """
 
 from __future__ import annotations
@@ -17,25 +18,47 @@ from recipes.foresight.speed import roofline
 from recipes.foresight.speed.operations import JOINABLE, OPTIMIZER_PHASE, Tally
 from recipes.foresight.speed.roofline import Prediction
 
-NOTE = (
-    "speed: compiled code is not simulated. Element-wise operations, sums and copies between two products are taken as "
-    "one kernel; the interval reaches from a step without them to the step as written."
+INTERVAL = "the interval reaches from a step without them to the step as written."
+OF_GRAPHS = (
+    "speed: element-wise operations, sums and copies are the kernels that torch.compile's graphs become by Inductor's "
+    f"rules in short, each as long as its traffic; {INTERVAL}"
+)
+OF_RUNS = (
+    "speed: the compiled kernels are not known here. Element-wise operations, sums and copies between two products are "
+    f"taken as one kernel; {INTERVAL}"
 )
 
 
-def predict(tally: Tally, gpu: Gpu, precision: str, num_processes: int, **figures: Any) -> Prediction:
-    """As `roofline.predict`, of the compiled step."""
+def predict(
+    tally: Tally, gpu: Gpu, precision: str, num_processes: int, graphs: Tally | None = None, **figures: Any
+) -> Prediction:
+    """As `roofline.predict`, of the compiled step.
+
+    tally: of the step as written. graphs: of the compiled graphs, where they are known.
+    """
+    kernels = with_runs(tally, tally.runs) if graphs is None else of_graphs(tally, graphs)
     written, fused, bare = (
         roofline.predict(one, gpu, precision, num_processes, **figures)
-        for one in (tally, with_runs(tally, tally.runs), with_runs(tally, {}))
+        for one in (tally, kernels, with_runs(tally, {}))
     )
     return replace(
         fused,
         step_seconds=min(fused.step_seconds, written.step_seconds),
         low_seconds=min(bare.low_seconds, written.low_seconds),
         high_seconds=written.high_seconds,
-        notes=[*fused.notes, NOTE],
+        notes=[*fused.notes, OF_RUNS if graphs is None else OF_GRAPHS],
     )
+
+
+def of_graphs(tally: Tally, graphs: Tally) -> Tally:
+    """The tally of a compiled step: forward and backward pass as the graphs run them, where each kernel is a call of
+    the host and a view is none; the optimizer's step as written."""
+    counts = {phase: made for phase, made in graphs.counts.items() if phase != OPTIMIZER_PHASE}
+    calls = Counter({phase: sum(made.values()) for phase, made in counts.items()})
+    if OPTIMIZER_PHASE in tally.counts:
+        counts[OPTIMIZER_PHASE] = tally.counts[OPTIMIZER_PHASE]
+    calls[OPTIMIZER_PHASE] = tally.calls[OPTIMIZER_PHASE]
+    return Tally(counts, calls, unknown=set(graphs.unknown))
 
 
 def with_runs(tally: Tally, runs: dict[str, Counter]) -> Tally:

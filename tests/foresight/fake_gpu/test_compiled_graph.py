@@ -14,6 +14,7 @@ from recipes.foresight import simulation
 from recipes.foresight.fake_gpu import compiled_graph
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fused_kernels import Kernels
+from recipes.foresight.speed.operation_names import ELEMENTWISE, REDUCTION
 from recipes.third_party.torch_private import op_name
 
 N, D, F = 8, 16, 64
@@ -62,10 +63,40 @@ def test_one_of_several_results_is_named_after_what_computes_them():
     module = make_fx(lambda x: torch.var_mean(x, -1), tracing_mode="fake")(torch.empty(N, D))
     fake, made_by = FakeDevice(None), []
     run = compiled_graph.CompiledGraph(module.graph, fake, ())
-    observer = SimpleNamespace(before=lambda func, _: made_by.append(op_name(func)), after=lambda *_: None)
+    observer = SimpleNamespace(before=lambda func, _: made_by.append(op_name(func)), after=print, launched=print)
     with fake.observed_by(cast(Any, observer)):
         results = run([torch.empty(N, D)])
     assert [result.shape for result in results] == [(N,), (N,)] and made_by == ["var_mean", "var_mean"]
+
+
+@pytest.mark.parametrize(
+    "function,shapes,numbers,kind",
+    [
+        (lambda x: (x + 1).relu() * 2, [(N, D)], 2 * N * D, ELEMENTWISE),
+        # a row is read once for its sum and the division
+        (lambda x: x / (x * x).sum(-1, keepdim=True), [(N, D)], 2 * N * D, REDUCTION),
+        # both see the same input, which is read once
+        (lambda x, y: (x * y, x - y), [(N, D), (N, D)], 4 * N * D, ELEMENTWISE),
+        # an expanded row is in memory once
+        (lambda x, row: x + row.expand(N, D), [(N, D), (1, D)], 2 * N * D + D, ELEMENTWISE),
+        # of a part of a tensor only that part
+        (lambda x: x[: N // 2] + 1, [(N, D)], N * D, ELEMENTWISE),
+    ],
+)
+def test_what_kernels_move(function, shapes, numbers, kind):
+    graph = make_fx(function, tracing_mode="fake")(*[torch.empty(shape) for shape in shapes]).graph
+    (kernel,) = Kernels(graph).kernels
+    operation = compiled_graph.operation_of(kernel)
+    assert (operation.bytes, operation.kind) == (4 * numbers, kind)
+
+
+def test_of_a_table_only_the_rows_that_are_picked_are_read():
+    def embed(table, ids):
+        return torch.nn.functional.embedding(ids, table) * 2
+
+    graph = make_fx(embed, tracing_mode="fake")(torch.empty(1000, D), torch.zeros(N, dtype=torch.long)).graph
+    (kernel,) = Kernels(graph).kernels
+    assert compiled_graph.operation_of(kernel).bytes == 8 * N + 2 * 4 * N * D
 
 
 # --- a whole step -----------------------------------------------------------------------------------
@@ -90,6 +121,20 @@ def test_a_compiled_step_keeps_fewer_activations_and_does_the_same_work(tmp_path
     assert any("graphs that Inductor compiles" in line for line in compiled.warnings)
     if compiled.demand is not None and written.demand is not None:
         assert compiled.demand.peak_allocated_bytes < written.demand.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("model", ["llama_tiny", "bert_tiny"])
+def test_a_compiled_step_with_checkpointing_computes_again(tmp_path, model):
+    """Its graphs keep and restore the state of random numbers around what they compute again."""
+    words = [*LLAMA[2:], "recipe=estimate", f"model={model}", *COMPILED]
+    kept, again = (simulated(tmp_path, *small(*words, *more)) for more in ([], ["checkpointing=full"]))
+    assert not any("as written" in line for line in again.warnings)
+    assert again.parts["largest_bytes"]["activations"] < kept.parts["largest_bytes"]["activations"]
+    products = [
+        sum(count for one, count in step.compiled_tally.counts["backward"].items() if one.flops)
+        for step in (kept, again)
+    ]
+    assert products[1] > products[0]
 
 
 def test_what_cannot_be_compiled_is_taken_as_written_and_the_record_says_why(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from recipes import config
 from recipes.foresight.speed import compiled, roofline
 from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL
-from recipes.foresight.speed.operations import Tally
+from recipes.foresight.speed.operations import Operation, Tally
 from recipes.machine import gpu_specs
 
 aten = torch.ops.aten
@@ -45,12 +45,28 @@ def test_a_run_is_its_largest_operation(tally):
     assert not any(one.kind == ELEMENTWISE for one in compiled.with_runs(tally, {}).counts["forward"])
 
 
+def test_known_kernels_take_the_place_of_runs(tally):
+    """The optimizer's step stays as written, and views in a graph are no calls."""
+    graphs = Tally()
+    kernel = Operation("compiled_kernel", ELEMENTWISE, bytes=4 * 4096**2)
+    for phase in ("forward", "forward", "backward", "step"):
+        graphs.put(kernel, phase)
+    graphs.calls["forward"] += 7
+    found = compiled.of_graphs(tally, graphs)
+    assert found.counts["forward"] == {kernel: 2} and found.calls["forward"] == 2 and found.calls["backward"] == 1
+    assert found.counts["step"] == tally.counts["step"] and found.calls["step"] == tally.calls["step"]
+    gpu = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
+    predicted = compiled.predict(tally, gpu, "fp32", 1, graphs=graphs)
+    assert predicted.step_seconds == roofline.predict(found, gpu, "fp32").step_seconds
+    assert compiled.OF_GRAPHS in predicted.notes
+
+
 def test_the_interval_has_both_bounds(tally):
     gpu = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
     written, found = roofline.predict(tally, gpu, "fp32"), compiled.predict(tally, gpu, "fp32", 1)
     assert found.low_seconds < written.low_seconds and found.high_seconds == written.high_seconds
     assert found.low_seconds < found.step_seconds < written.step_seconds
-    assert compiled.NOTE in found.notes
+    assert compiled.OF_RUNS in found.notes
 
 
 def test_an_estimate_of_a_compiled_step_is_faster_and_less_certain(predicted):
@@ -59,5 +75,5 @@ def test_an_estimate_of_a_compiled_step_is_faster_and_less_certain(predicted):
     assert found.memory.peak_reserved_bytes < written.memory.peak_reserved_bytes
     assert found.speed.step_seconds_median < written.speed.step_seconds_median
     assert found.speed.step_seconds_high == written.speed.step_seconds_high
-    assert any("one kernel" in line for line in found.warnings)
+    assert compiled.OF_GRAPHS in found.warnings
     assert any("memory is that of the graphs that Inductor compiles" in line for line in found.warnings)
