@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from dataclasses import asdict, replace
@@ -207,16 +208,13 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     used = outcome.memory.peak_reserved_bytes or 0
     homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
     paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
-    predict, known = roofline.predict, {}
-    if cfg.compile:
-        predict, known = compiled.predict, {"graphs": simulated.compiled_tally}
-    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks, paging=paging, **known)
+    predict = functools.partial(compiled.predict if cfg.compile else roofline.predict, paging=paging)
+    of_step = functools.partial(predict, graphs=simulated.compiled_tally) if cfg.compile else predict
+    predicted = of_step(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
     _enter_times(cfg, outcome, simulated, predicted)
     if simulated.first_steps is not None:
         first = simulated.first_steps
-        seconds = [
-            predict(tally, cfg.gpu, cfg.precision.name, ranks, paging=paging).step_seconds for tally in first.tallies
-        ]
+        seconds = [predict(tally, cfg.gpu, cfg.precision.name, ranks).step_seconds for tally in first.tallies]
         estimate.first_step_seconds = statistics.fmean(seconds)
         estimate.unpadded_tokens_per_second = first.unpadded_tokens / sum(seconds)
     peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)

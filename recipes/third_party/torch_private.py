@@ -222,3 +222,10 @@ def allocator_history(device: int) -> list[dict[str, Any]]:
 def stop_allocator_history() -> None:
     """Record no further requests."""
     torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def allocated_bytes(profiler: Any) -> list[int]:
+    """What torch.profiler.profile(profile_memory=True) saw: bytes of each allocation, and minus those of each free, in
+    order. Its public events have no order of allocations."""
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -17,6 +17,7 @@ from recipes.measure.memory_attribution import OPTIMIZER, OTHER
 from recipes.measure.memory_ledger import MemoryLedger
 from recipes.measure.op_flops import operation_flops
 from recipes.measure.storage_log import StorageLog
+from recipes.third_party import torch_private
 
 FOUR = 4  # bytes of a 32-bit float
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -228,10 +229,9 @@ def allocated(work) -> int:
     """The most that PyTorch's CPU allocator gave out at once, beyond what was there before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
+    for size in torch_private.allocated_bytes(found):
+        live += size
         most = max(most, live)
     return most
 

@@ -197,3 +197,11 @@ def test_allocator_history_has_each_request():
     torch_private.stop_allocator_history()
     (entry,) = [entry for entry in entries if entry["action"] == "alloc"]
     assert (entry["addr"], entry["size"]) == (tensor.data_ptr(), 2**20)
+
+
+def test_allocated_bytes():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+        first = torch.empty(1000, dtype=torch.uint8)
+        second = torch.empty(3000, dtype=torch.uint8)
+        del first, second
+    assert torch_private.allocated_bytes(found) == [1000, 3000, -1000, -3000]

@@ -121,7 +121,8 @@ class CompiledGraph:
     def _call(self, node: Node, memory: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
             return getattr(self._owner, str(node.target))
-        args, kwargs = map_arg((node.args, node.kwargs), lambda one: self._value(one, memory))
+        given: Any = map_arg((node.args, node.kwargs), lambda one: self._value(one, memory))
+        args, kwargs = given
         function: Any = node.target
         state = torch_inductor_private.random_state_call(function)
         if state == "keeps":

@@ -20,6 +20,7 @@ from recipes.foresight.validation.markdown import markdown
 from recipes.measure.op_flops import tensors_in
 from recipes.options import compose
 from recipes.parallelism import unwrap
+from recipes.third_party import torch_private
 from recipes.training import setup
 from recipes.units import MIB
 
@@ -73,9 +74,8 @@ def _counted(loop: setup.Loop, peaks: list[int]) -> Iterator[None]:
     live = most = _bytes_alive(loop)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         yield
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
+    for size in torch_private.allocated_bytes(found):
+        live += size
         most = max(most, live)
     peaks.append(most)
 
