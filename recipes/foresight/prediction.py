@@ -103,11 +103,12 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     memory.device_used_bytes = max(used, min(used + simulated.paged_bytes, cfg.gpu.memory_bytes))
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
     lacking = simulated.lengths.lacking_bytes if simulated.lengths is not None else 0
-    outcome.estimate = judged(cfg.gpu, cfg.estimate.margin or 0.0, margin, demand.peak_reserved_bytes, lacking)
+    share = max(cfg.estimate.margin or 0.0, simulated.error_share)
+    outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
     if simulated.lengths is not None:
         _fill_lengths(outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
-        outcome.warnings.append(_why_tight(cfg, outcome.estimate, demand.releases))
+        outcome.warnings.append(_why_tight(cfg, share, outcome.estimate, demand.releases))
     if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
         _fill_speed(cfg, outcome, simulated, outcome.estimate)
     else:
@@ -184,8 +185,9 @@ def _growth(needed: int, shown: list[int]) -> str:
     )
 
 
-def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
-    """Why a step that is predicted to run is not said to fit."""
+def _why_tight(cfg: Config, share: float, estimate: Estimate, releases: int) -> str:
+    """Why a step that is predicted to run is not said to fit. share: of the reserved memory, that is to stay free."""
+    compiled_again = share > (cfg.estimate.margin or 0.0)
     released = (
         f" Cached memory is given back {releases} time{'s' * (releases > 1)} to make room, which takes time."
         if releases
@@ -198,8 +200,8 @@ def _why_tight(cfg: Config, estimate: Estimate, releases: int) -> str:
     )
     return (
         f"tight: {estimate.margin_bytes / MIB:,.0f} MiB stay free, and what is predicted may be too little by "
-        f"{math.ceil((estimate.kept_bytes or 0) / MIB):,} MiB ({cfg.estimate.margin:.3g} of the reserved memory, "
-        f"estimate.margin{lacking}). It may run out of memory.{released}"
+        f"{math.ceil((estimate.kept_bytes or 0) / MIB):,} MiB ({share:.3g} of the reserved memory, "
+        f"{'as compiled' if compiled_again else 'estimate.margin'}{lacking}). It may run out of memory.{released}"
     )
 
 
