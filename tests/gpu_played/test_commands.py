@@ -164,7 +164,7 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
     assert row.count("|  ") == 5 and f"{record.memory.peak_reserved_bytes / MIB:.0f}" in row
 
 
-SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.0}
+SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.01}
 CALIBRATE = """
 import os
 from recipes.foresight.validation import gpu_benchmarks, machine_calibration
