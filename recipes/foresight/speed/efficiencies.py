@@ -42,6 +42,7 @@ class Efficiencies:
     bandwidth: dict[str, float]
     l2_bytes: float
     l2_speed: float
+    elements_per_cycle: float
     kernel_seconds: float
     host_seconds: dict[str, float]
     autocast: dict[str, float]

@@ -186,7 +186,8 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
         dtype = "tf32" if allowed.fp32_precision == "tf32" else dtype
     in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
     kernels, layout = _kernels(op_class, args), _layout(op_class, args)
-    elements = max((tensor.numel() for tensor in inputs + outputs), default=0)
+    touched = outputs if op_class.name in GATHERING else inputs + outputs
+    elements = max((tensor.numel() for tensor in touched), default=0)
     return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, in_place, layout, elements)
 
 

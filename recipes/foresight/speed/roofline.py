@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from recipes.config import Gpu
 from recipes.foresight.speed import efficiencies, links
 from recipes.foresight.speed.efficiencies import Efficiencies
-from recipes.foresight.speed.operation_names import ATTENTION, COLLECTIVE, CONVOLUTIONS, HOST_COPY, REDUCTION
+from recipes.foresight.speed.operation_names import (
+    ATTENTION,
+    COLLECTIVE,
+    CONVOLUTIONS,
+    COPY,
+    ELEMENTWISE,
+    HOST_COPY,
+    REDUCTION,
+)
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.foresight.speed.products import joined, product_flops
 
@@ -27,6 +35,10 @@ ERROR_OF = {"bf16_pure": "bf16"}  # option of `precision` -> the dtype of its pr
 HOSTS = (0.8, 2.05)
 LEAST_COPIES = 1e-3  # seconds of them that a note names
 SPILL = 4  # how sharply rows stop fitting into the cache (fitted)
+ELEMENT_SHARPNESS = 4  # how well the traffic of a kernel and the work on its elements overlap (assumed)
+# Multiprocessors of these generations have 64 lanes for fp32, the others 128: CUDA C++ programming guide, arithmetic
+# instructions. By a capability, "6.0", or its major part.
+HALF_LANES = ("6.0", "7", "8.0")
 
 
 @dataclass
@@ -189,8 +201,23 @@ def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
 
     What an operation reads was mostly written by the one before it: the smaller its tensors, the more of them is still
     in the L2 cache, which is `l2_speed` times as fast. Softmax reads long rows twice more, and a normalisation once,
-    where the rows in flight exceed what the cache holds.
+    where the rows in flight exceed what the cache holds. Small elements, of 16 bits, are as much work for the
+    multiprocessors as larger ones (`elements_per_cycle`), which overlaps with their traffic.
     """
+    working = element_seconds(operation, gpu, reached)
+    return joined(working, _moving_seconds(operation, gpu, reached), ELEMENT_SHARPNESS)
+
+
+def element_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
+    """The seconds in which the multiprocessors work on the elements of an operation, were memory infinitely fast."""
+    if operation.kind not in (ELEMENTWISE, REDUCTION, COPY) or gpu.fp32_tflops is None:
+        return 0.0
+    half = gpu.capability in HALF_LANES or gpu.capability.split(".")[0] in HALF_LANES
+    cycles_per_second = gpu.fp32_tflops * 1e12 / (2 * (64 if half else 128))  # of all multiprocessors together
+    return operation.elements / (reached.elements_per_cycle * cycles_per_second)
+
+
+def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
     bandwidth = gpu.bandwidth_gb_per_second * 1e9
     if operation.kind == REDUCTION and operation.shape:
         normalises = "norm" in operation.name

@@ -20,7 +20,7 @@ from recipes import config
 from recipes.errors import Refusal
 from recipes.foresight.speed import efficiencies, roofline
 from recipes.foresight.speed.calibrated import GpuRates
-from recipes.foresight.speed.operation_names import MATMUL
+from recipes.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER, REDUCTION
 from recipes.foresight.speed.operations import Operation
 from recipes.foresight.validation import cpu_benchmarks
 from recipes.machine import gpu_specs, host, nvml
@@ -120,15 +120,32 @@ def _bandwidth(gpu: config.Gpu) -> dict[str, float]:
     a, b = (torch.rand(ELEMENTS, device="cuda") for _ in range(2))
     rows = torch.rand(ROWS, WIDTH, device="cuda")
     scale = torch.ones(WIDTH, device="cuda")
-    calls: dict[str, tuple[int, Callable[[], Any]]] = {
-        "elementwise": (3 * 4 * ELEMENTS, lambda: torch.add(a, b, out=a)),
-        "optimizer": (3 * 4 * ELEMENTS, lambda: torch.ops.aten._foreach_add_.List([a], [b])),
-        "copy": (2 * 4 * ELEMENTS, lambda: a.copy_(b)),
-        "reduction": (2 * 4 * rows.numel(), lambda: torch.softmax(rows, -1)),
-        "normalisation": (2 * 4 * rows.numel(), lambda: torch.nn.functional.layer_norm(rows, (WIDTH,), scale, scale)),
+    calls: dict[str, tuple[Operation, Callable[[], Any]]] = {
+        "elementwise": (_moving(ELEMENTWISE, 3, ELEMENTS), lambda: torch.add(a, b, out=a)),
+        "optimizer": (_moving(OPTIMIZER, 3, ELEMENTS), lambda: torch.ops.aten._foreach_add_.List([a], [b])),
+        "copy": (_moving(COPY, 2, ELEMENTS), lambda: a.copy_(b)),
+        "reduction": (_moving(REDUCTION, 2, rows.numel()), lambda: torch.softmax(rows, -1)),
+        "normalisation": (
+            _moving(REDUCTION, 2, rows.numel()),
+            lambda: torch.nn.functional.layer_norm(rows, (WIDTH,), scale, scale),
+        ),
     }
-    peak = gpu.bandwidth_gb_per_second * 1e9
-    return {name: size / seconds_of(call) / peak for name, (size, call) in calls.items()}
+    return {name: bandwidth_of(seconds_of(call), operation, gpu) for name, (operation, call) in calls.items()}
+
+
+def _moving(kind: str, tensors: int, elements: int) -> Operation:
+    return Operation(kind, kind, bytes=tensors * 4 * elements, elements=elements)
+
+
+def bandwidth_of(seconds: float, operation: Operation, gpu: config.Gpu) -> float:
+    """The fraction of the memory's bandwidth with which the roofline gives an operation so many seconds.
+
+    So what its elements take beside the traffic is not counted twice.
+    """
+    working = roofline.element_seconds(operation, gpu, efficiencies.of_chip(gpu.chip, gpu.device_name))
+    sharp = roofline.ELEMENT_SHARPNESS
+    moving = max(seconds**sharp - working**sharp, (seconds / 2) ** sharp) ** (1 / sharp)
+    return operation.bytes / moving / (gpu.bandwidth_gb_per_second * 1e9)
 
 
 def _attention(gpu: config.Gpu) -> dict[str, float]:

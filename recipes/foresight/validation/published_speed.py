@@ -69,9 +69,10 @@ def operation_of(row: dict[str, str]) -> Operation:
     elements = held_out.shape_of(row)[0] * held_out.shape_of(row)[1]
     if name in ("softmax", "ln"):
         full = {"softmax": "_softmax", "ln": "native_layer_norm"}[name]
-        return Operation(full, REDUCTION, "fp32", 0, 2 * FP32_BYTES * elements, 1, held_out.shape_of(row))
+        moved, shape = 2 * FP32_BYTES * elements, held_out.shape_of(row)
+        return Operation(full, REDUCTION, "fp32", 0, moved, 1, shape, elements=elements)
     tensors = 3 if name in TWO_OPERANDS else 2
-    return Operation(name, ELEMENTWISE, "fp32", 0, tensors * FP32_BYTES * elements, 1)
+    return Operation(name, ELEMENTWISE, "fp32", 0, tensors * FP32_BYTES * elements, 1, elements=elements)
 
 
 def single_kernels(gpu: Gpu) -> Efficiencies:

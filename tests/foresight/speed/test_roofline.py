@@ -43,6 +43,7 @@ def ideal(**changed) -> Efficiencies:
         bandwidth=dict.fromkeys(("attention", "reduction", "normalisation", ELEMENTWISE, "optimizer", "copy"), 1.0),
         l2_bytes=0.0,
         l2_speed=1.0,
+        elements_per_cycle=math.inf,
         kernel_seconds=0.0,
         host_seconds=dict.fromkeys(("forward", "backward", "step"), 0.0),
         autocast=dict.fromkeys(("forward", "backward", "step"), 1.0),
@@ -414,6 +415,29 @@ def test_what_the_cache_holds_is_read_faster():
     cached = dict(l2_bytes=40e6, l2_speed=3.0)
     assert seconds(small, **cached) < 0.4 * seconds(small)
     assert seconds(large, **cached) == seconds(large)
+
+
+@pytest.mark.parametrize("microseconds, bits", [(109.7, 16), (99.8, 16), (181.5, 32)])
+def test_elements_of_16_bits_are_as_much_work_as_those_of_32(microseconds, bits):
+    """gelu and sin of 2^26 elements on an H100, published (pytorch/pytorch#141959, before that change)."""
+    operation = Operation("gelu", ELEMENTWISE, bytes=2 * bits // 8 * 2**26, elements=2**26)
+    gpu = device("h100_80gb")
+    seconds = roofline.traffic_seconds(operation, gpu, efficiencies.of_gpu(gpu))
+    assert seconds == pytest.approx(microseconds * 1e-6, rel=0.07)
+
+
+def test_what_takes_a_part_of_a_tensor_works_on_that_part_alone():
+    assert classified(aten.embedding.default, meta(1000, 8), meta(5, dtype=torch.long)).elements == 5 * 8
+    assert classified(aten.gelu.default, meta(1000, 8)).elements == 1000 * 8
+
+
+def test_a_multiprocessor_takes_so_many_elements_in_a_cycle():
+    """An A100 has 108 multiprocessors of 64 lanes at 1.41 GHz, an H100 132 of 128 at 1.98."""
+    operation = Operation("gelu", ELEMENTWISE, bytes=1, elements=10**9)
+    for option, rate in (("a100_80gb", 108 * 1.41e9), ("h100_80gb", 132 * 1.98e9), ("v100_32gb", 80 * 1.53e9)):
+        found = seconds(operation, option, elements_per_cycle=2.0)
+        assert found == pytest.approx(1e9 / (2 * rate), rel=0.01), option
+    assert seconds(Operation("sgd", "optimizer", bytes=1, elements=10**9), elements_per_cycle=2.0) < 1e-9
 
 
 @pytest.mark.parametrize("name,passes", [("_softmax", 2.0), ("native_layer_norm", 1.5)])

@@ -8,7 +8,7 @@ import pytest
 
 from recipes import config
 from recipes.foresight.speed import calibrated, efficiencies, roofline
-from recipes.foresight.speed.operation_names import MATMUL
+from recipes.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER
 from recipes.foresight.speed.operations import Operation
 from recipes.foresight.validation import gpu_benchmarks
 from recipes.machine import gpu_specs
@@ -28,3 +28,14 @@ def test_a_product_that_was_measured_is_predicted_to_take_what_it_took(monkeypat
     calibrated.write(calibrated.GpuRates(gpu.device_name, "2.13", "2026-11-22", {"matmul": {name: found}}))
     predicted = roofline.device_seconds(product, gpu, name, efficiencies.of_gpu(gpu))
     assert predicted == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [ELEMENTWISE, COPY, OPTIMIZER])
+@pytest.mark.parametrize("option", ["a100_80gb", "b200_180gb"])
+def test_a_measured_bandwidth_gives_the_seconds_it_was_measured_from(kind, option):
+    """Beside the work on the elements, which takes a part of the time of small ones."""
+    gpu = config.from_dict(gpu_specs.options()[option], config.Gpu)
+    operation, table = Operation(kind, kind, bytes=8 * 2**28, elements=2**28), efficiencies.of_chip(gpu.chip)
+    reached = dataclasses.replace(table, bandwidth=table.bandwidth | {kind: 0.71})
+    seconds = roofline.traffic_seconds(operation, gpu, reached)
+    assert gpu_benchmarks.bandwidth_of(seconds, operation, gpu) == pytest.approx(0.71, rel=1e-6)
