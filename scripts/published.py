@@ -45,7 +45,8 @@ def main() -> int:
     if options.into:
         libraries = ", ".join(f"{name} {host.version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
         options.into.write_text(
-            "# Predictions against published measurements\n\nMade by `python scripts/published.py --into` "
+            "# Predictions against published measurements\n\nMade by "
+            f"`python {' '.join(['scripts/published.py', *options.tables])}` "
             f"on {time.strftime('%Y-%m-%d')}, on a CPU, with {libraries}. Every figure that is not a "
             "prediction was measured by others: docs/reference/README.md.\n\n" + "\n\n".join(parts) + "\n"
         )
