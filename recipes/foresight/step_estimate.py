@@ -14,6 +14,7 @@ from recipes.config import Gpu
 from recipes.errors import Refusal
 from recipes.machine import gpu_specs, host
 from recipes.options import suggestions, validate
+from recipes.options.gpu import NOT_OF_A_SHEET
 from recipes.records.record import FITS, TIGHT, verdict_of
 from recipes.units import MIB, PARTS
 
@@ -180,7 +181,9 @@ def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
     """The figures of a GPU by its name or as a mapping. Raises Refusal for a name or a key that is not known."""
     options = gpu_specs.options()
     if isinstance(gpu, Mapping):
-        values: dict[str, Any] = {**options.get(str(gpu.get("name")), {}), **gpu}
+        usual = next(iter(options.values()))
+        values: dict[str, Any] = {key: usual[key] for key in NOT_OF_A_SHEET}
+        values |= {**options.get(str(gpu.get("name")), {}), **gpu}
         keys = set(config.node_types(Gpu)) - {"facts"}
         missing, unknown = sorted(keys - values.keys()), sorted(values.keys() - keys)
         if missing or unknown:

@@ -9,7 +9,11 @@ from recipes.config import Config
 from recipes.machine import gpu_specs, host
 from recipes.options import hooks
 
-TYPED = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour")  # that no data sheet of a GPU has
+ONE_MACHINE = (
+    "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or leave "
+    "it out."
+)
+NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour")
 
 
 def ranks_per_machine(cfg: Config) -> int:
@@ -32,7 +36,7 @@ def resolve(cfg: Config) -> list[str]:
         "device_name": here.name,
         "memory_bytes": here.memory_bytes,
         "capability": ".".join(map(str, here.capability)),
-        **{key: getattr(cfg.gpu, key) for key in TYPED},
+        **{key: getattr(cfg.gpu, key) for key in NOT_OF_A_SHEET},
     }
     cfg.gpu = config.from_dict(installed, config.Gpu)
     return []
@@ -40,7 +44,10 @@ def resolve(cfg: Config) -> list[str]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
-    return _option_problems(cfg) + (_machines_problems(cfg) if (cfg.gpu.machines or 1) > 1 else [])
+    if (cfg.gpu.machines or 1) > 1:
+        return _option_problems(cfg) + _machines_problems(cfg)
+    alone = cfg.gpu.machine_link_gb_per_second is not None and cfg.recipe.name == "estimate"
+    return _option_problems(cfg) + [ONE_MACHINE] * alone
 
 
 def _machines_problems(cfg: Config) -> list[str]:

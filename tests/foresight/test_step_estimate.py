@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.init import trunc_normal_
 
 from recipes.foresight import Refusal, estimate_step
+from recipes.machine import gpu_specs
+from recipes.options.gpu import NOT_OF_A_SHEET
 from recipes.units import MIB
 
 GPU = "rtx4090_24gb"
@@ -179,6 +181,8 @@ def test_a_verdict_with_a_margin():
 def test_a_gpu_may_be_a_mapping():
     small = made(gpu={"name": GPU, "memory_bytes": 600 * MIB})
     assert small.verdict == "does not fit" and small.capacity_bytes == 600 * MIB
+    sheet = {key: value for key, value in gpu_specs.options()[GPU].items() if key not in NOT_OF_A_SHEET}
+    assert made(gpu=sheet | {"memory_bytes": 600 * MIB, "name": "mine"}) == small
     with pytest.raises(Refusal, match="memory_byte"):
         made(gpu={"name": GPU, "memory_byte": 1})
     with pytest.raises(Refusal, match="Did you mean rtx4090_24gb"):

@@ -17,7 +17,7 @@ from recipes.foresight.search.space import BATCH, PACKING, Rows, SearchSpace
 if TYPE_CHECKING:
     import numpy
 
-NEAR = 0.1  # a batch within this share of the equal one is taken for it, where more powers of two divide it
+NEAR = 0.125  # a batch within this share of the equal one is taken for it, where more powers of two divide it: 8 for 9
 FAR = 0.25  # what is further away is no comparison
 
 

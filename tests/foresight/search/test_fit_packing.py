@@ -95,6 +95,7 @@ def test_it_is_not_searched_unless_it_is_allowed(talks):
         (12.07, 1, 12),
         (13.2, 1, 12),  # rather than 13: 4 divides it
         (96.6, 1, 96),
+        (8.98, 1, 8),
         (0.4, 1, 1),
         (12.07, 4, 12),
         (9.0, 4, 8),
