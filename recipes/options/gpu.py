@@ -10,8 +10,8 @@ from recipes.machine import gpu_specs, host
 from recipes.options import hooks
 
 ONE_MACHINE = (
-    "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or leave "
-    "it out."
+    "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
+    "leave it out."
 )
 NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour")
 
