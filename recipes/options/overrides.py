@@ -153,15 +153,16 @@ def _deletion(key: str, folders: list[Path]) -> str:
 
 def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
     """An experiment is added with a plus, from its folder."""
-    key, typed = override.key_or_group, override.get_value_element_as_str()
+    key, values = override.key_or_group, hydra_private.values_of(override)
     if not folders:
         return []
     files = [path for folder in folders for path in sorted(folder.glob("experiment/*/*.yaml"))]
-    is_name = isinstance(override.value(), (str, list)) or override.is_sweep_override()
+    is_name = override.is_sweep_override() if values is None else all(isinstance(one, (str, list)) for one in values)
+    is_name &= not (override.is_range_sweep() or override.is_interval_sweep())
     menus_of_experiments = list(dict.fromkeys(f"experiment/{path.parent.name}" for path in files))
     if key in menus_of_experiments and override.type == OverrideType.ADD and is_name:
         return []
-    named = [f"+experiment/{path.parent.name}={path.stem}" for path in files if path.stem == typed]
+    named = [f"+experiment/{path.parent.name}={path.stem}" for path in files if path.stem in (values or [])]
     instead = named or [f"+{name}=<name>" for name in ([key] if key in menus_of_experiments else menus_of_experiments)]
     return [
         f"{suggestions.shown(override.input_line or key)}: an experiment is added with a plus, from its folder. "

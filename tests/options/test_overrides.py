@@ -85,7 +85,17 @@ def test_each_value_of_a_sweep_is_checked(typed):
     assert said(typed, sweeping=True)
 
 
-@pytest.mark.parametrize("typed", ["train.seed=1,2", "train.seed=range(3)", "precision=glob(*)", "precision=fp32,bf16"])
+EXPERIMENTS = ["+experiment/guide=vanilla,fp16", "+experiment/guide=choice(vanilla,fp16)", "+experiment/guide=glob(*)"]
+
+
+@pytest.mark.parametrize("typed", ["+experiment/guide=range(3)", "+experiment/guide=shuffle(range(3))"])
+def test_an_experiment_has_a_name(typed):
+    assert "Type +experiment/guide=<name>." in said(typed, sweeping=True)
+
+
+@pytest.mark.parametrize(
+    "typed", ["train.seed=1,2", "train.seed=range(3)", "precision=glob(*)", "precision=fp32,bf16", *EXPERIMENTS]
+)
 def test_a_sweep_that_is_one_is_left_alone(typed):
     assert overrides.problems([typed], [CONF], True) == []
 
