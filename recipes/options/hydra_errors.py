@@ -102,6 +102,8 @@ def _of_file(text: str) -> str | None:
     name = re.search(r"Error resolving interpolation '(\$\{[^']*\})', possible interpolation keys", text)
     if name:
         return f"{name[1]} cannot stand for an option's name: type the name."
+    if "raised while resolving interpolation" in text:  # of an override that another one replaces
+        return "a ${...} on the command line refers to nothing: type the value itself."
     grammar = re.search(r"missing BRACE_CLOSE[^\n]*(?:\n\s*full_key: (\S+))?", text)
     return f"{grammar[1] or 'a value'}: its ${{...}} has no closing brace." if grammar else None
 

@@ -130,6 +130,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headr
         (["optim.args.rank=1"], ["optim.args", "does not take this argument"]),
         (["optim.args=3"], ["optim.args=3", "mapping"]),
         (["train.seed=${nope:x}"], ["train.seed", "${nope:...} is no function"]),
+        (["eval.window=${.x}", "eval.window=3"], ["${...} on the command line refers to nothing"]),
         (["train.seed=${train.seed}"], ["train.seed", "refers to itself"]),
         (["hydra=3"], ["hydra=3"]),
         (["train.max_grad_norm=${oc.decode:1}"], ["train.max_grad_norm: its ${...} has no value"]),
