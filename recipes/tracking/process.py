@@ -11,7 +11,9 @@ import json
 import os
 import queue
 import re
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,9 @@ SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRAC
 def serve(descriptor: int) -> None:
     """Track one run after another for the parent, until it is gone."""
     channel, inbox = socket.socket(fileno=descriptor), queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(channel, inbox), daemon=True).start()
+    # Packages make temporary folders as they are imported, and this process ends without taking them down.
+    temporary = tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="headroom-tracker-")
+    threading.Thread(target=_receive, args=(channel, inbox, temporary), daemon=True).start()
     os.nice(5)  # the training comes first
 
     def tell(**message: Any) -> None:
@@ -49,14 +53,18 @@ def serve(descriptor: int) -> None:
             tell(done=True)
 
 
-def _receive(channel: socket.socket, inbox: queue.SimpleQueue) -> None:
-    """Read the parent's messages; end this process when the parent is gone, whatever the other thread waits for."""
+def _receive(channel: socket.socket, inbox: queue.SimpleQueue, temporary: str) -> None:
+    """Read the parent's messages; end this process when the parent is gone, whatever the other thread waits for.
+
+    temporary: a folder that is removed then.
+    """
     with contextlib.suppress(OSError):
         for line in channel.makefile("rb"):
             message = json.loads(line)
             if message or inbox.empty():  # one call to read the steps is as good as many
                 inbox.put(message)
     end_children(os.getpid())
+    shutil.rmtree(temporary, ignore_errors=True)
     os._exit(0)
 
 

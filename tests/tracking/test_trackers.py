@@ -428,17 +428,22 @@ signal.pause()
 """
 
 
-def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark):
+def test_when_the_parent_is_killed_nothing_is_left(tmp_path, mark, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     code = PARENT.format(root=str(ROOT), tests=str(ROOT / "tests"), folder=str(tmp_path / "job"))
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline() == "open\n"
     assert any("wandb-core" in command for command in marked(mark))  # or the rest of the test means nothing
+    assert [*temporary.rglob("*wandb-media")]  # W&B makes it when it is imported
     parent.kill()
     parent.communicate()
     deadline = time.monotonic() + 5
     while marked(mark):
         assert time.monotonic() < deadline, marked(mark)
         time.sleep(0.05)
+    assert not [*temporary.iterdir()]
 
 
 # --- a sweep ---------------------------------------------------------------------------------------

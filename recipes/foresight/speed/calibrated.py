@@ -29,7 +29,7 @@ class CpuRates:
     operations: `key` -> (bytes of a call, its seconds), the first of a tensor so small that they are those of the call
     itself. attention: the same by FLOPs. products: dtype and layout ->
     (M, N, K, FLOP/s); batched: the same of batches. call_seconds: of the host, by phase. error: the share within which
-    nine of ten steps are taken to be: the 48 of docs/results/accuracy_cpu.md all are within 0.29.
+    nine of ten steps are taken to be: with a fresh file, the 48 of docs/results/accuracy_cpu.md all are within 0.29.
     """
 
     device: str
