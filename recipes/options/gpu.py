@@ -7,7 +7,7 @@ from collections.abc import Collection
 from recipes import config
 from recipes.config import Config
 from recipes.machine import gpu_specs, host
-from recipes.options import hooks
+from recipes.options import hooks, requirements
 
 ONE_MACHINE = (
     "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
@@ -47,7 +47,20 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if (cfg.gpu.machines or 1) > 1:
         return _option_problems(cfg) + _machines_problems(cfg)
     alone = cfg.gpu.machine_link_gb_per_second is not None and cfg.recipe.name == "estimate"
-    return _option_problems(cfg) + [ONE_MACHINE] * alone
+    return _option_problems(cfg) + _peak_problems(cfg) + [ONE_MACHINE] * alone
+
+
+def _peak_problems(cfg: Config) -> list[str]:
+    """A GPU without the peak of the type that a step's products are in, as a person's own may be."""
+    if cfg.recipe.name != "estimate" or cfg.device == "cpu" or cfg.gpu.name == "auto":
+        return []
+    dtype = {"bf16_pure": "bf16", "fp8": "bf16"}.get(cfg.precision.name, cfg.precision.name)
+    if getattr(cfg.gpu, f"{dtype}_tflops") is not None or requirements.problems(cfg, "precision"):
+        return []
+    return [
+        f"precision={cfg.precision.name}: the peak of {cfg.gpu.device_name} in {dtype} is not known. Add "
+        f"gpu.{dtype}_tflops=, in dense TFLOP/s."
+    ]
 
 
 def _machines_problems(cfg: Config) -> list[str]:

@@ -146,6 +146,16 @@ def test_an_estimate_takes_every_gpu_of_the_menu(option):
     assert compose("recipe=estimate", f"gpu={option}", "precision=fp16").problems == []
 
 
+def test_a_peak_that_is_missing_is_asked_for():
+    """As of a card that is none of the menu: another one's figures, and what is different."""
+    own = ("recipe=estimate", "gpu=t4_16gb", "gpu.capability=8.6")
+    (problem,) = compose(*own, "precision=bf16_pure").problems
+    assert problem.endswith("the peak of Tesla T4 in bf16 is not known. Add gpu.bf16_tflops=, in dense TFLOP/s.")
+    assert compose(*own, "precision=bf16_pure", "gpu.bf16_tflops=31").problems == []
+    (problem,) = compose(*own[:2], "precision=bf16").problems
+    assert "needs compute capability 8.0" in problem
+
+
 @pytest.mark.parametrize("capability", ["8", "abc", "8.x", "9.0a"])
 def test_a_capability_that_is_none_is_refused(capability):
     (problem,) = compose("recipe=estimate", "gpu=a100_40gb", f"gpu.capability={capability}").problems
