@@ -14,7 +14,7 @@ from rich.console import Console
 
 from recipes import paths
 from recipes.cli import console, single_run
-from recipes.foresight.search import fit_options, packed_rows, plan, pool, present, space
+from recipes.foresight.search import fit_options, packed_rows, places, plan, pool, present, space
 from recipes.jobs import fork_client, launch, supervise
 from recipes.options import compose
 from recipes.records.record import Record
@@ -37,30 +37,71 @@ def main(argv: list[str]) -> int:
 def find(argv: list[str]) -> int:
     """Search for what the command line leaves open, and print it. Returns the exit code."""
     options, overrides, problems = fit_options.read_options(argv)
-    search, more = (None, []) if problems else plan.plan(overrides, options)
-    if search is None:
+    asked, others, more = ([], [], []) if problems else places.asked(overrides, options)
+    if problems + more:
         console.say_problems(problems + more)
+        return single_run.EXIT_CODES["refused"]
+    try:
+        if len(asked) > 1:
+            return _find_places(asked, others, options)
+        typed = asked[0].gpu is None or f"gpu={asked[0].gpu}" in overrides and not options.prices
+        return _find_one(overrides if typed else asked[0].overrides(others, options), asked[0].options(options))
+    except BrokenProcessPool:
+        console.say_problems(["a worker process was killed; this machine may be out of memory."])
+        return 1
+
+
+def _find_one(overrides: list[str], options: fit_options.Options) -> int:
+    """Search for one GPU, or one number of them, and print the table. Returns the exit code."""
+    search, problems = plan.plan(overrides, options)
+    if search is None:
+        console.say_problems(problems)
         return single_run.EXIT_CODES["refused"]
     reads_rows = space.PACKING in search.values
     if not reads_rows:
         console.say(present.heading(search))
     start = time.monotonic()
-    try:
-        with pool.worker_pool(search.base) as workers, status_line() as show_status:
-            from recipes.foresight.search import runner  # imports torch, which a refusal need not wait for
+    with pool.worker_pool(search.base) as workers, status_line() as show_status:
+        from recipes.foresight.search import runner  # imports torch, which a refusal need not wait for
 
-            if reads_rows:
-                show_status("reading the data")
-                packed_rows.enter(search, workers)
-                console.say(present.heading(search))
-            result = runner.run(search, options.top, workers, show_status)
-        console.say(present.report(search, result, time.monotonic() - start))
-        if options.measure and result.fits:
-            measure(search, result.rows[: options.measure])
-    except BrokenProcessPool:
-        console.say_problems(["a worker process was killed; this machine may be out of memory."])
-        return 1
+        if reads_rows:
+            show_status("reading the data")
+            packed_rows.enter(search, workers)
+            console.say(present.heading(search))
+        result = runner.run(search, options.top, workers, show_status)
+    console.say(present.report(search, result, time.monotonic() - start))
+    if options.measure and result.fits:
+        measure(search, result.rows[: options.measure])
     return 0 if result.fits else single_run.EXIT_CODES["oom"]
+
+
+def _find_places(asked: list[places.Place], others: list[str], options: fit_options.Options) -> int:
+    """Search for each of several GPUs or numbers of them, and print what each is best with. Returns the exit code."""
+    planned, refused = places.plan_all(asked, others, options)
+    if not planned:
+        console.say_problems(list(dict.fromkeys(line for lines in refused.values() for line in lines)))
+        return single_run.EXIT_CODES["refused"]
+    start, done, interrupted = time.monotonic(), [], False
+    with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
+        from recipes.foresight.search import present_places, runner  # import torch
+
+        console.say(present_places.heading(planned, refused))
+        try:
+            for number, (place, search) in enumerate(planned, 1):
+                at = f"{number} of {len(planned)}, {place.label}: "
+                if space.PACKING in search.values:
+                    show_status(f"{at}reading the data")
+                    packed_rows.enter(search, workers)
+                result = runner.run(search, 1, workers, lambda text, at=at: show_status(at + text))
+                done.append(present_places.Searched(place, search, result))
+        except KeyboardInterrupt:  # what was found is not lost
+            interrupted = True
+            console.say(f"Interrupted: {len(done)} of {len(planned)} are searched.")
+    if done:
+        console.say(present_places.report(done, options, time.monotonic() - start))
+    if interrupted:
+        return single_run.EXIT_CODES["interrupted"]
+    return 0 if any(each.result.fits for each in done) else single_run.EXIT_CODES["oom"]
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def _closest(estimate: Estimate) -> str:
 def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     """One row per configuration: the levers that were searched, memory, what stays free, verdict, speed."""
     levers = {
-        lever: [_value(search, found, lever) for found in rows] for lever in search.values if lever != space.BATCH
+        lever: [value_of(search, found, lever) for found in rows] for lever in search.values if lever != space.BATCH
     }
     levers = {lever: values for lever, values in levers.items() if any(values)}
     cells = []
@@ -122,7 +122,7 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
                 f"{found.device_used_bytes / MIB:,.0f}",
                 f"{found.estimate.margin_bytes / MIB:,.0f}",
                 verdict_of(found.estimate),
-                *_speed(search, outcome),
+                *speed_of(search, outcome),
                 *([predicted.two_digits(cost)] if cost is not None else []),
             ]
         )
@@ -133,7 +133,7 @@ def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
     return terminal_table(["", *headings, "batch", *figures], cells, 2 + len(headings))
 
 
-def _value(search: space.SearchSpace, found: Found, lever: str) -> str:
+def value_of(search: space.SearchSpace, found: Found, lever: str) -> str:
     """The value of a lever in a row; "" where it makes no difference."""
     has_effect, cfg = space.DIMENSIONS[lever].has_effect, search.config(found.chosen)
     if has_effect is not None and not has_effect(cfg):
@@ -146,7 +146,7 @@ def _rate(search: space.SearchSpace) -> str:
     return "samples/s" if search.rows is None else "tokens/s"
 
 
-def _speed(search: space.SearchSpace, outcome: Record) -> tuple[str, str]:
+def speed_of(search: space.SearchSpace, outcome: Record) -> tuple[str, str]:
     """Samples or tokens per second, and the milliseconds of a step, with their intervals."""
     if search.rows is None:
         rate, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
