@@ -51,13 +51,14 @@ def asked(overrides: list[str], options: Options) -> tuple[list[Place], list[str
     for text in overrides:
         override = _parsed(text)
         if override is not None and override.key_or_group == "gpu":
-            names = list(_gpus(override))
+            typed = _gpus(override)
+            names = [*typed]
             known = list(menus.options("gpu", [CONF]))
-            problems += [] if names else [f"{text}: no option of the menu gpu has such a name."]
+            problems += [] if typed else [f"{text}: no option of the menu gpu has such a name."]
             problems += [
                 f"gpu={name}: there is no such option; gpu has {', '.join(known)}.{suggestions.nearest(name, known)}"
-                for name in names
-                if name not in known and len(names) > 1  # of one GPU its own search says so
+                for name in typed
+                if name not in known and len(typed) > 1  # of one GPU its own search says so
             ]
         elif text in ("-m", "--multirun"):
             problems.append(f"{text}: fit is one search, also over several GPUs: gpu=l4_24gb,a100_80gb. Leave it out.")
