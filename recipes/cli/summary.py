@@ -64,6 +64,7 @@ def _rows(outcome: Record) -> Iterator[Row]:
     yield from _device_rows(outcome.memory)
     if outcome.estimate is not None:
         yield from _lengths_rows(outcome.estimate)
+        yield from _evaluation_row(outcome.estimate, outcome.memory)
     yield from _tensor_rows(outcome.memory)
     if outcome.model is not None and outcome.config.get("adapter", {}).get("name") not in (None, "none"):
         trained, count = outcome.model.trained_parameters or 0, outcome.memory.parameter_count or 1
@@ -183,6 +184,12 @@ def _lengths_rows(estimate: Estimate) -> Iterator[Row]:
         note += f", cached memory given back {estimate.releases} times"
     note += f"; {estimate.expandable_reserved_bytes / MIB:.0f} MiB with expandable_segments"
     yield "CUDA reserved, uneven", f"{estimate.shown_reserved_bytes / MIB:.0f} MiB", note
+
+
+def _evaluation_row(estimate: Estimate, memory: Memory) -> Iterator[Row]:
+    """What an evaluation needs, where that is more than a step does."""
+    if (estimate.evaluation_reserved_bytes or 0) > (memory.peak_reserved_bytes or 0):
+        yield "CUDA reserved, evaluation", f"{(estimate.evaluation_reserved_bytes or 0) / MIB:.0f} MiB", "peak"
 
 
 def _tensor_rows(memory: Memory) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import torch
 
 from recipes.config import Config, Gpu
-from recipes.foresight import simulation
+from recipes.foresight import evaluation_memory, simulation
 from recipes.foresight.memory import allocator
 from recipes.foresight.memory.settings import UNLIMITED
 from recipes.foresight.simulation import SimulatedStep
@@ -72,9 +72,12 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
         setattr(memory, key, value)
     memory.parameter_count = simulated.parameter_count
     outcome.model = simulated.model
-    outcome.warnings += notes(cfg, simulated.evaluates) + simulated.warnings + simulated.unknown_settings
+    outcome.warnings += notes(cfg) + simulated.warnings + simulated.unknown_settings
     if simulated.demand is not None:
         _fill_device(cfg, outcome, simulated, simulated.demand)
+        if simulated.evaluation_events is not None:
+            needs = functools.partial(_demand_within, cfg, simulated.evaluation_events)
+            evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs)
     else:
         _fill_cpu(cfg, outcome, simulated)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
@@ -82,6 +85,10 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
         {"rank": 0}
         | {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
     ]
+
+
+def _demand_within(cfg: Config, events: list[tuple[int, int]], capacity_bytes: int) -> allocator.Demand:
+    return simulation.allocator_demand(events, capacity_bytes, cfg.gpu.memory_bytes)[0]
 
 
 def device_used_bytes(outcome: Record) -> int:
@@ -254,8 +261,8 @@ def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predict
     speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * cfg.parallelism.replicas
 
 
-def notes(cfg: Config, evaluates: bool) -> list[str]:
-    """The assumptions behind the figures, a line each. evaluates: there are rows to evaluate on."""
+def notes(cfg: Config) -> list[str]:
+    """The assumptions behind the figures, a line each."""
     if host.gpu(cfg) is None:
         return []
     lines, machines = [], cfg.gpu.machines or 1
@@ -263,13 +270,6 @@ def notes(cfg: Config, evaluates: bool) -> list[str]:
         lines.append(
             f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
             "A100; ROCm's own rules are not known to the estimate."
-        )
-    evaluated, trained = cfg.eval.batch * (cfg.eval.window or cfg.data.seq_len), cfg.batch.per_device * cfg.data.seq_len
-    # Without gradients a forward pass takes less than half of what a forward and backward pass take.
-    if evaluates and cfg.eval.enabled and evaluated > 2 * trained:
-        lines.append(
-            f"the estimate is of the training step; the evaluation's batches have {evaluated / trained:.0f} times as "
-            "many tokens and may take more. Make eval.batch smaller, or leave it out with eval.enabled=false."
         )
     context_bytes, is_measured = context(cfg.gpu)
     if not is_measured:

@@ -21,7 +21,7 @@ from recipes.config import Config
 from recipes.data import collate, data_loader
 from recipes.data.dataset import Data
 from recipes.data.rows import samples_in
-from recipes.foresight import uneven_lengths
+from recipes.foresight import evaluation_memory, uneven_lengths
 from recipes.foresight.fake_gpu import compiled_graph, library_patches
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
@@ -72,7 +72,6 @@ class SimulatedStep:
     paged_bytes: int  # of optimizer states, outside the allocator
     tally: Tally  # of one optimizer step
     model: Model
-    evaluates: bool  # there are rows to evaluate on
     warnings: list[str]
     trace: OpTrace
     first_steps: FirstSteps | None = None  # of data whose rows may differ in length
@@ -82,6 +81,7 @@ class SimulatedStep:
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
     error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
     compiled_tally: Tally | None = None  # of the optimizer step as torch.compile's graphs run it
+    evaluation_events: list[tuple[int, int]] | None = None  # of steps and an evaluation behind them, if there is one
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
 
 
@@ -103,10 +103,11 @@ def simulate_step(
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
-    also records which module and operation made each tensor. draw_lengths: with padded data also steps on batches in
-    the order of the training. few_micro_batches: of batches of different lengths, too, only the first are run, and the
-    others count as equal. build_data: see `setup.build`. fused: with compile=true the memory is that of the compiled
-    graphs, which takes several times as long; operations and FLOPs are those of the step as written in any case.
+    also records which module and operation made each tensor. draw_lengths: also an evaluation, and with padded data
+    steps on batches in the order of the training. few_micro_batches: of batches of different lengths, too, only the
+    first are run, and the others count as equal. build_data: see `setup.build`. fused: with compile=true the memory is
+    that of the compiled graphs, which takes several times as long; operations and FLOPs are those of the step as
+    written in any case.
     Raises Refusal as a training would, and UnknownOperation.
     """
     # torch has its own flash attention
@@ -179,10 +180,12 @@ def _simulate(
         tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
         events = [] if gpu is None else trace.allocator_events(REPEATS)
         del held
-        first_steps = drawn = None
+        first_steps = drawn = evaluated = None
         if gpu is not None and draw_lengths and not even:
             settings = _allocator(capacity_bytes, gpu.memory_bytes)[1]
             first_steps, drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
+        if gpu is not None and draw_lengths:
+            evaluated = evaluation_memory.requests(cfg, training, fake, bare_optimizer)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -198,12 +201,12 @@ def _simulate(
         paged_bytes=trace.paged_bytes,
         tally=trace.step_tally(steps),
         model=architectures.describe(asked, model),
-        evaluates=rows.eval is not None,
         warnings=warnings,
         trace=trace,
         first_steps=first_steps,
         uneven=not even,
         drawn=drawn,
+        evaluation_events=evaluated,
     )
     return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)
 

@@ -44,6 +44,9 @@ def hint(cfg: Config, outcome: Record) -> str:
     cfg: resolved. outcome: the record of its estimate, with an error.
     """
     phase = outcome.error.phase if outcome.error is not None else None
+    smaller = _smaller_evaluation(cfg, outcome) if phase == "eval" else None
+    if smaller is not None:
+        return f"Tried: {smaller}. The result of the evaluation stays the same."
     alone = []
     for lever in _by_cost(hooks.memory_levers(cfg, phase)):
         trial = _try(outcome, lever.overrides.split())
@@ -62,6 +65,17 @@ def hint(cfg: Config, outcome: Record) -> str:
     if adapter:
         return f"Tried: {adapter} With all weights trained {nothing} {more}"
     return f"Tried: {nothing} {more}{'' if ' do: ' in more else ' Choose a smaller model or a larger GPU.'}"
+
+
+def _smaller_evaluation(cfg: Config, outcome: Record) -> _Trial | None:
+    """The largest of eval.batch, eval.batch / 2, / 4 ... with which the evaluation fits."""
+    batch = cfg.eval.batch // 2
+    while batch:
+        trial = _try(outcome, [f"eval.batch={batch}"])
+        if trial is not None and trial.fits:
+            return trial
+        batch //= 2
+    return None
 
 
 def _by_cost(levers: list[Lever]) -> list[Lever]:

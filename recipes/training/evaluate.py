@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,24 +32,12 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data, progre
     With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
     before. loop: a `Loop` of either recipe. progress: is sent the batches that are done.
     """
-    model = unwrap.inner_model(loop.accelerator, loop.model)
-    trained_dtype = model.dtype
-    forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
-    if cfg.eval.precision:
-        model.to(DTYPES[cfg.eval.precision])
-        forward = accelerate_private.forward_without_autocast(model)
-    start = time.perf_counter()
-    model.eval()
-    try:
-        with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):
-            loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
-            progress.enter("eval", "evaluating", total=len(loader))
-            loss_sum, count, correct, samples = _totals(forward, loader, data.task, loop.accelerator.device, progress)
-        fsdp.reshard(model)
-    finally:
-        model.train()
-        if cfg.eval.precision:
-            model.to(trained_dtype)
+    with evaluating(cfg, loop) as forward:
+        start = time.perf_counter()
+        loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
+        progress.enter("eval", "evaluating", total=len(loader))
+        device = loop.accelerator.device
+        loss_sum, count, correct, samples = totals(forward, loader, data.task, device, progress.advance)
     if collectives.is_distributed():
         loss_sum, count, correct, samples = collectives.all_reduce_sum(
             [loss_sum, count, correct, samples], loop.accelerator.device
@@ -62,14 +52,42 @@ def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data, progre
     return result
 
 
-def _totals(forward: Any, loader: BatchLoader, task: str, device: torch.device, progress: Progress) -> tuple:
-    """(summed loss, labels, correct predictions, samples) of this rank."""
+@contextlib.contextmanager
+def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
+    """The model as it is evaluated, without gradients and in `eval.precision`: a function of a batch. loop: of either
+    recipe."""
+    model = unwrap.inner_model(loop.accelerator, loop.model)
+    trained_dtype = model.dtype
+    forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
+    if cfg.eval.precision:
+        model.to(DTYPES[cfg.eval.precision])
+        forward = accelerate_private.forward_without_autocast(model)
+    model.eval()
+    try:
+        with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):
+            yield forward
+        fsdp.reshard(model)
+    finally:
+        model.train()
+        if cfg.eval.precision:
+            model.to(trained_dtype)
+
+
+def totals(
+    forward: Any,
+    loader: BatchLoader,
+    task: str,
+    device: torch.device,
+    advance: Callable[[int], None] = lambda _: None,
+) -> tuple:
+    """(summed loss, labels, correct predictions, samples) of this rank. advance: called with the number of batches that
+    are done."""
     loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
     count: Any = 0
     correct: Any = 0
     samples = 0
     for index, batch in enumerate(loader):
-        progress.advance(index)
+        advance(index)
         output = forward(**batch)
         if batch.rows == 0:  # FSDP needs every rank in every forward pass, also if the rank has no rows left
             continue
@@ -79,4 +97,5 @@ def _totals(forward: Any, loader: BatchLoader, task: str, device: torch.device, 
         samples += batch.rows
         if task == "classification":
             correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
+        del output  # its logits would stay while the next batch makes its own
     return loss_sum, count, correct, samples

@@ -228,20 +228,6 @@ def test_amds_gpu_is_no_nvidia_one_and_the_record_says_so(predicted):
     assert amd.memory.peak_allocated_bytes < nvidia.memory.peak_allocated_bytes
 
 
-@pytest.mark.parametrize(
-    "words,said",
-    [
-        ("data.eval_samples=32", False),
-        ("data.eval_samples=32 eval.batch=32", True),
-        ("eval.batch=32", False),
-        ("data.eval_samples=32 eval.batch=32 eval.enabled=false", False),
-    ],
-)
-def test_an_evaluation_that_takes_more_is_named(predicted, words, said):
-    outcome = predicted("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", *words.split())
-    assert any("eval.batch" in line for line in outcome.warnings) == said
-
-
 def test_an_estimate_for_the_cpu_has_no_allocator(train):
     run = train("recipe=estimate", "precision=bf16")
     assert run.record.memory.peak_tensor_bytes and run.record.memory.peak_allocated_bytes is None

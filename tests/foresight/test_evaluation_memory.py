@@ -1,0 +1,106 @@
+"""What an evaluation needs: it decides whether a job fits where its batches need more than a training step."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import compose
+
+from recipes.cli import summary
+from recipes.foresight import tried_levers
+from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
+from recipes.training import evaluate
+from recipes.units import GIB, MIB
+
+WORDS = ("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", "data.eval_samples=64", "data.seq_len=64")
+LARGE = "eval.batch=32"  # two batches
+
+
+@pytest.fixture(scope="module")
+def words():
+    return [*WORDS, "batch.per_device=1"]
+
+
+def test_a_small_evaluation_changes_nothing(predicted, words, tmp_path):
+    without, small = predicted(*words, "eval.enabled=false"), predicted(*words, "eval.batch=1")
+    assert without.estimate.evaluation_reserved_bytes is None and small.estimate.evaluation_reserved_bytes
+    assert small.memory == without.memory and small.estimate.margin_bytes == without.estimate.margin_bytes
+    assert small.estimate.evaluation_reserved_bytes == small.memory.peak_reserved_bytes
+    assert "reserved, evaluation" not in summary.summary(small, tmp_path)
+
+
+def test_a_large_one_decides_the_verdict(predicted, words, tmp_path):
+    free = predicted(*words, LARGE)
+    needed, trained = free.estimate.evaluation_reserved_bytes, free.memory.peak_reserved_bytes
+    assert free.estimate.verdict == FITS and needed > 1.3 * trained
+    assert "CUDA reserved, evaluation" in summary.summary(free, tmp_path)
+    # Less than the step has cached and the evaluation needs: cached memory is given back, or it does not fit.
+    little = predicted(*words, LARGE, f"launch.memory_limit_gib={trained * 1.1 / GIB}")
+    assert (little.estimate.verdict, little.status, little.error.phase) == (DOES_NOT_FIT, "oom", "eval")
+    assert (
+        "eval.batch=32" in little.error.message
+        and f"{-little.estimate.margin_bytes / MIB:,.0f}" in little.error.message
+    )
+    assert little.memory.peak_reserved_bytes == trained
+    assert predicted(*words, "eval.batch=1", f"launch.memory_limit_gib={trained * 1.1 / GIB}").estimate.fits
+
+
+def test_between_the_two_it_is_tight_and_the_warning_says_why(predicted, words):
+    free = predicted(*words, LARGE)
+    needed = free.estimate.evaluation_reserved_bytes
+    kept = free.estimate.kept_bytes
+    found = [
+        predicted(*words, LARGE, f"launch.memory_limit_gib={(needed - step * MIB) / GIB}") for step in range(0, 24, 2)
+    ]
+    verdicts = [outcome.estimate.verdict for outcome in found]
+    assert sorted(verdicts, key=[FITS, TIGHT, DOES_NOT_FIT].index) == verdicts and TIGHT in verdicts
+    tight = found[verdicts.index(TIGHT)]
+    assert 0 <= tight.estimate.margin_bytes < kept and tight.status == "ok" and not tight.estimate.fits
+    assert any(line.startswith("tight: the evaluation (eval.batch=32)") for line in tight.warnings)
+
+
+def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
+    limit = f"launch.memory_limit_gib={predicted(*words, 'eval.batch=1').memory.peak_reserved_bytes * 1.1 / GIB}"
+    asked = [*words, LARGE, limit]
+    outcome = predicted(*asked)
+    hint = tried_levers.hint(compose("recipe=estimate", *asked).cfg, outcome)
+    assert hint.startswith("Tried: eval.batch=") and "MiB stay free" in hint
+    (change,) = (word for word in hint.split() if word.startswith("eval.batch="))
+    assert predicted(*words, change, limit).estimate.fits
+
+
+def test_what_a_batch_has_made_is_gone_as_the_next_is_evaluated():
+    """Else the logits of two batches would be there at a time."""
+    earlier = []
+
+    def forward(**batch):
+        assert not any(reference() is not None for reference in earlier)
+        output = SimpleNamespace(loss=torch.ones(()), logits=torch.zeros(2, 2))
+        earlier.append(weakref.ref(output.logits))
+        return output
+
+    class Batch(dict):
+        rows = 2
+
+    loader = [Batch(labels=torch.zeros(2, dtype=torch.long)) for _ in range(3)]
+    loss_sum, count, correct, samples = evaluate.totals(forward, loader, "classification", torch.device("cpu"))
+    assert len(earlier) == 3 and (float(loss_sum), int(count), int(correct), samples) == (6, 6, 6, 6)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("parallelism=ddp", "parallelism.num_processes=2"),
+        ("parallelism=fsdp", "parallelism.num_processes=2"),
+        ("eval.precision=bf16",),
+        ("adapter=lora", "optim=schedule_free", "train.schedule=constant"),
+        ("model=bert_tiny", "precision=fp16"),
+    ],
+)
+def test_in_other_modes_too(predicted, words, more):
+    kept = [word for word in words if word.partition("=")[0] not in {text.partition("=")[0] for text in more}]
+    outcome = predicted(*kept, LARGE, *more)
+    assert outcome.status == "ok" and outcome.estimate.evaluation_reserved_bytes >= outcome.memory.peak_reserved_bytes
