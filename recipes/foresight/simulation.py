@@ -189,7 +189,6 @@ def _simulate(
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
-    warnings = training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps)
     simulated = SimulatedStep(
         parts=trace.ledger.parts(),
         parameter_count=sum(map(quantized.elements, model.parameters())),
@@ -201,7 +200,7 @@ def _simulate(
         paged_bytes=trace.paged_bytes,
         tally=trace.step_tally(steps),
         model=architectures.describe(asked, model),
-        warnings=warnings,
+        warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
         first_steps=first_steps,
         uneven=not even,
