@@ -36,7 +36,7 @@ def screen_text(made: Table, width: int | None = None) -> str:
     cells, left_out = _fit(cells, made, width)
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, highlight=False)
-    console.print(_grid(cells, left={*made.labels, "job", "status", "evaluation"}))
+    console.print(_grid(cells, left={*made.labels, "job", "status", "bound by", "evaluation"}))
     if left_out:
         console.print(Text(f"Not shown, for want of width: {', '.join(left_out)}"))
     for line in [*remarks(made), *_note_lines(made, notes, numbers if "status" in cells else {})]:

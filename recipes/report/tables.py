@@ -95,6 +95,7 @@ def columns(made: Table) -> dict[str, list[str]]:
         "samples/s diff.": lambda row: difference(made, row, made.speed),
         "published samples/s": published("samples_per_second"),
         "step ms": lambda row: _predicted(row, predicted.step_seconds, 1e-3) or step(row),
+        "bound by": lambda row: (row.counted[0].speed.bound_by or "") if row.counted else "",
         COST: _cost,
         "time s": figure("speed", "train_seconds"),
         "final loss": figure("training", "final_loss"),
@@ -193,7 +194,7 @@ def markdown(made: Table, pictures: Iterable[str] = ()) -> str:
         cells["note"] = [f"see {numbers[note]}" if note in numbers else note for note in cells["note"]]
     blocks = [
         "\n".join(f"- {remark}" for remark in remarks(made)),
-        _markdown_table(cells, left={*made.labels, "status", "evaluation", "note"}),
+        _markdown_table(cells, left={*made.labels, "status", "bound by", "evaluation", "note"}),
     ]
     if numbers:
         blocks.append("\n".join(f"{number}. {note}" for note, number in numbers.items()))

@@ -268,12 +268,13 @@ def test_an_estimate_has_intervals_of_two_digits_and_a_cost():
     estimate.recipe = estimate.config["recipe"]["name"] = "estimate"
     estimate.speed.step_seconds_median, estimate.speed.tokens_per_second = 0.32741, 1000.0
     estimate.speed.step_seconds_low, estimate.speed.step_seconds_high = 0.26193, 0.65482
+    estimate.speed.bound_by = "host"
     estimate.config["gpu"]["price_per_hour"], estimate.config["parallelism"]["num_processes"] = 1.8, 4
     made = rows.table([estimate, run])
     cells = columns(made)
     at = [row.estimate for row in made.rows].index(True)
     assert cells["samples/s"][at] == "12 (6.2 to 15)" and cells["samples/s"][1 - at] == "12.35"
-    assert cells["step ms"][at] == "330 (260 to 650)"
+    assert cells["step ms"][at] == "330 (260 to 650)" and cells["bound by"][at] == "host"
     assert cells["cost of 1M tokens"] == ["2.0" if index == at else "" for index in range(2)]  # 4 x 1.8 / 3.6
     assert any("two digits are known" in line for line in tables.remarks(made))
     assert "cost of 1M tokens" not in columns(rows.table([run]))
