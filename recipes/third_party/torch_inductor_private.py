@@ -28,8 +28,9 @@ def graphs_compiled_by(compile_graph: Callable[[Any, Collection[int]], Any]) -> 
     from torch._inductor import compile_fx, config
     from torch._inductor.utils import get_donated_idxs
 
-    def inner_compile(module: Any, example_inputs: Any, **_: Any) -> Any:
-        run = compile_graph(module.graph, get_donated_idxs() or ())
+    def inner_compile(module: Any, example_inputs: Any, **settings: Any) -> Any:
+        # While a forward graph is compiled, too, these are the indices of the backward graph's inputs.
+        run = compile_graph(module.graph, (settings.get("is_backward") and get_donated_idxs()) or ())
 
         def boxed(inputs: list) -> Any:
             return run(inputs)
@@ -41,8 +42,8 @@ def graphs_compiled_by(compile_graph: Callable[[Any, Collection[int]], Any]) -> 
     # Folding computes constants on the device, which the fake GPU cannot.
     folding = config.patch(joint_graph_constant_folding=False)
     # A graph that this machine has compiled before would be run as real code, on tensors without memory.
-    settings: Any = getattr(torch.compiler, "config")  # noqa: B009  # the module adds `patch` to itself
-    caches = settings.patch(force_disable_caches=True)
+    compiler_config: Any = getattr(torch.compiler, "config")  # noqa: B009  # the module adds `patch` to itself
+    caches = compiler_config.patch(force_disable_caches=True)
     torch._dynamo.reset()
     counters.clear()
     try:

@@ -35,7 +35,8 @@ def test_graphs_compiled_by():
         torch.compile(lambda x: torch.tanh(x @ weight).exp().sum())(torch.ones(2, 4)).backward()
         assert breaks() == []
     assert weight.grad is not None and len(graphs) == 2 and inputs == [[], []]
-    (forward, _), (backward, donated) = graphs
+    (forward, of_forward), (backward, donated) = graphs
+    assert not of_forward, "its inputs are not those that the backward graph alone holds"
     assert [node.op for node in forward.nodes].count("output") == 1
     saved = [node for node in backward.nodes if node.op == "placeholder"]
     assert donated and max(donated) < len(saved)
