@@ -24,6 +24,7 @@ def graphs_compiled_by(compile_graph: Callable[[Any, Collection[int]], Any]) -> 
     way to replace the compilation of a graph, and has no public name.
     """
     import torch
+    from torch._dynamo import config as dynamo_config
     from torch._dynamo.utils import counters
     from torch._inductor import compile_fx, config
     from torch._inductor.utils import get_donated_idxs
@@ -41,13 +42,16 @@ def graphs_compiled_by(compile_graph: Callable[[Any, Collection[int]], Any]) -> 
     replaced = patched(compile_fx, compile_fx=functools.partial(compile_fx.compile_fx, inner_compile=inner_compile))
     # Folding computes constants on the device, which the fake GPU cannot.
     folding = config.patch(joint_graph_constant_folding=False)
+    # For a second shape of the inputs, a shorter last micro-batch, there would be a graph whose sizes are symbols, which
+    # the fake device has no numbers for. Here each shape has a graph of its own.
+    static = dynamo_config.patch(automatic_dynamic_shapes=False)
     # A graph that this machine has compiled before would be run as real code, on tensors without memory.
     compiler_config: Any = getattr(torch.compiler, "config")  # noqa: B009  # the module adds `patch` to itself
     caches = compiler_config.patch(force_disable_caches=True)
     torch._dynamo.reset()
     counters.clear()
     try:
-        with replaced, folding, caches, warnings.catch_warnings():
+        with replaced, folding, static, caches, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
             yield lambda: list(counters["graph_break"])
     finally:

@@ -56,6 +56,21 @@ def test_graphs_compiled_by_says_what_is_left_out():
         assert len(breaks()) == 1
 
 
+def test_every_shape_of_the_inputs_has_a_graph_of_its_own():
+    """A shorter last micro-batch: torch.compile would make a graph whose sizes are symbols."""
+    shapes = []
+
+    def compiled(graph, _):
+        shapes.append([node.meta["val"].shape for node in graph.nodes if node.op == "placeholder"])
+        return lambda given: torch.fx.Interpreter(graph.owning_module).run(*given)
+
+    with torch_inductor_private.graphs_compiled_by(compiled):
+        double = torch.compile(lambda x: x * 2)
+        for rows in (4, 2):
+            double(torch.ones(rows, 3))
+    assert shapes == [[(4, 3)], [(2, 3)]]
+
+
 @pytest.mark.parametrize(
     "func,lowered",
     [
