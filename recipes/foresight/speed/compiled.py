@@ -37,14 +37,15 @@ def predict(
     tally: of the step as written. graphs: of the compiled graphs, where they are known.
     """
     kernels = with_runs(tally, tally.runs) if graphs is None else of_graphs(tally, graphs)
-    written, fused, bare = (
+    # Graphs may have other products than the step as written, such as those of another kernel of attention.
+    written, fused, *bare = (
         roofline.predict(one, gpu, precision, num_processes, **figures)
-        for one in (tally, kernels, with_runs(tally, {}))
+        for one in (tally, kernels, with_runs(tally, {}), with_runs(kernels, {}))
     )
     return replace(
         fused,
         step_seconds=min(fused.step_seconds, written.step_seconds),
-        low_seconds=min(bare.low_seconds, written.low_seconds),
+        low_seconds=min(one.low_seconds for one in (written, *bare)),
         high_seconds=written.high_seconds,
         notes=[*fused.notes, OF_RUNS if graphs is None else OF_GRAPHS],
     )

@@ -7,7 +7,7 @@ import torch
 
 from recipes import config
 from recipes.foresight.speed import compiled, roofline
-from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL
+from recipes.foresight.speed.operation_names import ATTENTION, ELEMENTWISE, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
 from recipes.machine import gpu_specs
 
@@ -67,6 +67,15 @@ def test_the_interval_has_both_bounds(tally):
     assert found.low_seconds < written.low_seconds and found.high_seconds == written.high_seconds
     assert found.low_seconds < found.step_seconds < written.step_seconds
     assert compiled.OF_RUNS in found.notes
+
+
+def test_the_interval_holds_a_step_whose_graphs_have_cheaper_products(tally):
+    """As with efficient attention in the graphs, and attention in several products as written."""
+    graphs, gpu = Tally(), config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
+    for phase in ("forward", "backward"):
+        graphs.put(Operation("_efficient_attention_forward", ATTENTION, flops=10**9, bytes=10**6), phase)
+    found = compiled.predict(tally, gpu, "fp32", 1, graphs=graphs)
+    assert found.low_seconds < found.step_seconds < found.high_seconds
 
 
 def test_an_estimate_of_a_compiled_step_is_faster_and_less_certain(predicted):
