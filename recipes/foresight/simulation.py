@@ -40,10 +40,8 @@ from recipes.training import setup
 
 MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
-AS_WRITTEN = (
-    "compile=true: the memory is that of the step as written, since {}. Compiled code usually takes less, for it keeps "
-    "fewer results between its kernels."
-)
+AS_WRITTEN = "compile=true: the memory is that of the step as written, since {}."
+TAKES_LESS = " Compiled code usually takes less, for it keeps fewer results between its kernels."
 AS_COMPILED = (
     "compile=true: the memory is that of the graphs that Inductor compiles, with its rules for joining operations in "
     "short. It was compared with compiled steps on a CPU only."
@@ -52,9 +50,10 @@ AS_COMPILED = (
 # on a CPU took 3 to 30 % more than as written (docs/foresight.md, Compiled steps).
 CHECKPOINTED_ERROR = 0.3
 CHECKPOINTED = (
-    "compile=true with checkpointing=full: the memory is that of the step as written, and 30 % of it are kept free. "
-    "Compiled steps on a CPU took 3 to 30 % more than as written."
+    "compile=true with checkpointing=full: the memory is that of the step as written{}. Compiled steps on a CPU took 3 "
+    "to 30 % more than as written."
 )
+KEPT_FREE = ", and 30 % of it are kept free"  # where there is a verdict: on a GPU
 REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
 
 
@@ -121,8 +120,10 @@ def simulate_step(
     written = simulate(as_written, draw_lengths)
     if not cfg.compile:
         return written
+    takes_less = TAKES_LESS
     if cfg.checkpointing.name != "none":
-        written = replace(written, warnings=[*written.warnings, CHECKPOINTED], error_share=CHECKPOINTED_ERROR)
+        warning, takes_less = CHECKPOINTED.format("" if host.gpu(cfg) is None else KEPT_FREE), ""
+        written = replace(written, warnings=[*written.warnings, warning], error_share=CHECKPOINTED_ERROR)
     compiled, why_not = None, _why_as_written(cfg, written) if fused else "a search would take too long otherwise"
     if not why_not:
         compiled_cfg = replace(as_written, compile=True, compile_regions=cfg.compile_regions)
@@ -132,7 +133,7 @@ def simulate_step(
             reason = str(error).partition("\n")[0][:120]
             why_not = f"it could not be compiled here ({type(error).__name__}: {reason})"
     if compiled is None:
-        return replace(written, warnings=[*written.warnings, AS_WRITTEN.format(why_not)])
+        return replace(written, warnings=[*written.warnings, AS_WRITTEN.format(why_not) + takes_less])
     warnings = dict.fromkeys([*written.warnings, *compiled.warnings])
     written = replace(written, compiled_tally=compiled.tally)
     if cfg.checkpointing.name != "none":

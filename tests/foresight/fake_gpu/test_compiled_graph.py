@@ -139,8 +139,37 @@ def test_a_compiled_step_with_checkpointing_computes_again(tmp_path, model):
         for step in (kept, again)
     ]
     assert products[1] > products[0]
-    assert again.parts == written.parts and simulation.CHECKPOINTED in again.warnings
+    assert again.parts == written.parts and simulation.CHECKPOINTED.format(simulation.KEPT_FREE) in again.warnings
     assert (kept.error_share, again.error_share) == (0, simulation.CHECKPOINTED_ERROR)
+
+
+def warnings_of(folder, *words: str, **options: bool) -> list[str]:
+    """Those about compiled code."""
+    cfg, _, problems = compose(*small(*LLAMA, "compile=true", *words))
+    assert not problems
+    found = simulation.simulate_step(cfg, str(folder), **options).warnings
+    return [line for line in found if "compile=true" in line]
+
+
+def test_with_checkpointing_a_compiled_step_is_not_said_to_take_less(tmp_path):
+    """Measured ones took more."""
+    gpus = ["device=auto", "gpu=h100_80gb", "parallelism=ddp", "parallelism.num_processes=2"]
+    assert any("usually takes less" in line for line in warnings_of(tmp_path, *gpus))
+    more, as_written = warnings_of(tmp_path, *gpus, "checkpointing=full")
+    assert "3 to 30 % more" in more and as_written.endswith("since several processes are not simulated as compiled.")
+
+
+def test_where_nothing_is_judged_nothing_is_said_to_be_kept_free(tmp_path):
+    words = ["checkpointing=full", "device=cpu"]
+    assert not any("kept free" in line for line in warnings_of(tmp_path, *words, fused=False))
+    (line, _) = warnings_of(tmp_path, *words[:1], "device=auto", "gpu=h100_80gb", fused=False)
+    assert "30 % of it are kept free" in line
+
+
+def test_a_shorter_last_micro_batch_is_compiled_too(tmp_path):
+    more = ["data.samples=6", "batch.per_device=4", "batch.effective=8"]
+    (line,) = warnings_of(tmp_path, *more, "device=cpu")
+    assert "graphs that Inductor compiles" in line
 
 
 def test_what_cannot_be_compiled_is_taken_as_written_and_the_record_says_why(tmp_path, monkeypatch):
