@@ -42,8 +42,8 @@ def graphs_compiled_by(compile_graph: Callable[[Any, Collection[int]], Any]) -> 
     replaced = patched(compile_fx, compile_fx=functools.partial(compile_fx.compile_fx, inner_compile=inner_compile))
     # Folding computes constants on the device, which the fake GPU cannot.
     folding = config.patch(joint_graph_constant_folding=False)
-    # For a second shape of the inputs, a shorter last micro-batch, there would be a graph whose sizes are symbols, which
-    # the fake device has no numbers for. Here each shape has a graph of its own.
+    # Inputs of a second shape, a shorter last micro-batch, would get a graph whose sizes are symbols, which the fake
+    # device has no numbers for. Here each shape has a graph of its own.
     static = dynamo_config.patch(automatic_dynamic_shapes=False)
     # A graph that this machine has compiled before would be run as real code, on tensors without memory.
     compiler_config: Any = getattr(torch.compiler, "config")  # noqa: B009  # the module adds `patch` to itself
