@@ -49,6 +49,11 @@ def flops(rows: torch.Size, weights: torch.Size, *_: Any, out_shape: Any = None,
     return 2 * rows[0] * rows[1] * weights[-1]
 
 
+def gradient_flops(rows: torch.Size, weights: torch.Size, *_: Any, **__: Any) -> int:
+    """FLOPs of the gradients of both factors of a grouped product."""
+    return 2 * flops(rows, weights)
+
+
 def has_experts(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration has experts: families name their number differently."""
 
@@ -61,7 +66,9 @@ def has_experts(config: PretrainedConfig) -> bool:
 def register() -> str:
     """Adds `forward` to transformers and `flops` to torch's table. Returns the implementation's name."""
     transformers_models_private.register_experts(NAME, forward)
-    for product in transformers_models_private.grouped_products():
+    formulas = dict.fromkeys(transformers_models_private.grouped_products(), flops)
+    formulas[transformers_models_private.grouped_gradients()] = gradient_flops
+    for product, formula in formulas.items():
         if product not in flop_registry:  # a later torch may have a formula
-            register_flop_formula(product)(flops)
+            register_flop_formula(product)(formula)
     return NAME

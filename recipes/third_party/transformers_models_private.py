@@ -95,10 +95,18 @@ def grouped_experts(
 
 
 def grouped_products() -> list[Any]:
-    """The operations that a grouped matrix product is dispatched to: torch's, and transformers' own for a CPU."""
+    """The operations that a grouped matrix product is dispatched to: torch's, and transformers' own, for a CPU and for
+    compiled code in other dtypes than bf16."""
     import transformers.integrations.moe  # noqa: F401  (registers the operation)
 
     return [torch.ops.aten._grouped_mm, torch.ops.transformers.grouped_mm_fallback]
+
+
+def grouped_gradients() -> Any:
+    """The operation that computes both gradients of transformers' own product; those of torch's are products again."""
+    import transformers.integrations.moe  # noqa: F401  (registers the operation)
+
+    return torch.ops.transformers.grouped_mm_fallback_backward
 
 
 @contextlib.contextmanager

@@ -114,6 +114,7 @@ def test_register_experts_and_grouped_experts(experts):
 def test_grouped_products():
     products = transformers_models_private.grouped_products()
     assert [str(product) for product in products] == ["aten._grouped_mm", "transformers.grouped_mm_fallback"]
+    assert str(transformers_models_private.grouped_gradients()) == "transformers.grouped_mm_fallback_backward"
 
 
 def test_checkpoint_inside():

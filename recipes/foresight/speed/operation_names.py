@@ -38,6 +38,7 @@ NO_KERNEL = {
     "int8_mixed_scaled_mm",
 }
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # matrix products -> index of the first factor's argument
+GROUPED_PRODUCTS = ("_grouped_mm", "grouped_mm_fallback")  # of experts, torch's and transformers': how they begin
 # (..., K) times (N, K). A linear layer is other operations; `linear` itself comes from compound_ops alone.
 LINEAR_PRODUCTS = ("linear", INT8_PRODUCT := "int8_linear_matmul")
 # cuDNN computes them in fp32 on tensor cores unless torch.backends.cudnn says otherwise.

@@ -28,6 +28,7 @@ from recipes.foresight.speed.operation_names import (
     DTYPES,
     ELEMENTWISE,
     GATHERING,
+    GROUPED_PRODUCTS,
     HOST_COPY,
     INT8_PRODUCT,
     KERNELS,
@@ -210,7 +211,7 @@ def _class_of(func: Any) -> _OperationClass | None:
         return _OperationClass(full, COLLECTIVE if moves else "", written)
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
         return _OperationClass(full, ATTENTION, written)
-    if name in PRODUCTS or name.startswith("_grouped_mm") or name in LINEAR_PRODUCTS or name in CONVOLUTIONS:
+    if name in PRODUCTS or name.startswith(GROUPED_PRODUCTS) or name in LINEAR_PRODUCTS or name in CONVOLUTIONS:
         return _OperationClass(name, MATMUL, written)
     if name.startswith("_fused_") or name.startswith("_foreach_") and name not in REDUCTIONS | COPIES:
         return _OperationClass(full, OPTIMIZER, written)

@@ -14,7 +14,7 @@ from recipes.foresight import simulation
 from recipes.foresight.fake_gpu import compiled_graph
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fused_kernels import Kernels
-from recipes.foresight.speed.operation_names import ELEMENTWISE, REDUCTION
+from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
 from recipes.third_party.torch_private import op_name
 
 N, D, F = 8, 16, 64
@@ -123,6 +123,24 @@ def test_a_compiled_step_keeps_fewer_activations_and_does_the_same_work(tmp_path
     assert any("graphs that Inductor compiles" in line for line in compiled.warnings)
     if compiled.demand is not None and written.demand is not None:
         assert compiled.demand.peak_allocated_bytes < written.demand.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_the_experts_of_a_compiled_step_compute_as_much(tmp_path, precision):
+    """Compiled, they are transformers' own product in other dtypes than bf16."""
+    asked = ["recipe=estimate", "model=mixtral_tiny", "model.layers=1", "eval.enabled=false", "tracker=none"]
+    asked += ["gpu=a100_80gb", f"precision={precision}", "compile=true"]
+    step = simulated(tmp_path, *small(*asked, "device=auto"))
+    flops: list[dict[str, int]] = []
+    for tally in (step.tally, step.compiled_tally):
+        flops.append(
+            {
+                phase: sum(one.flops * times for one, times in counts.items() if one.kind == MATMUL)
+                for phase, counts in tally.counts.items()
+            }
+        )
+    assert flops[0] == flops[1] and flops[0]["forward"] > 0
+    assert not step.compiled_tally.unknown
 
 
 @pytest.mark.parametrize("model", ["llama_tiny", "bert_tiny"])
