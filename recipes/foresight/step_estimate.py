@@ -16,6 +16,7 @@ from recipes.machine import gpu_specs, host
 from recipes.options import suggestions, validate
 from recipes.options.gpu import NOT_OF_A_SHEET
 from recipes.records.record import FITS, TIGHT, verdict_of
+from recipes.report import predicted
 from recipes.units import MIB, PARTS
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ class StepEstimate:
 
         explain.picture(self._trace, Path(path), title or self.device_name, self.capacity_bytes - self.context_bytes)
 
+    def _step_text(self) -> str:
+        """Its time and interval with the two digits that are known, in milliseconds or, from one on, seconds."""
+        name, unit = ("s", 1.0) if self.step_seconds >= 1 else ("ms", 1e-3)
+        low, high = (predicted.two_digits(value / unit) for value in (self.step_seconds_low, self.step_seconds_high))
+        return f"{predicted.two_digits(self.step_seconds / unit)} {name} ({low} to {high})"
+
     def __str__(self) -> str:
         left = "stay free" if self.left_bytes >= 0 else "are missing"
         lines = [
@@ -84,8 +91,7 @@ class StepEstimate:
             f"  device {self.device_used_bytes / MIB:,.0f} MiB, reserved {self.reserved_bytes / MIB:,.0f}, allocated "
             f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f} ({self.peak_phase})",
             "  " + ", ".join(f"{name} {self.parts[part] / MIB:,.0f}" for name, part in PARTS) + " MiB",
-            f"  step {self.step_seconds * 1000:.3g} ms ({self.step_seconds_low * 1000:.3g} to "
-            f"{self.step_seconds_high * 1000:.3g}), bound by {self.bound_by}",
+            f"  step {self._step_text()}, bound by {self.bound_by}",
             *(f"  note: {note}" for note in self.notes),
         ]
         return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -60,6 +61,14 @@ def test_the_parts_of_a_step_by_hand():
     assert found.fits and found.capacity_bytes - found.left_bytes == found.device_used_bytes
     assert found.step_seconds > 0 and found.model_flops == 3 * 2 * 64 * 8 * WIDTH**2 - 2 * 64 * 4 * WIDTH**2
     assert "fits on NVIDIA GeForce RTX 4090" in str(found) and found.largest[0]["made_by"]
+
+
+def test_the_text_has_the_two_digits_of_a_time_that_are_known():
+    found = made()
+    seconds = {"step_seconds_low": 0.00462, "step_seconds": 0.00616, "step_seconds_high": 0.0077}
+    assert f"  step 6.2 ms (4.6 to 7.7), bound by {found.bound_by}\n" in str(dataclasses.replace(found, **seconds))
+    long = {name: value * 1000 / 3 for name, value in seconds.items()}
+    assert "  step 2.1 s (1.5 to 2.6), bound" in str(dataclasses.replace(found, **long))
 
 
 def test_it_is_the_estimate_of_the_recipe(predicted):
