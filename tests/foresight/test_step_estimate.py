@@ -398,6 +398,29 @@ def test_sizes_and_arrays_from_values_are_refused_with_their_line(kind):
     assert "model(batch)" in line_of(refusal) or "out > 0" in line_of(refusal)
 
 
+@pytest.mark.parametrize("kind", ["made", "one", "given", "function"])
+def test_data_parallel_is_refused_with_its_line(kind, monkeypatch):
+    if kind == "given":  # as in a process that has estimated nothing yet, where torch finds no device
+        monkeypatch.setattr(sys.modules[nn.DataParallel.__module__], "_get_available_device_type", lambda: None)
+
+    def function(model, optimizer, batch):
+        nn.parallel.data_parallel(model, batch, device_ids=[0, 1]).mean().backward()
+
+    def forward(model, optimizer, batch):
+        model(batch).mean().backward()
+
+    def make():
+        model = (
+            network() if kind == "function" else nn.DataParallel(network(), device_ids=[0] * (kind == "one") or None)
+        )
+        return model, torch.optim.SGD(model.parameters()), torch.zeros(4, WIDTH)
+
+    objects, settings = (make(), {}) if kind == "given" else ((), {"make": make})
+    with pytest.raises(Refusal, match="DataParallel.*`module`") as refusal:
+        estimate_step(function if kind == "function" else forward, *objects, gpu=GPU, **settings)
+    assert line_of(refusal).endswith(".mean().backward()")
+
+
 def test_an_error_of_the_step_itself_stays_what_it_is():
     def step(model, optimizer, batch):
         return model(batch[:, :3])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import comm
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
@@ -88,6 +89,26 @@ def _decides(where: str) -> str:
         "what it does next. Leave the decision out of the step that is estimated, or estimate each way by itself; "
         "logging, clipping and loss scaling may stay."
     )
+
+
+def _refuse_several_gpus(*_: Any, **__: Any) -> Any:
+    where = user_line(list(traceback.extract_stack())) or "the step"
+    raise Refusal(
+        f"{where}: the step uses several GPUs in one process (torch.nn.DataParallel), and one process on one GPU is "
+        "estimated. Take the module that DataParallel wraps, its attribute `module`, with the rows that one GPU gets."
+    )
+
+
+@contextlib.contextmanager
+def _one_gpu() -> Iterator[None]:
+    """Inside, DataParallel and the copies between GPUs that it is made of are refused. Torch would look for a device
+    whose module it knows, find the fake one, and end in kernels that only CUDA has."""
+    copies = ("broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter")
+    with (
+        patched(torch.nn.DataParallel, forward=_refuse_several_gpus),
+        patched(comm, **dict.fromkeys(copies, _refuse_several_gpus)),
+    ):
+        yield
 
 
 class _UserCode(TorchFunctionMode):
@@ -182,6 +203,7 @@ def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
         patched(torch.cuda, synchronize=nothing, empty_cache=nothing, reset_peak_memory_stats=nothing),
         patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
         torch_private.mixed_precision_on(fake.device.type),
+        _one_gpu(),
         _UserCode(fake),
     ):
         yield
