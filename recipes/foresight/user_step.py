@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import is_compiled_module
 
 from recipes.config import Gpu
 from recipes.errors import Refusal, UnknownOperation
@@ -20,6 +19,7 @@ from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
+from recipes.third_party import torch_private
 from recipes.third_party.patching import patched
 
 AS_WRITTEN = "torch.compile: the figures are those of the code as written; compiled, it usually takes less."
@@ -48,8 +48,12 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     amd = gpu.link == "xgmi"
     major, _, minor = gpu.capability.partition(".")
     fake = FakeDevice(simulation.AS_AMPERE if amd else (int(major), int(minor)))
+
+    def compiled() -> None:
+        fake.warnings[AS_WRITTEN] = None
+
     try:
-        with fake, user_code.as_on_a_gpu(fake), torch.compiler.set_stance("force_eager"):
+        with fake, user_code.as_on_a_gpu(fake), torch_private.uncompiled(compiled):
             if make is None:
                 _model(given[0])  # refused before anything is copied
                 _optimizer(given[1])
@@ -91,9 +95,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
 
 def _differences(model: torch.nn.Module) -> list[str]:
     """In what the step that was followed is not the one that a GPU would run, a line each."""
-    compiled = any(map(is_compiled_module, model.modules()))
-    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
-    return [AS_WRITTEN] * compiled + [RECURRENT] * recurrent
+    return [RECURRENT] * any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
 def _unknown(error: BaseException) -> str:

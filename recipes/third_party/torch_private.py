@@ -6,6 +6,7 @@ What is read for each dispatched operation is bound here once, so that a use cos
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -188,6 +189,31 @@ def softmax_replaced(softmax: Callable[..., torch.Tensor]) -> Iterator[None]:
 def without_compile(model: Any) -> Any:
     """The module that `torch.compile` wraps, or the module itself."""
     return getattr(model, "_orig_mod", model)
+
+
+@contextlib.contextmanager
+def uncompiled(called: Callable[[], None]) -> Iterator[None]:
+    """Inside, what torch.compile returns runs as it is written, and `called()` hears of each such call.
+
+    Every compiled function and module asks `_callback_from_stance` what to do at each call; nothing public tells a
+    compiled function from another. A compiled module also warns of hooks on all modules, which are ours.
+    """
+    from torch._dynamo import eval_frame
+
+    choose = eval_frame._callback_from_stance
+
+    def observed(callback: Any) -> Any:
+        if callback not in (None, False):  # as of functions that torch itself never compiles
+            called()
+        return choose(callback)
+
+    with (
+        torch.compiler.set_stance("force_eager"),
+        patched(eval_frame, _callback_from_stance=observed),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        yield
 
 
 def compiled_graphs() -> int:

@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -252,16 +253,40 @@ def test_tf32_that_the_gpu_lacks_is_no_error():
     assert seconds["a100_40gb", "high"] < seconds["a100_40gb", "highest"]
 
 
-def test_compiled_code_is_followed_as_written_and_says_so():
+@pytest.mark.parametrize("kind", ["module", "in place", "inner", "function", "step"])
+def test_compiled_code_is_followed_as_written_and_says_so(kind):
     def compiler(graph, inputs):
         raise AssertionError("nothing is compiled")
 
     def make():
-        model = torch.compile(network(), backend=compiler)
+        model = network()
+        if kind == "in place":
+            model.compile(backend=compiler)
+        elif kind == "inner":
+            model[0] = torch.compile(model[0], backend=compiler)
+        elif kind == "module":
+            model = torch.compile(model, backend=compiler)
         return model, torch.optim.AdamW(model.parameters()), torch.zeros(64, WIDTH)
 
-    found = estimate_step(adamw_step, make=make, gpu=GPU)
-    assert found.reserved_bytes == made().reserved_bytes and any("torch.compile" in note for note in found.notes)
+    @torch.compile(backend=compiler)
+    def loss_of(rows):
+        return rows.square().mean()
+
+    def step(model, optimizer, batch):
+        loss = loss_of(model(batch))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = {"function": step, "step": torch.compile(adamw_step, backend=compiler)}.get(kind, adamw_step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = estimate_step(compiled, make=make, gpu=GPU)
+    plain = made()
+    assert found.reserved_bytes == plain.reserved_bytes
+    assert [note.partition(":")[0] for note in found.notes].count("torch.compile") == 1
+    assert not any("torch.compile" in note for note in plain.notes)
 
 
 def test_recurrent_layers_are_followed_one_operation_after_the_other_and_say_so():

@@ -199,6 +199,32 @@ def test_allocator_history_has_each_request():
     assert (entry["addr"], entry["size"]) == (tensor.data_ptr(), 2**20)
 
 
+def test_uncompiled_hears_of_compiled_functions_and_modules_alone():
+    def compiler(graph, inputs):
+        raise AssertionError("nothing is compiled")
+
+    def double(x):
+        return 2 * x
+
+    calls = []
+    module = torch.nn.Linear(2, 2)
+    module.compile(backend=compiler)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with torch_private.uncompiled(lambda: calls.append(1)):
+            torch.compile(double, backend=compiler)(torch.ones(2))
+            module(torch.ones(2))
+            assert len(calls) == 2
+            torch.compiler.disable(double)(torch.ones(2))
+            assert len(calls) == 2
+        warned = pytest.warns(UserWarning, match=r"^Using `torch.compile\(module\)` when there are global hooks")
+        with warned, torch.compiler.set_stance("force_eager"):
+            torch.compile(torch.nn.Linear(2, 2), backend=compiler)(torch.ones(2))
+    finally:
+        hook.remove()
+    assert len(calls) == 2
+
+
 def test_allocated_bytes():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
         first = torch.empty(1000, dtype=torch.uint8)
