@@ -14,7 +14,7 @@ import torch
 from recipes.config import Gpu
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import simulation
-from recipes.foresight.fake_gpu import user_code
+from recipes.foresight.fake_gpu import disabled_scalers, user_code
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from recipes.foresight.fake_gpu.op_trace import OpTrace
@@ -53,7 +53,12 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
         fake.warnings[AS_WRITTEN] = None
 
     try:
-        with fake, user_code.as_on_a_gpu(fake), torch_private.uncompiled(compiled):
+        with (
+            disabled_scalers.noted(fake, step),
+            fake,
+            user_code.as_on_a_gpu(fake),
+            torch_private.uncompiled(compiled),
+        ):
             if make is None:
                 _model(given[0])  # refused before anything is copied
                 _optimizer(given[1])

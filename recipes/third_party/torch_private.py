@@ -6,6 +6,7 @@ What is read for each dispatched operation is bound here once, so that a use cos
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
@@ -143,6 +144,27 @@ def mixed_precision_on(instead: str) -> Iterator[None]:
         patched(torch.autocast, __init__=autocast),
         patched(torch.amp.GradScaler, __init__=scaler, _maybe_opt_step=UncheckedGradScaler._maybe_opt_step),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def observed_disabled_scalers(used: Callable[[torch.amp.GradScaler], None]) -> Iterator[None]:
+    """Inside, `used(scaler)` is called when a disabled scaler for CUDA scales a loss or steps an optimizer.
+
+    Those for another device cannot be told by any public name.
+    """
+    scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
+
+    def observed(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def called(self: Any, *args: Any, **settings: Any) -> Any:
+            if not self.is_enabled() and self._device == "cuda":
+                used(self)
+            return function(self, *args, **settings)
+
+        return called
+
+    with patched(torch.amp.GradScaler, scale=observed(scale), step=observed(step)):
         yield
 
 

@@ -199,6 +199,16 @@ def test_allocator_history_has_each_request():
     assert (entry["addr"], entry["size"]) == (tensor.data_ptr(), 2**20)
 
 
+def test_disabled_scalers_of_cuda_are_heard_of():
+    used, off = [], torch.amp.GradScaler("cuda", enabled=False)
+    with torch_private.observed_disabled_scalers(used.append):
+        torch.amp.GradScaler("cpu", enabled=False).scale(torch.ones(1))
+        torch.amp.GradScaler("cpu").scale(torch.ones(1))
+        assert not used
+        assert off.scale(torch.ones(1)) == 1
+    assert used == [off] and off.scale(torch.ones(1)) == 1 and len(used) == 1
+
+
 def test_uncompiled_hears_of_compiled_functions_and_modules_alone():
     def compiler(graph, inputs):
         raise AssertionError("nothing is compiled")
