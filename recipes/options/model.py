@@ -132,6 +132,11 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
         if pretrained.count("/") > 1 or pretrained.startswith((".", "/", "~")):
             return [f"model.pretrained={pretrained}: there is no such folder."]
         return []
+    if folder.is_file():
+        return [
+            f"model.pretrained={pretrained} is a file. Name the folder of the model, in which its configuration is "
+            f"called config.json: model.pretrained={Path(pretrained).parent}."
+        ]
     if not (folder / "config.json").is_file():
         return [f"model.pretrained={pretrained}: the folder has no config.json, so it is no saved model."]
     if needs_weights and not list(folder.glob("*.safetensors")):

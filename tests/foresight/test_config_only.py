@@ -82,3 +82,10 @@ def test_what_is_no_model_is_refused_in_words(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"})[:-1])
     (problem,) = compose("recipe=estimate", *WORDS, f"model.pretrained={tmp_path}").problems
     assert "config.json cannot be read" in problem
+
+
+@pytest.mark.parametrize("recipe", ["estimate", "trainer"])
+def test_the_file_instead_of_its_folder_is_refused_with_the_folder(saved, recipe):
+    folder = saved[0]
+    (problem,) = compose(*small(f"recipe={recipe}", f"model.pretrained={folder}/config.json")).problems
+    assert "is a file" in problem and problem.endswith(f"model.pretrained={folder}.")
