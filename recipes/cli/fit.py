@@ -57,16 +57,20 @@ def _find_one(overrides: list[str], options: fit_options.Options) -> int:
     if search is None:
         console.say_problems(problems)
         return single_run.EXIT_CODES["refused"]
-    reads_rows = space.PACKING in search.values
-    if not reads_rows:
+    reads_rows, reads_model = space.PACKING in search.values, bool(search.base.model.pretrained)
+    if not reads_rows and not reads_model:
         console.say(present.heading(search))
     start = time.monotonic()
     with pool.worker_pool(search.base) as workers, status_line() as show_status:
         from recipes.foresight.search import runner  # imports torch, which a refusal need not wait for
 
+        if reads_model and (why := workers.submit(runner.refused_model, search.base).result()):
+            console.say_problems([why])
+            return single_run.EXIT_CODES["refused"]
         if reads_rows:
             show_status("reading the data")
             packed_rows.enter(search, workers)
+        if reads_rows or reads_model:
             console.say(present.heading(search))
         result = runner.run(search, options.top, workers, show_status)
     console.say(present.report(search, result, time.monotonic() - start))

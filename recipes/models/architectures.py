@@ -30,6 +30,7 @@ CLASSES = {
 TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
 # Models whose text goes with something else, which no data of this project has: their step fails without it.
 BESIDE_TEXT = {"git": "images", "layoutlmv2": "images of pages"}
+ANY_STEP = "estimate_step (docs/api.md) estimates a step of such a model that you write in Python."
 INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
 
 
@@ -38,8 +39,7 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
 
     task: "language_modelling" or "classification".
     """
-    name = f"model.pretrained={cfg.model.pretrained}" if cfg.model.pretrained else f"model={cfg.model.name}"
-    _check_inputs(name, config, task)
+    name = check_kind(cfg, config, task)
     kind = model_class(config, task)
     assert kind is not None
     if cfg.model.attention != AUTO and not transformers_models_private.has_attention(kind, cfg.model.attention):
@@ -96,6 +96,19 @@ def headless_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 def _first(found: Any) -> type[PreTrainedModel] | None:
     return found[0] if isinstance(found, tuple) else found
+
+
+def check_kind(cfg: Config, config: PretrainedConfig, task: str) -> str:
+    """Raises Refusal for a model of a kind that is not trained here, whatever else is asked, with what estimates it.
+
+    Returns how the model is called in refusals.
+    """
+    name = f"model.pretrained={cfg.model.pretrained}" if cfg.model.pretrained else f"model={cfg.model.name}"
+    try:
+        _check_inputs(name, config, task)
+    except Refusal as error:
+        raise Refusal(f"{error} {ANY_STEP}" if cfg.recipe.name == "estimate" else str(error)) from error
+    return name
 
 
 def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import compose, small
+from conftest import ROOT, compose, small
 
 from recipes.options import validate
 
@@ -76,6 +78,15 @@ def test_fit_takes_a_configuration(saved):
     assert not problems
     (found,) = searched(search).rows
     assert found.fits and not validate.validate(search.base)
+
+
+def test_fit_refuses_another_kind_of_model_before_its_heading(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
+    words = [sys.executable, "scripts/fit.py", *WORDS, f"model.pretrained={tmp_path}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and not done.stdout, done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("refused:")]
+    assert "sequence-to-sequence" in line and "estimate_step (docs/api.md)" in line
 
 
 def test_what_is_no_model_is_refused_in_words(tmp_path):

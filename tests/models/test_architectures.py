@@ -161,6 +161,7 @@ def test_models_of_other_data_are_refused_in_words_before_loading(train, tmp_pat
     (tmp_path / "model.safetensors").write_bytes(b"never read")
     record = train(f"model.pretrained={tmp_path}", f"recipe={recipe}", status="refused").record
     assert said in record.error.message and architecture in record.error.message and "\n" not in record.error.message
+    assert ("estimate_step (docs/api.md)" in record.error.message) == (recipe == "estimate")
 
 
 def test_a_classifier_of_sequence_to_sequence_weights_is_trained_and_estimated(train, folder):

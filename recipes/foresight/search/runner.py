@@ -13,11 +13,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import prediction, simulation
 from recipes.foresight.search import space
 from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.machine import host
+from recipes.models import architectures, builder
+from recipes.options import task
 from recipes.records.record import Estimate, Record
 
 MOST_TABLES = 3  # estimates of rows of different lengths, for each row of the table
@@ -126,6 +129,16 @@ def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Execu
 
 
 # --- in a worker ----------------------------------------------------------------------------------------
+
+
+def refused_model(cfg: Config) -> str:
+    """Why the model of a search cannot be trained with any of its values; '' if it can, as far as its class says."""
+    try:
+        architecture = builder.configuration(cfg)
+        architectures.check_kind(cfg, architecture, task.task_of(cfg, architecture))
+    except Refusal as error:
+        return str(error)
+    return ""
 
 
 def predict(overrides: list[str]) -> tuple[Record | None, str]:
