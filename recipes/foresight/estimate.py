@@ -11,7 +11,7 @@ import transformers
 
 from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
-from recipes.foresight import explain, prediction, shared_simulation, tried_levers
+from recipes.foresight import explain, not_followed, prediction, shared_simulation, tried_levers
 from recipes.foresight.simulation import SimulatedStep
 from recipes.foresight.speed import anatomy
 from recipes.machine import host
@@ -34,11 +34,7 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     try:
         simulated, timeline = shared_simulation.simulate_step(cfg, str(folder))
     except UnknownOperation as error:
-        operation = str(error).split(":")[0]
-        raise Refusal(
-            f"recipe=estimate cannot follow the step of {cfg.model.name}: {operation}. Train a few steps instead "
-            "(train.max_steps=5); the record has the same figures, measured."
-        ) from error
+        raise Refusal(not_followed.reason(cfg, error)) from error
     prediction.fill(cfg, outcome, simulated)
     _write_step_file(cfg, outcome, simulated, timeline, folder)
     if outcome.error is not None and not advise:

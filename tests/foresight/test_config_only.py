@@ -89,6 +89,40 @@ def test_fit_refuses_another_kind_of_model_before_its_heading(tmp_path):
     assert "sequence-to-sequence" in line and "estimate_step (docs/api.md)" in line
 
 
+def test_what_cannot_be_followed_is_trained_from_random_weights(train, tmp_path):
+    """Of Longformer, whose step reads which tokens see all others."""
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.LongformerConfig(vocab_size=512, attention_window=[8], max_position_embeddings=66, **sizes)
+    config.architectures = ["LongformerForSequenceClassification"]
+    config.save_pretrained(tmp_path / "alone")
+    words = [*WORDS, "device=auto", f"model.pretrained={tmp_path / 'alone'}"]
+    said = train("recipe=estimate", *words, status="refused").record.error.message
+    assert "cannot follow" in said and "AutoModelForSequenceClassification.from_config(config)" in said
+    (problem,) = compose(*small("recipe=trainer", f"model.pretrained={tmp_path / 'alone'}")).problems
+    assert "no .safetensors file" in problem
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "random")
+    words[-1] = f"model.pretrained={tmp_path / 'random'}"
+    assert "from_config" not in train("recipe=estimate", *words, status="refused").record.error.message
+    train(words[-1], "train.max_steps=1")
+
+
+def test_fit_says_of_what_cannot_be_followed_what_an_estimate_says(tmp_path):
+    import transformers
+    from fit_search import SameProcessExecutor
+
+    from recipes.foresight.search import fit_options, plan, runner
+
+    config = transformers.LongformerConfig(architectures=["LongformerForSequenceClassification"])
+    config.save_pretrained(tmp_path)
+    pinned = ["optim=sgd", "checkpointing=none", "model.attention=eager", "loss=standard"]
+    search, _ = plan.plan([*WORDS, *pinned, f"model.pretrained={tmp_path}"], fit_options.Options())
+    assert search is not None
+    (why,) = runner.run(search, 1, SameProcessExecutor()).refused
+    assert why.startswith("recipe=estimate cannot follow the step of") and "from_config(config)" in why
+
+
 def test_what_is_no_model_is_refused_in_words(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"})[:-1])
     (problem,) = compose("recipe=estimate", *WORDS, f"model.pretrained={tmp_path}").problems

@@ -17,6 +17,7 @@ from typing import Any
 
 from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
+from recipes.foresight import not_followed
 from recipes.foresight.search import extrapolation, space
 from recipes.foresight.search.extrapolation import Extrapolation
 from recipes.options.optim import IN_BACKWARD
@@ -223,5 +224,5 @@ def extrapolate_chain(
                 if first.pass_bytes - (first.gathered_bytes if resharding else 0) > capacity_bytes:
                     break
     except (Refusal, UnknownOperation) as error:
-        return made, str(error)
+        return made, not_followed.reason(configs[0], error)
     return made, ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from recipes.config import Config
 from recipes.errors import Refusal, UnknownOperation
-from recipes.foresight import prediction, simulation
+from recipes.foresight import not_followed, prediction, simulation
 from recipes.foresight.search import space
 from recipes.foresight.search.candidates import Candidate, candidates_of
 from recipes.machine import host
@@ -153,5 +153,5 @@ def predict(overrides: list[str]) -> tuple[Record | None, str]:
             simulated = simulation.simulate_step(cfg, folder, capacity, draw_lengths=True, fused=False)
             prediction.fill(cfg, outcome, simulated)
     except (Refusal, UnknownOperation) as error:
-        return None, str(error)
+        return None, not_followed.reason(cfg, error)
     return outcome, ""
