@@ -151,7 +151,7 @@ def mixed_precision_on(instead: str) -> Iterator[None]:
 def observed_disabled_scalers(used: Callable[[torch.amp.GradScaler], None]) -> Iterator[None]:
     """Inside, `used(scaler)` is called when a disabled scaler for CUDA scales a loss or steps an optimizer.
 
-    Those for another device cannot be told by any public name.
+    Which device a scaler is for has no public name.
     """
     scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
 

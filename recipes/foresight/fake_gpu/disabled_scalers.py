@@ -58,10 +58,10 @@ def _source_enables(step: Callable, scaler: Any) -> bool:
         function = inspect.unwrap(step)
         used = inspect.getclosurevars(function)
         tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))
-    except (KeyError, OSError, SyntaxError, TypeError):  # no function, or without its source
+    except (KeyError, OSError, SyntaxError, TypeError, ValueError):  # no function, or none with source
         return False
-    names = {name for name, value in (used.globals | used.nonlocals).items() if value is scaler}
-    built = [call for node in ast.walk(tree) if _assigns(node, names) for call in ast.walk(node) if _builds(call)]
+    names = {name for held in (used.globals, used.nonlocals) for name, value in held.items() if value is scaler}
+    built = [call for node in ast.walk(tree) if _assigns(node, names) for call in _built(node)]
     return bool(built) and all(
         len(call.args) <= _ENABLED_AT and all(given.arg not in ("enabled", None) for given in call.keywords)
         for call in built
@@ -73,6 +73,8 @@ def _assigns(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(target, ast.Name) and target.id in names for target in targets)
 
 
-def _builds(node: ast.AST) -> bool:
-    """Whether this is a call of GradScaler, by whatever module it is named."""
-    return isinstance(node, ast.Call) and (ast.unparse(node.func).rpartition(".")[2] == "GradScaler")
+def _built(node: ast.AST) -> Iterator[ast.Call]:
+    """The calls of GradScaler in an assignment, by whatever module it is named."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "GradScaler":
+            yield call
