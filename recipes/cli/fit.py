@@ -89,6 +89,10 @@ def _find_places(asked: list[places.Place], others: list[str], options: fit_opti
     with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
         from recipes.foresight.search import present_places, runner  # import torch
 
+        first = planned[0][1].base
+        if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
+            console.say_problems([why])
+            return single_run.EXIT_CODES["refused"]
         console.say(present_places.heading(planned, refused))
         try:
             for number, (place, search) in enumerate(planned, 1):

@@ -14,7 +14,7 @@ import torch
 from recipes.config import Gpu
 from recipes.errors import Refusal, UnknownOperation
 from recipes.foresight import simulation
-from recipes.foresight.fake_gpu import disabled_scalers, user_code
+from recipes.foresight.fake_gpu import user_code
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from recipes.foresight.fake_gpu.op_trace import OpTrace
@@ -22,6 +22,10 @@ from recipes.foresight.memory import allocator
 from recipes.third_party import torch_private
 from recipes.third_party.patching import patched
 
+DISABLED_SCALER = (
+    "a disabled GradScaler is used: the figures are without its work. Torch disables one that is built on a machine "
+    "without CUDA before the estimate; build it inside step or make."
+)
 AS_WRITTEN = "torch.compile: the figures are those of the code as written; compiled, it usually takes less."
 RECURRENT = (
     "recurrent layers: cuDNN's kernel for a whole layer is not modelled; time and memory are those of its operations "
@@ -52,11 +56,14 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     def compiled() -> None:
         fake.warnings[AS_WRITTEN] = None
 
+    def disabled_scaler(_: torch.amp.GradScaler) -> None:
+        fake.warnings[DISABLED_SCALER] = None
+
     try:
         with (
-            disabled_scalers.noted(fake, step),
             fake,
             user_code.as_on_a_gpu(fake),
+            torch_private.observed_disabled_scalers(disabled_scaler),
             torch_private.uncompiled(compiled),
         ):
             if make is None:
