@@ -120,9 +120,14 @@ def test_a_checkpoint_of_an_ordinary_training_goes_on_with_it_to_the_same_end(tr
 
 
 def test_after_the_reduction_of_fsdp(train):
-    """Two ranks have the losses of the ordinary step; the gradients of a layer are freed together."""
-    words = ["parallelism=fsdp", "parallelism.num_processes=2", "model=gpt2_tiny", "model.layers=4", "model.width=64"]
-    words += ["train.max_grad_norm=0", "train.learning_rate=0.01", "model.vocab=64", "data.seq_len=8"]
+    """Two ranks have the losses of the ordinary step; the gradients of a layer are freed together.
+
+    Gloo's thread may hold the gradients of one layer for a moment after the reduction of it: eight layers and few
+    activations, so that what the ordinary step keeps is several times that.
+    """
+    words = ["parallelism=fsdp", "parallelism.num_processes=2", "model=gpt2_tiny", "model.layers=8", "model.width=64"]
+    words += ["train.max_grad_norm=0", "train.learning_rate=0.01", "model.vocab=64", "data.seq_len=4"]
+    words += ["batch.per_device=1"]
     after, inside = train(*words).record, train(*words, *HERE).record
     assert inside.training.losses == after.training.losses
     assert inside.memory.peak_tensor_bytes < after.memory.peak_tensor_bytes
