@@ -112,7 +112,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     lacking = simulated.lengths.lacking_bytes if simulated.lengths is not None else 0
     share = max(cfg.estimate.margin or 0.0, simulated.error_share)
     outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
-    if simulated.lengths is not None:
+    if simulated.lengths is not None and not demand.missing_bytes:  # else the longest alone do not fit
         _fill_lengths(outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
         outcome.warnings.append(_why_tight(cfg, share, outcome.estimate, demand.releases))

@@ -114,14 +114,21 @@ def _adapter(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
 def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
     """How many of these GPUs can do it with FSDP, without levers or with those that were tried together."""
     with_fsdp = tuple(change for change in changes if not change.startswith("optim="))  # FSDP refuses some of these
+    ways = dict.fromkeys(((), changes, with_fsdp, (*with_fsdp, "optim=adamw_fused")))
+    estimated = False
     for count in GPUS:
         if count <= cfg.parallelism.world_size:
             continue
         over = ["parallelism=fsdp", f"parallelism.num_processes={count}"]
-        for more in dict.fromkeys(((), changes, with_fsdp)):
+        for more in ways:
+            if estimated and "optim=adamw_fused" in more and more not in ((), changes, with_fsdp):
+                continue  # only for an optimizer that FSDP refuses
             trial = _try(outcome, [*over, *more])
+            estimated |= trial is not None
             if trial is not None and trial.fits:
                 return f"{count} of these GPUs do: {trial}."
+    if not estimated:
+        return "More of these GPUs were not tried: parallelism=fsdp is refused with what is typed."
     return f"Nor do {GPUS[-1]} of these GPUs with parallelism=fsdp."
 
 

@@ -8,6 +8,7 @@ are replayed in several orders.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from recipes.foresight.speed.operations import Tally
 from recipes.training import accelerate_loop
 
 DRAWN_STEPS = 8
+SEARCHED_STEPS = 200  # behind those, for one on rows of another length where all of those have the same
 DRAWN_BATCHES = 16  # of all drawn steps together, beyond the first two steps
 LONGEST_BATCHES = 2  # in the step on the longest rows: one that allocates the gradients, and one that adds to them
 ORDERS = 5
@@ -98,8 +100,9 @@ def draw(
     lengths, ends, positions, filled = set(), [], 0, 0
     tallies, unpadded = [], 0
     loop.loader.set_epoch(0)
-    for batches in accelerate_loop.chunks(loop.loader, micro_batches):
-        lengths |= {tuple(batch["input_ids"].shape) for batch in batches}
+    steps = accelerate_loop.chunks(loop.loader, micro_batches)
+    for batches in steps:
+        lengths |= _shapes(batches)
         positions += sum(batch["input_ids"].numel() for batch in batches)
         filled += sum(map(_filled, batches))
         unpadded += sum(batch.unpadded_everywhere for batch in batches)
@@ -109,7 +112,15 @@ def draw(
         if len(ends) == count:
             break
     longest = next(accelerate_loop.chunks(data_loader.largest_step(loop.data, loop.args), micro_batches))
-    lengths |= {tuple(batch["input_ids"].shape) for batch in longest}
+    lengths |= _shapes(longest)
+    for batches in itertools.islice(steps, SEARCHED_STEPS if len(lengths) < 2 else 0):
+        if not _shapes(batches) <= lengths:  # rows of other lengths come later: one step of them tells
+            lengths |= _shapes(batches)
+            positions += sum(batch["input_ids"].numel() for batch in batches)
+            filled += sum(map(_filled, batches))
+            ends.append(_step(loop, trace, batches))
+            del batches
+            break
     first = FirstSteps(tallies, unpadded)
     if len(lengths) < 2:
         return first, None
@@ -147,6 +158,10 @@ def _lacking(orders: list[list[tuple[int, int]]], needed_bytes: int, most_bytes:
         middle = (low + high) // 2
         low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
+
+
+def _shapes(batches: list[Any]) -> set[tuple[int, ...]]:
+    return {tuple(batch["input_ids"].shape) for batch in batches}
 
 
 def _step(loop: Any, trace: OpTrace, batches: list[Any]) -> int:

@@ -120,3 +120,29 @@ def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
     typed = SimpleNamespace(overrides=["recipe=estimate", "optim=adamw", "gpu=l4_24gb"])
     assert tried_levers._try(typed, ["optim=sgd"]) is None
     assert seen == [["gpu=l4_24gb", "optim=sgd"]]
+
+
+@pytest.mark.parametrize(
+    ("takes", "said"),
+    [
+        ("optim=adamw_fused", "4 of these GPUs do: parallelism=fsdp parallelism.num_processes=4 optim=adamw_fused"),
+        ("nothing", "More of these GPUs were not tried: parallelism=fsdp is refused with what is typed."),
+    ],
+)
+def test_more_gpus_with_an_optimizer_that_fsdp_refuses(monkeypatch, takes, said):
+    from recipes.foresight.search import space
+
+    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "optim=adafactor")
+    assert cfg is not None and outcome is not None
+    outcome.memory.device_used_bytes = 10**12
+
+    def trial(_, changes):
+        if "parallelism=fsdp" not in changes or takes not in changes:
+            return None
+        found = copy.deepcopy(outcome)
+        fits = "parallelism.num_processes=4" in changes
+        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
+        return tried_levers._Trial(tuple(changes), found)
+
+    monkeypatch.setattr(tried_levers, "_try", trial)
+    assert said in tried_levers.hint(cfg, outcome)

@@ -121,3 +121,13 @@ def test_equal_rows_have_one_figure(predicted):
     outcome = predicted(*WORDS, "data.seq_len=32", "data.samples=16")
     assert outcome.estimate.shown_reserved_bytes is None
     assert not any("different lengths" in line for line in outcome.warnings)
+
+
+def test_a_batch_of_another_length_counts_however_late_it_comes(predicted, tmp_path):
+    """The answer does not depend on whether the seed puts the few short rows into the first steps."""
+    file = tmp_path / "talks.jsonl"
+    answers = ({"prompt": "ask", "completion": "w" * (20 if number < 2 else 480)} for number in range(80))
+    file.write_text("".join(json.dumps(row) + "\n" for row in answers))
+    words = ["model=gpt2_tiny", "model.layers=1", "gpu=a100_40gb", "data=chat", f"data.path={file}", "data.seq_len=64"]
+    steps = [predicted(*words, "batch.per_device=1", f"train.seed={seed}").estimate.lengths_steps for seed in range(5)]
+    assert all(steps) and len(set(steps)) > 1  # with some seeds the search behind the first steps has found it
