@@ -130,6 +130,7 @@ def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
     ],
 )
 def test_more_gpus_with_an_optimizer_that_fsdp_refuses(monkeypatch, takes, said):
+    from recipes.foresight import tried_levers
     from recipes.foresight.search import space
 
     cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "optim=adafactor")
