@@ -114,17 +114,17 @@ def _adapter(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
 def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
     """How many of these GPUs can do it with FSDP, without levers or with those that were tried together."""
     with_fsdp = tuple(change for change in changes if not change.startswith("optim="))  # FSDP refuses some of these
-    ways = dict.fromkeys(((), changes, with_fsdp, (*with_fsdp, "optim=adamw_fused")))
-    estimated = False
+    ways = list(dict.fromkeys(((), changes, with_fsdp)))
+    another = (*with_fsdp, "optim=adamw_fused")  # where FSDP refuses the optimizer
+    estimated = set()
     for count in GPUS:
         if count <= cfg.parallelism.world_size:
             continue
         over = ["parallelism=fsdp", f"parallelism.num_processes={count}"]
-        for more in ways:
-            if estimated and "optim=adamw_fused" in more and more not in ((), changes, with_fsdp):
-                continue  # only for an optimizer that FSDP refuses
+        for more in [*ways, *([another] if not estimated & {*ways} else [])]:
             trial = _try(outcome, [*over, *more])
-            estimated |= trial is not None
+            if trial is not None:
+                estimated.add(more)
             if trial is not None and trial.fits:
                 return f"{count} of these GPUs do: {trial}."
     if not estimated:

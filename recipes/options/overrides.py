@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,11 @@ def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
     if found is None or (isinstance(value, str) and "${" in value):
         return None
     (kind, optional), typed = found, f"{key}={suggestions.shown(_as_typed(value))}"
+    if kind is Any:  # what may be typed, its option knows
+        return None
+    if typing.get_origin(kind) is list:
+        plain = isinstance(value, list) and not any(one is None or isinstance(one, (list, dict)) for one in value)
+        return None if plain or value is None and optional else _list_problem(key, value, typed)
     if kind not in KINDS:
         return None if isinstance(value, dict) or value is None and optional else _mapping_problem(key, typed)
     node, what = KINDS[kind]
@@ -242,6 +248,11 @@ def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
         instead = "" if whole is None else f" Type {key}={whole}."
         return f"{typed}: it must be {what}{' or null' if optional else ''}.{instead}"
     return None
+
+
+def _list_problem(key: str, value: Any, typed: str) -> str:
+    one = suggestions.shown(_as_typed(value)) if isinstance(value, (str, int, float)) else "<value>"
+    return f"{typed}: it takes a list. Type {key}=[{one}]."
 
 
 def _mapping_problem(key: str, typed: str) -> str:

@@ -58,6 +58,8 @@ def said(text: str, sweeping: bool = False) -> str:
         ("train=3", "train is a section"),
         ("batch={per_device:x}", "batch.per_device=x: it must be a whole number."),
         ("optim.args=3", "it takes a mapping"),
+        ("tracker.tags=a", "it takes a list. Type tracker.tags=[a]."),
+        ("tracker.tags=[[a]]", "it takes a list."),
         # what cannot be read
         ("train.seed", "Type train.seed=<value>."),
         ("train.seed =3", "without spaces"),
@@ -78,6 +80,13 @@ def said(text: str, sweeping: bool = False) -> str:
 )
 def test_an_override_that_cannot_be_used_says_what_to_type(typed, expected):
     assert expected in said(typed)
+
+
+@pytest.mark.parametrize(
+    "typed", ["tracker.tags=[a,b]", "tracker.tags=[]", "adapter.targets=[q_proj]", "adapter.targets=all"]
+)
+def test_a_list_may_be_typed(typed):
+    assert overrides.problems([typed], [CONF], False) == []
 
 
 @pytest.mark.parametrize("typed", ["train.seed=1,two", "train.epochs=1,null", "precision=fp32,bf17", "model=3,gpt2"])
