@@ -10,6 +10,7 @@ from typing import Any
 
 from recipes import config
 from recipes.records import atomic_file, regular_file
+from recipes.records.printable import printable
 from recipes.records.record import (
     SCHEMA_VERSION,
     STATUSES,
@@ -90,16 +91,29 @@ def from_values(values: Any, path: str = "this") -> Record:
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} is not a record of schema version {SCHEMA_VERSION}.")
     try:
-        parts = {key: kind(**values[key]) for key, kind in PARTS.items() if values.get(key) is not None}
-        record = Record(**values | parts)
+        parts = {key: _made(kind, values[key], key) for key, kind in PARTS.items() if values.get(key) is not None}
+        record = _made(Record, values | parts, "it")
         check_types(record)
         check_config(record.config)
         _check_environment(record.environment)
-    except (TypeError, ValueError) as error:  # TypeError: a field too many or too few
+    except ValueError as error:
         raise ValueError(f"{path} is not a valid record: {error}") from error
     if record.status not in STATUSES:
         raise ValueError(f"{path} is not a valid record: there is no status {record.status!r}")
     return record
+
+
+def _made(kind: type, values: Any, name: str) -> Any:
+    """The dataclass with these values. Raises ValueError, which names the fields that are too many or too few."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{name} is not an object with fields")
+    fields = dataclasses.fields(kind)
+    if unknown := sorted(set(values) - {field.name for field in fields}):
+        raise ValueError(f"{name} has fields that no record has: {', '.join(map(printable, unknown[:3]))}")
+    required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
+    if missing := [field for field in required if field not in values]:
+        raise ValueError(f"{name} lacks {', '.join(missing)}")
+    return kind(**values)
 
 
 def check_config(values: dict[str, Any]) -> None:

@@ -28,7 +28,12 @@ def read(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
 def open_regular(path: Path, follow_links: bool = True) -> int:
     """The descriptor of a regular file, open for reading. Raises OSError, also for any other kind of file."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if follow_links else getattr(os, "O_NOFOLLOW", 0))
-    descriptor = os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:  # O_NOFOLLOW's error is that of a circle of links
+        if follow_links or error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

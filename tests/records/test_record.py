@@ -156,6 +156,24 @@ def test_what_is_no_record_is_a_value_error(tmp_path, content):
         record_file.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda values: values.update(training=[1]), "training is not an object with fields"),
+        (lambda values: values["speed"].update({"a\x1b[2Jb": 1}), "speed has fields that no record has: a\\x1b[2Jb"),
+        (lambda values: values.update(unknown=1), "it has fields that no record has: unknown"),
+        (lambda values: values.pop("config_key"), "it lacks config_key"),
+    ],
+    ids=["no_object", "escape_code", "unknown", "missing"],
+)
+def test_fields_too_many_and_too_few_are_named(filled, change, said):
+    values = json.loads(record_file.to_json(filled))
+    change(values)
+    with pytest.raises(ValueError) as error:
+        record_file.from_values(values, "FILE")
+    assert str(error.value) == f"FILE is not a valid record: {said}"
+
+
 def test_no_record_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         record_file.read(tmp_path)

@@ -9,8 +9,10 @@ import subprocess
 import sys
 
 import pytest
+from conftest import compose
 from tracked_job import LOSSES, Job, cfg, mark, write_steps  # noqa: F401 (mark: a fixture)
 
+from recipes.machine import host
 from recipes.tracking import trackers
 
 COMPLETE = [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(LOSSES, 1)]
@@ -113,9 +115,16 @@ def test_mlflow_reads_a_run_whole(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     "option, label", [("tensorboard", "TensorBoard"), ("trackio", "Trackio"), ("mlflow", "MLflow")]
 )
-def test_without_the_package_there_is_a_warning(option, label, tmp_path, monkeypatch):
+def test_a_package_that_cannot_be_imported_is_a_warning(option, label, tmp_path, monkeypatch):
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / f"{option}.py").write_text("raise ModuleNotFoundError('none here')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (warning,) = Job(tmp_path / "job", option=option).finish()
     assert warning.startswith(f"{label}: the package {option} cannot be imported (none here): pip install {option}.")
+
+
+@pytest.mark.parametrize("option", ["tensorboard", "trackio", "mlflow"])
+def test_without_the_package_nothing_is_trained_for_its_tracker(option, monkeypatch):
+    monkeypatch.setattr(host, "has", lambda package: package != option)
+    (line,) = compose(f"tracker={option}", "device=cpu").problems
+    assert line == f"tracker={option} needs the package {option}: pip install {option}, or choose tracker=none."
