@@ -101,10 +101,11 @@ def _run_and_report(
     except Refusal as error:
         return _refuse([str(error)])
     except OSError as error:
-        if isinstance(error, post_mortem.UnwrittenRecord):
+        trained = isinstance(error, post_mortem.UnwrittenRecord)
+        if trained:
             console.say(summary.summary(error.record, folder))
         console.say_problems([unwritable(error)])
-        return "failed"
+        return "failed" if trained else "refused"
     if outcome.status == "refused" and outcome.error is not None:
         console.say_problems(outcome.error.message.splitlines())
     else:
