@@ -73,6 +73,10 @@ def _context(key: str, values: dict[str, str]) -> tuple:
         return tuple(value for name, value in values.items() if name not in PACKAGES and name != "git_revision")
     if key == "train.learning_rate":
         return get("experiment"), get("model"), get("model.pretrained")
+    if key == "data.tokenizer":  # by default that of the model
+        return get("experiment"), get("data"), get("model"), get("model.pretrained")
+    if key == "parallelism.replicas":  # derived from the number of processes and of machines
+        return tuple(value for name, value in values.items() if name.split(".")[0] == "parallelism" and name != key)
     if key == "accumulation.steps" and get("batch.effective", "null") != "null":  # derived from the batch
         return tuple(
             value for name, value in values.items() if name.split(".")[0] in ("experiment", "batch", "parallelism")

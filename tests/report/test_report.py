@@ -78,6 +78,19 @@ def test_what_follows_from_another_key_is_not_in_the_label(one, other, keys):
     assert rows.table([job(*one), job(*other)]).keys == keys
 
 
+def test_what_was_derived_from_another_key_is_not_in_the_label():
+    ranks = [job("parallelism=ddp", f"parallelism.num_processes={count}") for count in (2, 4)]
+    for found in ranks:
+        found.config["parallelism"]["replicas"] = found.config["parallelism"]["num_processes"]
+    assert rows.table(ranks).keys == ["parallelism.num_processes"]
+    models = [job("data=text", f"model.pretrained={folder}") for folder in ("one", "other")]
+    for found in models:
+        found.config["data"]["tokenizer"] = found.config["model"]["pretrained"]
+    assert rows.table(models).keys == ["model"]
+    typed = [job("data=text", f"data.tokenizer={folder}") for folder in ("one", "other")]
+    assert rows.table(typed).keys == ["data.tokenizer"]
+
+
 def test_a_learning_rate_that_a_refusal_left_open_is_no_difference():
     refused = job("precision=fp16", status="refused")
     refused.config["train"]["learning_rate"] = None
