@@ -22,12 +22,15 @@ def entry() -> None:
     os.dup2(2, 1)  # libraries print to stdout
     cfg = config.from_dict(json.load(sys.stdin))
     worker_environment.prepare(cfg, rank_info.RankInfo())
-    from recipes.foresight import largest_batch  # imports torch, which reads the environment that was just prepared
+    from recipes.foresight import (
+        largest_batch,
+        not_followed,
+    )  # import torch, which reads the environment that was just prepared
 
     try:
         with tempfile.TemporaryDirectory() as folder:
             result = largest_batch.largest(cfg, folder)
     except (Refusal, UnknownOperation) as error:
-        result = {"refused": str(error)}
+        result = {"refused": f"accumulation=auto: {not_followed.reason(cfg, error)}"}
     with answer:
         json.dump(result, answer)

@@ -9,16 +9,18 @@ from recipes.foresight import prediction, simulation
 from recipes.records.record import Estimate, Record
 
 
-def largest(cfg: Config, folder: str) -> dict[str, int | None]:
+def largest(cfg: Config, folder: str) -> dict[str, int | str | None]:
     """The largest divisor of batch.effective that fits as batch.per_device, by bisection: memory grows with it.
 
     cfg: resolved, of an estimate. Returns batch, fits, margin_bytes and kept_bytes, and larger, larger_margin_bytes and
-    larger_kept_bytes of the next divisor, or None where there is none. If fits is false, not even a batch of 1 does.
+    larger_kept_bytes of the next divisor, or None where there is none. If fits is false, not even a batch of 1 does;
+    evaluation then says so where it is the evaluation that does not fit, and else it is None.
     """
     effective = cfg.batch.effective
     assert effective is not None, "accumulation=auto without batch.effective is refused"
     divisors = [size for size in range(1, effective + 1) if effective % size == 0]
     tried_sizes: dict[int, Estimate] = {}
+    too_large_evaluations: dict[int, str] = {}  # size -> what is said of it
 
     def fits(size: int) -> bool:
         tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
@@ -30,6 +32,8 @@ def largest(cfg: Config, folder: str) -> dict[str, int | None]:
         estimate = outcome.estimate
         assert estimate is not None, "on a CPU accumulation=auto is refused"
         tried_sizes[size] = estimate
+        if outcome.error is not None and outcome.error.phase == "eval":
+            too_large_evaluations[size] = f"{outcome.error.message} {outcome.error.hint}"
         return estimate.fits
 
     low, high = 0, len(divisors)  # the divisors before low fit, those from high on do not
@@ -44,6 +48,7 @@ def largest(cfg: Config, folder: str) -> dict[str, int | None]:
         "fits": chosen.fits,
         "margin_bytes": chosen.margin_bytes,
         "kept_bytes": chosen.kept_bytes,
+        "evaluation": too_large_evaluations.get(batch),
         "larger": larger,
         "larger_margin_bytes": next_one.margin_bytes if next_one else None,
         "larger_kept_bytes": next_one.kept_bytes if next_one else None,

@@ -118,6 +118,8 @@ def choose(cfg: Config) -> list[str]:
         return [answer["refused"]]
     name, batch, margin = asked.gpu.device_name, answer["batch"], answer["margin_bytes"] / MIB
     if not answer["fits"]:
+        if answer["evaluation"]:
+            return [f"accumulation=auto: with any batch {answer['evaluation']}"]
         if margin < 0:
             return [
                 f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import weakref
 from types import SimpleNamespace
 
@@ -9,8 +11,10 @@ import pytest
 import torch
 from conftest import compose
 
+from recipes import config
 from recipes.cli import summary
-from recipes.foresight import tried_levers
+from recipes.foresight import evaluation_memory, largest_batch, tried_levers
+from recipes.options import accumulation
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
 from recipes.training import evaluate
 from recipes.units import GIB, MIB
@@ -70,6 +74,22 @@ def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
     assert hint.startswith("Tried: eval.batch=") and "MiB stay free" in hint
     (change,) = (word for word in hint.split() if word.startswith("eval.batch="))
     assert predicted(*words, change, limit).estimate.fits
+
+
+def test_where_no_batch_is_small_enough_for_it_accumulation_auto_names_the_evaluation(predicted, words, monkeypatch):
+    trained = predicted(*words, "eval.batch=1").memory.peak_reserved_bytes
+    auto = [*words[:-1], "recipe=estimate", "accumulation=auto", "batch.effective=2", LARGE]
+    monkeypatch.setattr(accumulation, "_ask", lambda asked: json.dumps(_largest(asked)))
+    (problem,) = compose(*auto, f"launch.memory_limit_gib={trained * 1.1 / GIB}").problems
+    assert problem.startswith(
+        "accumulation=auto: with any batch it would not fit: the evaluation (eval.batch=32) needs"
+    )
+    assert evaluation_memory.LESS in problem
+
+
+def _largest(asked: str) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        return largest_batch.largest(config.from_dict(json.loads(asked)), folder)
 
 
 def test_what_a_batch_has_made_is_gone_as_the_next_is_evaluated():
