@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from recipes import config
 from recipes.config import Config
 from recipes.foresight.search import runner
 from recipes.options import hooks
@@ -14,6 +15,8 @@ from recipes.units import MIB
 NAMED = 3  # levers that alone are enough
 GPUS = (2, 4, 8)
 ADAPTERS = ("lora", "qlora")
+SAVES = 0.01  # of what is needed: less is left out of a set of levers
+MOST_TRIALS = 24  # for a set of levers; of a model with billions of parameters each may take 4 seconds
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,20 @@ class _Trial:
         return f"{' '.join(self.changes)} ({self.estimate.margin_bytes / MIB:,.0f} MiB stay free{time})"
 
 
+@dataclass
+class _Trials:
+    """The estimates of a record's command line with some overrides more, each made once."""
+
+    outcome: Record
+    made: dict[frozenset[str], _Trial | None] = field(default_factory=dict)
+
+    def __call__(self, changes: list[str] | tuple[str, ...]) -> _Trial | None:
+        key = frozenset(changes)
+        if key not in self.made:
+            self.made[key] = _try(self.outcome, list(changes))
+        return self.made[key]
+
+
 def hint(cfg: Config, outcome: Record) -> str:
     """What makes a step fit that does not: single levers, else several together, else more GPUs; all were estimated.
 
@@ -47,16 +64,16 @@ def hint(cfg: Config, outcome: Record) -> str:
     smaller = _smaller_evaluation(cfg, outcome) if phase == "eval" else None
     if smaller is not None:
         return f"Tried: {smaller}. The result of the evaluation stays the same."
-    alone = []
+    alone, trials = [], _Trials(outcome)
     for lever in _by_cost(hooks.memory_levers(cfg, phase)):
-        trial = _try(outcome, lever.overrides.split())
+        trial = trials(lever.overrides.split())
         if trial is not None and trial.fits:
             alone.append(trial)
         if len(alone) == NAMED:
             break
     if alone:
         return f"Tried, the cheapest first, each fits alone: {'; '.join(map(str, alone))}."
-    together = _together(cfg, outcome)
+    together = _together(cfg, trials)
     if together is not None and together.fits:
         return f"Tried: no lever fits alone; together fit {together}."
     changes = together.changes if together is not None else ()
@@ -82,19 +99,42 @@ def _by_cost(levers: list[Lever]) -> list[Lever]:
     return sorted((one for one in levers if one.cost is not None), key=lambda one: one.cost or 0)
 
 
-def _together(cfg: Config, outcome: Record) -> _Trial | None:
-    """Levers that together need least, the cheapest first, until they fit; a lever that saves nothing is left out."""
-    best: _Trial | None = None
-    least = outcome.memory.device_used_bytes or 0
-    for lever in _by_cost(hooks.memory_levers(cfg)):
-        trial = _try(outcome, _merged(best.changes if best is not None else (), lever.overrides.split()))
-        used = trial and trial.record.memory.device_used_bytes
-        if trial is None or used is None or used >= least:
-            continue
-        best, least = trial, used
-        if trial.fits:
+def _together(cfg: Config, trials: _Trials) -> _Trial | None:
+    """Levers that together fit, or need least: in each round the cheapest that lowers the peak, which has moved then.
+
+    In the end those without which it fits as well are taken out, the costliest first.
+    """
+    best, record, kept = None, trials.outcome, []
+    most = len(trials.made) + MOST_TRIALS
+    while best is None or not best.fits:
+        found = _cheapest(cfg, record, kept, trials, most)
+        if found is None:
             break
+        lever, best = found
+        record, cfg, kept = best.record, config.from_dict(best.record.config), [*kept, lever]
+    if best is not None and best.fits:
+        for lever in reversed(_by_cost(kept)):
+            fewer = [each for each in kept if each is not lever]
+            trial = trials(_merged(fewer)) if fewer else None
+            if trial is not None and trial.fits:
+                best, kept = trial, fewer
     return best
+
+
+def _cheapest(
+    cfg: Config, record: Record, kept: list[Lever], trials: _Trials, most: int
+) -> tuple[Lever, _Trial] | None:
+    """The cheapest lever that lowers the memory of a configuration and its record, beside those that are kept."""
+    least = record.memory.device_used_bytes or 0
+    phase = None if record.error is None else record.error.phase
+    for lever in _by_cost(hooks.memory_levers(cfg, phase)):
+        if len(trials.made) >= most:
+            return None
+        trial = trials(_merged([*kept, lever]))
+        used = trial and trial.record.memory.device_used_bytes
+        if trial is not None and used is not None and (used < least * (1 - SAVES) or (trial.fits and used < least)):
+            return lever, trial
+    return None
 
 
 def _adapter(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
@@ -132,9 +172,10 @@ def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
     return f"Nor do {GPUS[-1]} of these GPUs with parallelism=fsdp."
 
 
-def _merged(changes: tuple[str, ...], more: list[str]) -> list[str]:
-    """Overrides, of which a later one replaces an earlier one of its key."""
-    return list({change.partition("=")[0]: change for change in [*changes, *more]}.values())
+def _merged(levers: list[Lever]) -> list[str]:
+    """The overrides of levers, of which a later one replaces an earlier one of its key."""
+    changes = [change for lever in levers for change in lever.overrides.split()]
+    return list({change.partition("=")[0]: change for change in changes}.values())
 
 
 def _try(outcome: Record, changes: list[str]) -> _Trial | None:

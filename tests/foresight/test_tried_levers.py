@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import small
 
-from recipes.records.record import DOES_NOT_FIT, FITS, Estimate
+from recipes.records.record import DOES_NOT_FIT, FITS, Error, Estimate
 
 WORDS = [
     "gpu=rtx4090_24gb",
@@ -100,7 +100,7 @@ def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
         asked.append(changes)
         found = copy.deepcopy(outcome)
         fits = "adapter=qlora" in changes
-        found.memory.device_used_bytes = 10**12 - len(asked)  # each lever saves something
+        found.memory.device_used_bytes = 10**12 - len(asked) * 2 * 10**10  # each lever saves something
         found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
         return tried_levers._Trial(tuple(changes), found)
 
@@ -110,6 +110,35 @@ def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
     assert said.startswith("Tried: adapter=qlora precision=bf16 ") and "(1,024 MiB stay free) fits. It trains" in said
     assert "With all weights trained nothing fits NVIDIA GeForce RTX 4090" in said and "Nor do 8 of these" in said
     assert all(len({change.split("=")[0] for change in changes}) == len(changes) for changes in asked)
+
+
+def test_a_set_of_levers_follows_the_peak_and_has_none_too_many(monkeypatch):
+    """The optimizer's saves only where checkpointing does; half the batch, which is cheaper, is not needed."""
+    from recipes.foresight import tried_levers
+    from recipes.foresight.search import space
+
+    words = ("gpu=rtx4090_24gb", "model=llama_tiny", "parallelism=fsdp", "parallelism.num_processes=2", "loss=chunked")
+    cfg, outcome, _ = space.compose_estimate(*words)
+    assert cfg is not None and outcome is not None
+    outcome.error, outcome.memory.device_used_bytes = Error("backward", "PredictedOutOfMemory", ""), 30 * 2**30
+    asked = []
+
+    def trial(_, changes):
+        asked.append(frozenset(changes))
+        found = copy.deepcopy(outcome)
+        checkpointing = "checkpointing=full" in changes
+        used = 30 - 2 * ("accumulation=x2" in changes) - 6 * checkpointing
+        used -= 4 * (checkpointing and "optim=adamw_fused" in changes)
+        fits = used <= 20
+        found.memory.device_used_bytes = used * 2**30
+        found.error = Error("step" if checkpointing else "backward", "PredictedOutOfMemory", "")
+        found.estimate = Estimate(fits, (21 - used) * 2**30, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
+        return tried_levers._Trial(tuple(changes), found)
+
+    monkeypatch.setattr(tried_levers, "_try", trial)
+    said = tried_levers.hint(cfg, outcome)
+    assert said.startswith("Tried: no lever fits alone; together fit checkpointing=full optim=adamw_fused (1,024 MiB")
+    assert len(set(asked)) == len(asked), "none is estimated twice"
 
 
 def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
