@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from recipes.config import Gpu
-from recipes.foresight.speed import efficiencies, links
+from recipes.foresight.speed import calibrated, efficiencies, links
 from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operation_names import (
     ATTENTION,
@@ -126,10 +126,11 @@ def predict(
     low = computing * (1 - error) + least * links.HOST_LINK / links.HOST_LINK_BEST
     high = computing * (1 + error) + copying * links.HOST_LINK / links.HOST_LINK_WORST
     host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
+    fastest, slowest = _hosts(gpu, reached, error)
     return Prediction(
         overlapped(device, host, sent.seconds, sent.collectives),
-        overlapped(low, host * HOSTS[0], sent.low_seconds(error), sent.collectives),
-        overlapped(high, host * HOSTS[1], sent.high_seconds(error), sent.collectives),
+        overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),
+        overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives),
         device,
         host,
         sent.seconds,
@@ -149,6 +150,15 @@ def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies)
         times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
         for phase, times in tally.calls.items()
     )
+
+
+def _hosts(gpu: Gpu, reached: Efficiencies, error: float) -> tuple[float, float]:
+    """How fast and how slow the host may be, as shares of its predicted seconds.
+
+    A host that is known, by `gpu.host_factor` or by a calibration, is as uncertain as the device (assumed).
+    """
+    known = gpu.host_factor not in (None, 1.0) or reached.source == calibrated.HERE
+    return (1 - error, 1 + error) if known else HOSTS
 
 
 def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes import config
 from recipes.foresight.fake_gpu.op_cache import signature_of
-from recipes.foresight.speed import efficiencies, links, operations, products, roofline
+from recipes.foresight.speed import calibrated, efficiencies, links, operations, products, roofline
 from recipes.foresight.speed.efficiencies import Efficiencies
 from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, HOST_COPY, MATMUL
 from recipes.foresight.speed.operations import Operation, Tally
@@ -465,6 +465,9 @@ def test_a_slower_host_is_a_factor_and_autocast_takes_more_calls():
     }
     assert [found.step_seconds for found in took.values()] == pytest.approx([0.01, 0.02, 0.0125])
     assert took["fp32"].bound_by == "host" and took["fp32"].high_seconds > 2 * took["fp32"].step_seconds
+    assert took["bf16_pure"].high_seconds == pytest.approx((1 + reached.error["bf16"]) * 0.02), "a known host"
+    here = roofline.predict(tally, device(), "fp32", reached=dataclasses.replace(reached, source=calibrated.HERE))
+    assert here.high_seconds == pytest.approx((1 + reached.error["fp32"]) * 0.01)
 
 
 def test_what_a_step_is_bound_by():
