@@ -52,6 +52,11 @@ class _Backend(BackendModule):
     """The device's module, as `torch.cuda` is CUDA's."""
 
     Stream = Event = Stream
+    in_use = False
+
+    def is_available(self) -> bool:
+        """Only within a simulation: nn.DataParallel takes any device that is available."""
+        return self.in_use
 
     def current_stream(self, *_: Any) -> Stream:
         return Stream()
@@ -69,10 +74,13 @@ class _Backend(BackendModule):
         """Nothing is cached."""
 
 
+MODULE = _Backend()
+
+
 @functools.cache
 def register() -> None:
     """Make `torch.device("fakecuda")` known for the rest of the process."""
-    register_backend(DEVICE_TYPE, _Backend(), error_guard.ErrorGuard())
+    register_backend(DEVICE_TYPE, MODULE, error_guard.ErrorGuard())
 
 
 def kernels(compute: Callable) -> dict[str, Callable]:

@@ -33,6 +33,7 @@ from recipes.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
 from recipes.foresight.speed.operations import Operation
 from recipes.measure import compound_ops
 from recipes.measure.op_observer import OpObserver, have_own_dispatch
+from recipes.third_party.patching import patched
 from recipes.third_party.torch_backend_private import registered_kernels
 from recipes.third_party.torch_private import DispatchMode, dispatching_to, op_name, runs_on_fake_tensors
 
@@ -203,6 +204,7 @@ class FakeDevice(DispatchMode):
             # The autograd engine's own thread has no caller that would receive an exception.
             contexts.enter_context(torch.autograd.set_multithreading_enabled(False))
             if self.capability is not None:
+                contexts.enter_context(patched(backend.MODULE, in_use=True))
                 contexts.enter_context(registered_kernels("PrivateUse1", backend.kernels(self.compute)))
                 contexts.enter_context(as_cuda(self.capability))
             super().__enter__()

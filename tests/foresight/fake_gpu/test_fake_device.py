@@ -243,3 +243,5 @@ def test_all_patches_are_undone_afterwards():
     assert torch.autograd.is_multithreading_enabled()
     with pytest.raises(RuntimeError):
         torch.ones(2, device=DEVICE_TYPE) + 1
+    whole = torch.nn.DataParallel(torch.nn.Linear(2, 2))  # of any device that is available
+    assert whole(torch.ones(1, 2)).shape == (1, 2)
