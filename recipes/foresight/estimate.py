@@ -17,7 +17,7 @@ from recipes.foresight.speed import anatomy
 from recipes.machine import host
 from recipes.machine.worker_environment import SIMULATIONS
 from recipes.records import step_file
-from recipes.records.record import Record
+from recipes.records.record import TIGHT, Record, shown_status
 
 TIMELINE = "timeline.png"
 
@@ -44,6 +44,9 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     elif outcome.error is not None:
         progress.enter("load", "trying levers")
         outcome.error.hint = tried_levers.hint(cfg, outcome)
+    elif shown_status(outcome) == TIGHT and advise and SIMULATIONS not in os.environ:
+        progress.enter("load", "trying levers")
+        outcome.warnings.append(tried_levers.hint(cfg, outcome))
     if cfg.estimate.explain:
         progress.enter("load", "trying levers")
         _explain(cfg, outcome, simulated, folder)

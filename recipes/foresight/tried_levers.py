@@ -56,12 +56,12 @@ class _Trials:
 
 
 def hint(cfg: Config, outcome: Record) -> str:
-    """What makes a step fit that does not: single levers, else several together, else more GPUs; all were estimated.
+    """What makes a step fit that does not, or is tight: single levers, else several together, else more GPUs.
 
-    cfg: resolved. outcome: the record of its estimate, with an error.
+    All were estimated. cfg: resolved. outcome: the record of its estimate.
     """
     phase = outcome.error.phase if outcome.error is not None else None
-    smaller = _smaller_evaluation(cfg, outcome) if phase == "eval" else None
+    smaller = _smaller_evaluation(cfg, outcome) if _is_evaluation(outcome) else None
     if smaller is not None:
         return f"Tried: {smaller}. The result of the evaluation stays the same."
     alone, trials = [], _Trials(outcome)
@@ -82,6 +82,14 @@ def hint(cfg: Config, outcome: Record) -> str:
     if adapter:
         return f"Tried: {adapter} With all weights trained {nothing} {more}"
     return f"Tried: {nothing} {more}{'' if ' do: ' in more else ' Choose a smaller model or a larger GPU.'}"
+
+
+def _is_evaluation(outcome: Record) -> bool:
+    """Whether it is the evaluation that does not fit, or that is tight."""
+    if outcome.error is not None:
+        return outcome.error.phase == "eval"
+    evaluation = outcome.estimate.evaluation_reserved_bytes if outcome.estimate is not None else None
+    return (evaluation or 0) > (outcome.memory.peak_reserved_bytes or 0)
 
 
 def _smaller_evaluation(cfg: Config, outcome: Record) -> _Trial | None:

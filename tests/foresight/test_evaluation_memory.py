@@ -64,6 +64,9 @@ def test_between_the_two_it_is_tight_and_the_warning_says_why(predicted, words):
     tight = found[verdicts.index(TIGHT)]
     assert 0 <= tight.estimate.margin_bytes < kept and tight.status == "ok" and not tight.estimate.fits
     assert any(line.startswith("tight: the evaluation (eval.batch=32)") for line in tight.warnings)
+    tight.overrides = [*words, LARGE, f"launch.memory_limit_gib={tight.config['launch']['memory_limit_gib']}"]
+    cfg = compose("recipe=estimate", *tight.overrides).cfg
+    assert tried_levers.hint(cfg, tight).startswith("Tried: eval.batch=16 (")
 
 
 def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
