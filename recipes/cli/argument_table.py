@@ -21,16 +21,18 @@ FOLDER_KEY = "hydra.run.dir"  # what the argument of the folder is called on the
 VALUES = {int: 7919, float: 0.671875, str: "a text"}  # values that no default has
 
 
-def table() -> dict[str, str]:
-    """Argument -> the key that sets it, or `key=value` for one that is true or false.
+def table() -> dict[str, str | None]:
+    """Argument -> the key that sets it, or `key=value` for one that is true or false; None where no hook sets it.
 
     `optim=adamw_torch` -> `optim=adamw`: an argument whose values are the options of a menu.
     """
+    from transformers import TrainingArguments
+
     base = compose.compose(CONF, "device=cpu")[0]
     assert base is not None
     base.device = "cuda"  # where every argument has a meaning; `host.device` believes it
     before = _entries(base)
-    found = {name: FOLDER_KEY for name, value in before.items() if value == FOLDER_KEY}
+    found: dict[str, str | None] = {name: FOLDER_KEY for name, value in before.items() if value == FOLDER_KEY}
     for key, cfg, value in _other_values(base):
         for name, entry in _entries(cfg).items():
             if entry is True and before.get(name) is not True and (value is True or isinstance(value, str)):
@@ -39,7 +41,8 @@ def table() -> dict[str, str]:
                 found.setdefault(name, key)
     for group in GROUPS:
         found |= _of_options(group, base, before)
-    return dict(sorted(found.items()))
+    nothing = dict.fromkeys(each.name for each in dataclasses.fields(TrainingArguments))
+    return dict(sorted((nothing | found).items()))
 
 
 def _entries(cfg: Config) -> dict[str, Any]:

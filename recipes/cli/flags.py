@@ -12,6 +12,7 @@ from recipes.third_party import hydra_private
 CONFIG_DIR = {"-cd", "--config-dir"}
 CONFIG_PATH = {"-cp", "--config-path"}
 NO_JOBS = {"--hydra-help", "-sc", "--shell-completion"}  # after these Hydra prints something and runs no jobs
+MISSPELT = 0.75  # as close to one of Hydra's flags as a flag must be that means it
 RERUN = "--experimental-rerun"  # it opens a pickle, which can run any code
 
 
@@ -78,11 +79,8 @@ def _full_name(typed: str, known: Collection[str]) -> str | None:
 def _foreign(flag: str, value: str | None) -> str:
     """The line for a flag that is not Hydra's, as `--learning_rate 1e-4`."""
     typed, key = suggestions.shown(flag if value is None else f"{flag}={value}"), flag.lstrip("-").replace("-", "_")
-    if key in keys.names():
-        instead = f"{key}=<option>" if value is None and keys.is_section(key) else f"{key}={value or 'true'}"
-    else:
-        instead = keys.instead_of(key, value)
+    instead = keys.instead_of(key, value)
     if instead is not None:
         return f"{typed}: keys are typed without dashes. Type {suggestions.shown(instead)}."
-    near = suggestions.nearest(flag, hydra_private.flags()) or keys.suggestion(key, value)
-    return f"{typed}: there is no such flag.{near}"
+    known = keys.known_argument(key, value) or suggestions.nearest(flag, hydra_private.flags(), MISSPELT)
+    return f"{typed}: there is no such flag.{known or keys.suggestion(key, value)}"

@@ -9,25 +9,26 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from recipes import config
-from recipes.options import suggestions
+from hydra.errors import HydraException
+from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
+from omegaconf.errors import OmegaConfBaseException
 
-# The arguments of transformers.TrainingArguments and the keys that set them, generated from the hooks:
+from recipes import config
+from recipes.options import menus, other_arguments, suggestions
+from recipes.paths import CONF
+from recipes.third_party import hydra_private
+
+# Every argument of transformers.TrainingArguments: the key that sets it, found by the hooks, or null. Generated:
 # python -m recipes.cli.argument_table > recipes/options/argument_names.json
 ARGUMENTS_FILE = Path(__file__).with_name("argument_names.json")
-# Arguments of transformers' example scripts, a name that TrainingArguments had before, and a common abbreviation.
-OTHER_ARGUMENTS = {
-    "activation_checkpointing": "checkpointing=full",
-    "gradient_checkpointing": "checkpointing=full",
-    "torch_compile_mode": "compile_mode",
-    "lr": "train.learning_rate",
-    "model_name_or_path": "model.pretrained",
-    "train_file": "data.path",
-    "validation_file": "data.eval_path",
-    "max_seq_length": "data.seq_len",
-    "block_size": "data.seq_len",
+KINDS: dict[type, tuple[type, str]] = {
+    int: (IntegerNode, "a whole number"),
+    float: (FloatNode, "a number"),
+    bool: (BooleanNode, "true or false"),
+    str: (StringNode, "a text"),
 }
-TRUE, FALSE = ("", "true", "yes", "on", "1"), ("false", "no", "off", "0")
+FALSE = ("false", "no", "off", "0")
+MOST_OPTIONS = 10  # of a menu that a line lists
 NOT_TYPED = ("name", "facts")
 
 
@@ -69,10 +70,28 @@ def mapping_of(key: str) -> str | None:
     return parent if found is not None and typing.get_origin(found[0]) is dict else None
 
 
+def choices_of(key: str) -> tuple[Any, ...]:
+    """The values of a key that has a fixed set of them, without null; empty for any other key."""
+    section, _, leaf = key.rpartition(".")
+    cls = config.node_types().get(section) if section else config.Config
+    fields = dataclasses.fields(cls) if isinstance(cls, type) and dataclasses.is_dataclass(cls) else ()
+    found = next((each.metadata.get("choices", ()) for each in fields if each.name == leaf), ())
+    return tuple(choice for choice in found if choice is not None)
+
+
+# --- arguments of transformers ---------------------------------------------------------------------------
+
+
+@functools.cache
+def of_transformers() -> dict[str, str | None]:
+    """Every argument of transformers.TrainingArguments -> what sets it, or None; see ARGUMENTS_FILE."""
+    return json.loads(ARGUMENTS_FILE.read_text())
+
+
 @functools.cache
 def arguments() -> dict[str, str]:
-    """Argument of transformers -> the key that sets it; see ARGUMENTS_FILE."""
-    return json.loads(ARGUMENTS_FILE.read_text()) | OTHER_ARGUMENTS
+    """Argument of transformers, or argument=value -> what sets it; see ARGUMENTS_FILE and `other_arguments.TYPED`."""
+    return {name: key for name, key in of_transformers().items() if key is not None} | other_arguments.TYPED
 
 
 def instead_of(key: str, value: str | None) -> str | None:
@@ -80,20 +99,78 @@ def instead_of(key: str, value: str | None) -> str | None:
 
     key: `learning_rate`, `seed`. value: as typed; None or '' for a flag without one.
     """
-    name = key.lstrip("-").replace("-", "_").lower()
-    if f"{name}={value}" in arguments():  # an argument whose value names an option: optim=adamw_torch
-        return arguments()[f"{name}={value}"]
-    chosen = arguments().get(name, name if name in names() and name != key else None)
-    if chosen is None and "." not in key:
+    name = _plain(key)
+    named = arguments().get(f"{name}={(value or 'true').lower()}")  # optim=adamw_torch
+    if named is not None:
+        return named
+    chosen = arguments().get(name, name if name in names() else None)
+    if chosen is None and "." not in key and name not in other_arguments.ADVICE:
         ends = [each for each in names() if each.rpartition(".")[2] == name]
         chosen = ends[0] if len(ends) == 1 else None
     if chosen is None:
         return None
+    if "{}" in chosen:
+        before, _, last = chosen.rpartition(" ")
+        last = with_value(last.removesuffix("={}"), value) if last.endswith("={}") else last.format(value or "<value>")
+        return f"{before} {last}".strip()
     if "=" in chosen:  # an argument that is true or false
-        return chosen if value is None or value.lower() in TRUE else None
-    if is_section(chosen):
-        return f"{chosen}=<option>" if not value else f"{chosen}={value}"
-    return f"{chosen}={value or '<value>'}"
+        return None if value is not None and value.lower() in FALSE else chosen
+    return with_value(chosen, value)
+
+
+def with_value(key: str, value: str | None) -> str:
+    """`key=value`, or what the key takes in place of a value that it does not: `device=<auto|cpu|cuda>`."""
+    if is_section(key) and key not in config.GROUPS:
+        return f"{key}.<key>=<value>"
+    if key == "model" and "/" in (value or ""):
+        return f"model.pretrained={value}"
+    if value and _takes(key, value):
+        return f"{key}={value}"
+    if key in config.GROUPS:
+        options = list(menus.options(key, [CONF]))
+        return f"{key}=<{'|'.join(options)}>" if value and len(options) <= MOST_OPTIONS else f"{key}=<option>"
+    kind, choices = (type_of(key) or (None, False))[0], choices_of(key)
+    if kind is bool and not value:
+        return f"{key}=true"
+    if choices:
+        return f"{key}=<{'|'.join(map(str, choices))}>"
+    if kind in KINDS:
+        return f"{key}=<{KINDS[kind][1]}>" if value else f"{key}=<value>"
+    if typing.get_origin(kind) is dict:
+        return f"{key}.<name>=<value>"
+    listed = typing.get_origin(kind) is list and not (value or "").startswith("[")
+    return f"{key}=[{value or '<value>'}]" if listed else f"{key}={value or '<value>'}"  # the latter: hydra.run.dir
+
+
+def _takes(key: str, value: str) -> bool:
+    """Whether a typed value is an option of a menu, or a value of a key by its type and its choices."""
+    if key in config.GROUPS:
+        return value in menus.options(key, [CONF])
+    kind = type_of(key)
+    if kind is None or kind[0] not in KINDS:
+        return False
+    try:
+        values = hydra_private.values_of(hydra_private.parse_override(f"{key}={value}"))
+    except (HydraException, ValueError, RecursionError):
+        return kind[0] is str and not choices_of(key)  # a path with letters that need quotes
+    return values is None or all(_is_of(kind, choices_of(key), each) for each in values)
+
+
+def _is_of(kind: tuple[Any, bool], choices: tuple[Any, ...], value: Any) -> bool:
+    if value is None or kind[0] is str and isinstance(value, (bool, list, dict)):
+        return value is None and kind[1]
+    try:
+        KINDS[kind[0]][0](value=value)
+        return not choices or str(value) in map(str, choices)
+    except (OmegaConfBaseException, ValueError, OverflowError):
+        return False
+
+
+def _plain(key: str) -> str:
+    return key.lstrip("-").replace("-", "_").lower()
+
+
+# --- a key that does not exist ---------------------------------------------------------------------------
 
 
 def unknown(key: str, value: str | None = None) -> str:
@@ -109,18 +186,33 @@ def unknown(key: str, value: str | None = None) -> str:
 def suggestion(key: str, value: str | None) -> str:
     """' Type train.seed=3.', ' Did you mean ...?' or what else helps with a key that does not exist."""
     head, _, tail = key.partition(".")
-    instead = instead_of(key, value)
-    if instead is not None:
-        return f" Type {suggestions.shown(instead)}."
-    name = key.lstrip("-").replace("-", "_").lower()
-    if (value or "").lower() in FALSE and "=" in arguments().get(name, ""):
-        return f" Leave it out; the opposite is {arguments()[name]}."
-    candidates = list(names())
+    known = known_argument(key, value)
+    if known is not None:
+        return known
+    name, candidates = _plain(key), list(names())
     if tail and is_section(head):  # a misspelt key of an existing menu or section: only its keys are suggested
         candidates = [each for each in candidates if each.startswith(head + ".")] or candidates
         return suggestions.nearest(key, candidates) or f" {head} has {', '.join(candidates)}."
     ends = [each for each in candidates if "." in each and each.rpartition(".")[2] == (tail or name)]
     if ends:
         return f" Did you mean {' or '.join(ends)}?"
-    near = suggestions.nearest(key, candidates) or suggestions.nearest(name, [*candidates, *arguments()])
+    argument = suggestions.closest(name, [*candidates, *(each for each in arguments() if "=" not in each)])
+    instead = instead_of(argument, value) if argument in arguments() else None
+    if instead is not None:
+        return f" Did you mean {suggestions.shown(instead)}?"
+    near = suggestions.nearest(key, candidates) or suggestions.nearest(name, candidates)
     return near or " python train.py --help lists all."
+
+
+def known_argument(key: str, value: str | None) -> str | None:
+    """What helps with an argument of transformers, or with a key that lacks its section; None for any other name."""
+    instead, name = instead_of(key, value), _plain(key)
+    if instead is not None:
+        return f" Type {suggestions.shown(instead)}."
+    if name in arguments():
+        return f" Leave it out; the opposite is {arguments()[name]}."
+    if name in other_arguments.ADVICE:
+        return f" {other_arguments.ADVICE[name]}"
+    if name in of_transformers() or name in other_arguments.WITHOUT_COUNTERPART:
+        return " It is an argument of transformers, and nothing takes its place here."
+    return None

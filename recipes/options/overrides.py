@@ -10,19 +10,12 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.config import GROUPS
 from recipes.options import keys, menus, suggestions
 from recipes.third_party import hydra_private
 
-KINDS: dict[type, tuple[type, str]] = {
-    int: (IntegerNode, "a whole number"),
-    float: (FloatNode, "a number"),
-    bool: (BooleanNode, "true or false"),
-    str: (StringNode, "a text"),
-}
 # Texts for which true or a list is often typed, and what they take.
 TAKES = {"resume": "resume=latest, or resume=<folder of a run or of a checkpoint>"}
 SWITCHED_ON = {"checkpointing": "full"}  # menu -> what `true` stands for, where there are several options
@@ -119,8 +112,8 @@ def _unreadable(text: str, folders: list[Path]) -> str:
     kind = keys.type_of(key.lstrip("+"))
     if kind is None and key not in GROUPS and not key.startswith("hydra") and keys.mapping_of(key) is None:
         return keys.unknown(key, value)
-    if kind is not None and kind[0] in KINDS and kind[0] is not str:
-        return f"{typed}: it must be {KINDS[kind[0]][1]}{' or null' if kind[1] else ''}."
+    if kind is not None and kind[0] in keys.KINDS and kind[0] is not str:
+        return f"{typed}: it must be {keys.KINDS[kind[0]][1]}{' or null' if kind[1] else ''}."
     if key in GROUPS:
         return f"{typed} cannot be read. Type {key}=<option>: {', '.join(menus.options(key, folders))}."
     for opened, closed in ("[]", "{}", "()"):
@@ -201,8 +194,8 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
         near = f" Type accumulation.steps={value}."
     elif group == "model" and "/" in typed:
         near = f" Type model.pretrained={suggestions.shown(typed)}."
-    elif keys.instead_of(group, typed) not in (None, f"{group}={typed}"):
-        near = f" Type {keys.instead_of(group, typed)}."
+    elif f"{group}={typed.lower()}" in keys.arguments():
+        near = f" Type {keys.arguments()[f'{group}={typed.lower()}']}."
     else:
         within = [option for option in options if typed.isalnum() and typed in option]
         near = f" Did you mean {' or '.join(within)}?" if within else suggestions.nearest(typed, options)
@@ -232,9 +225,9 @@ def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
     if typing.get_origin(kind) is list:
         plain = isinstance(value, list) and not any(one is None or isinstance(one, (list, dict)) for one in value)
         return None if plain or value is None and optional else _list_problem(key, value, typed)
-    if kind not in KINDS:
+    if kind not in keys.KINDS:
         return None if isinstance(value, dict) or value is None and optional else _mapping_problem(key, typed)
-    node, what = KINDS[kind]
+    node, what = keys.KINDS[kind]
     if kind is str and (isinstance(value, (bool, list, dict)) or value is None and not optional):
         return f"{typed}: {key} takes one text. Type {TAKES.get(key, f'{key}=<text>')}."
     if value is None and optional:

@@ -7,10 +7,18 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def nearest(name: str, candidates: Iterable[Any]) -> str:
-    """' Did you mean ...?' with the up to three candidates closest to a misspelt name, or '' if none is close."""
-    close = difflib.get_close_matches(str(name), list(map(str, candidates)), n=3, cutoff=0.6)
+def nearest(name: str, candidates: Iterable[Any], cutoff: float = 0.6) -> str:
+    """' Did you mean ...?' with the up to three candidates closest to a misspelt name, or '' if none is close.
+
+    cutoff: how close, from 0 to 1, which is the same.
+    """
+    close = difflib.get_close_matches(str(name), list(map(str, candidates)), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def closest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate of which a name is a misspelling, or None if none is that close."""
+    return next(iter(difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.85)), None)
 
 
 def shown(text: str, longest: int = 200) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from conftest import CONF
 
-from recipes.options import keys, overrides
+from recipes.cli import flags
+from recipes.options import keys, menus, other_arguments, overrides
 
 
 def said(text: str, sweeping: bool = False) -> str:
@@ -27,6 +30,29 @@ def said(text: str, sweeping: bool = False) -> str:
         ("gradient_accumulation_steps=4", "Type accumulation.steps=4."),
         ("gradient_checkpointing=true", "Type checkpointing=full."),
         ("optim=adamw_torch", "Type optim=adamw."),
+        ("per_device_eval_batch_size=8", "Type eval.batch=8."),
+        ("max_length=64", "Type data.seq_len=64."),
+        ("warmup_ratio=0.1", "Type train.warmup_steps=<steps>"),
+        ("overwrite_output_dir=true", "Leave it out: each run has a new folder."),
+        ("lr_scheduler_kwargs={}", "Leave it out"),
+        ("lr_scheduler_type=inverse_sqrt", "Type train.schedule=<linear|cosine|constant|"),
+        ("warmup_steps=0.1", "Type train.warmup_steps=<a whole number>."),
+        ("report_to=wandb", "Type tracker=wandb."),
+        ("report_to=comet_ml", "Type tracker=<local|"),
+        ("resume_from_checkpoint=x", "Type resume=x."),
+        ("resume_from_checkpoint=true", "Type resume=latest."),
+        ("deepspeed=ds.json", "Type parallelism=zero."),
+        ("fsdp=full_shard", "Type parallelism=fsdp."),
+        ("no_cuda=true", "Type device=cpu."),
+        ("no_cuda=false", "the opposite is device=cpu"),
+        ("save_total_limit=2", "Type save.keep=2."),
+        ("do_train=true", "Leave it out: this command trains."),
+        ("do_eval=false", "Type eval.enabled=false."),
+        ("lora_r=8", "Type adapter=lora adapter.rank=8."),
+        ("lora_target_modules=q_proj", "Type adapter.targets=[q_proj]."),
+        ("dataset_name=imdb", "Type data=hub data.path=imdb."),
+        ("neftune_noise_alpha=5", "It is an argument of transformers, and nothing takes its place here."),
+        ("num_train_epoch=3", "Did you mean train.epochs=3?"),
         # keys without their section, and misspelt ones
         ("path=a.txt", "Type data.path=a.txt."),
         ("Precision=bf16", "Type precision=bf16."),
@@ -135,9 +161,54 @@ def test_menus_of_other_folders_are_not_judged():
     assert overrides.problems(["model=own", "+experiment/own=x"], [], False) == []
 
 
+SCRIPTS = (*other_arguments.ADVICE, *other_arguments.WITHOUT_COUNTERPART)
+ARGUMENTS = sorted({name.partition("=")[0] for name in (*keys.arguments(), *keys.of_transformers(), *SCRIPTS)})
+TYPED = re.compile(r"[\w.]+=(?:<[^>]*>|\[[^]]*\]|[^\s?;,:]*[^\s?;,:.])")
+PLAIN_KEYS = re.compile(r"(?<![\w.=/])(?:data|train|eval|save|optim)\.(?!py\b)[a-z_]+(?![\w=.]|\.<)")
+PLACEHOLDERS = {"<true or false>": "true", "[<value>]": "[a]", "<share>": "0.5"}  # any other one: a number
+
+
+def proposed(line: str) -> list[str]:
+    """Every override that a line proposes, with values in place of what stands in <>."""
+    found = []
+    for text in TYPED.findall(line):
+        key, _, value = text.partition("=")
+        if value == "<option>":
+            found += [f"{key}={option}" for option in menus.options(key, [CONF])]
+        elif "|" in value:
+            found += [f"{key}={each}" for each in value.strip("<>").split("|")]
+        else:
+            found.append(f"{key}={PLACEHOLDERS.get(value, '3' if value.startswith('<') else value)}")
+    return found
+
+
+@pytest.mark.parametrize("value", ["x", "3", "true", "false", "none", "a/b", "adamw_torch", ""])
+def test_what_stands_for_an_argument_of_transformers_exists(value):
+    """No line proposes a key, an option or a choice that does not exist, or an argument of transformers itself."""
+    for name in ARGUMENTS:
+        if name in keys.names():
+            continue
+        said = [*overrides.problems([f"{name}={value}"], [CONF], False), *flags.split([f"--{name}={value}"]).problems]
+        for line in said:
+            answer = line.split(". ", 1)[-1] if "there is no such" in line else line.split("dashes. ")[-1]
+            assert len(said) == 2 and "python train.py --help lists all" not in answer, line
+            assert overrides.problems(proposed(answer), [CONF], False) == [], line
+            assert not [each for each in PLAIN_KEYS.findall(answer) if each not in keys.names()], line
+
+
+def test_what_stands_for_a_misspelt_argument_exists():
+    for name in ARGUMENTS:
+        (line,) = overrides.problems([f"{name[:-2]}{name[-1]}=3"], [CONF], False)
+        assert overrides.problems(proposed(line.partition(". ")[2]), [CONF], False) == [], line
+        for each in line.partition("Did you mean ")[2].rstrip("?").split(" or "):
+            assert not each or "=" in each or each in keys.names(), line
+
+
 def test_the_table_of_arguments_is_what_the_hooks_say():
     from recipes.cli import argument_table
 
-    assert keys.arguments() == argument_table.table() | keys.OTHER_ARGUMENTS, (
+    made = {name: key for name, key in argument_table.table().items() if key is not None}  # the rest differs by version
+    assert keys.arguments() == made | other_arguments.TYPED, (
         "run: python -m recipes.cli.argument_table > recipes/options/argument_names.json"
     )
+    assert not made.keys() & (other_arguments.TYPED.keys() | other_arguments.ADVICE.keys()), "the hooks know better"
