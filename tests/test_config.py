@@ -113,12 +113,39 @@ def test_the_help_has_every_key_of_every_option_and_one_menu_in_full():
         full = help_text.text(CONF, ["--help", group])
         for option in menus.options(group, [CONF]):
             assert f"{group}={option} " in full
-            for key in menus.option_keys(group, option, [CONF]) - {*menus.MENUS_OWN, "defaults"}:
-                assert f"  {group}.{key}=" in text and f"  {group}.{key}=" in full
+            values = menus.option_values(group, option, [CONF])
+            for key in values.keys() - {*menus.MENUS_OWN, "defaults"}:
+                within = [f"{key}.{name}" for name in values[key]] if isinstance(values[key], dict) else [key]
+                for each in within:
+                    assert f"  {group}.{each}=" in text and f"  {group}.{each}=" in full
     assert "optim.momentum=0.9" in help_text.text(CONF, ["--help", "optim"])
     assert help_text.text(CONF, ["--help", "train"]).count("\n") == len(node_types(node_types()["train"])) - 1
     with pytest.raises(Refusal, match="Did you mean optim"):
         help_text.text(CONF, ["--help", "optin"])
+
+
+@pytest.mark.parametrize(
+    "key, expected",
+    [
+        ("parallelism.gradient_as_bucket_view", ["true  gradients lie in the buckets"]),
+        ("gpu.machine_link_gb_per_second", ["null  of one machine"]),
+        # comments that differ stand for the options that have them
+        (
+            "parallelism.num_processes",
+            ["not used here", "(single, dp)", "ranks; null: one for each", "(all but single"],
+        ),
+        ("gpu.fp16_tflops", ["... (all but auto)", "a 64th of that (gtx1080ti_11gb)"]),
+        ("gpu.memory_bytes", ["... python train.py --help gpu has it for each option (all but auto)"]),
+        ("gpu.host_link_gb_per_second", ["... to the host, each direction (all but auto)"]),
+        ("parallelism.sync_each_batch", ["null: unless strategy=no_shard. false: once a step", "(fsdp, fsdp_tp)"]),
+        ("optim.args.weight_lr_power", ["2.0 and by the learning rate to this power"]),
+    ],
+)
+def test_the_help_of_a_key_is_true_for_each_option(key, expected):
+    text = help_text.describe(CONF)
+    lines = text[text.index(f"  {key}=") :].split("\n  " + key.partition(".")[0])[0]
+    for words in expected:
+        assert words in lines or words in " ".join(lines.split())
 
 
 def test_the_help_puts_the_default_first_and_counts_in_order():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ Menus (the first option is the default), and the keys of their options:
 FOOT = """
 Shell completion: eval "$(python train.py -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
 """
+KEY_WIDTH = 36  # of the column of keys, with the space behind it
+MOST_COMMENTS = 4  # of a key whose comments differ from option to option
+NOT_LISTED = {*menus.MENUS_OWN, "defaults"}
 PACKAGES = ("torch", "transformers", "accelerate", "hydra-core")
 
 
@@ -119,29 +123,66 @@ def _options(conf: Path, group: str) -> list[Path]:
     return sorted((conf / group).glob("*.yaml"), key=lambda path: (path.stem != defaults.get(group), _order(path.stem)))
 
 
-def _keys(path: Path) -> Iterator[Key]:
-    """The keys of an option that a person may set."""
+def _keys(path: Path) -> list[Key]:
+    """The keys of an option that a person may set, those of a mapping as `args.beta3`."""
+    found, parent = [], ""
     for line in path.read_text().splitlines():
-        found = re.match(r"(\w+):\s*([^#]*?)\s*(?:#\s*(.*))?$", line)
-        if found and found[1] not in {*menus.MENUS_OWN, "defaults"}:
-            yield Key(found[1], found[2], found[3] or "")
+        matched = re.match(r"(\s*)(\w+):\s*([^#]*?)\s*(?:#\s*(.*))?$", line)
+        if matched and not matched[1]:
+            parent = "" if matched[3] else matched[2]
+        more = re.match(r"\s+#\s*(.*)$", line)
+        if more and found and not parent:  # the comment goes on
+            found[-1] = found[-1]._replace(comment=f"{found[-1].comment} {more[1]}")
+        elif matched and matched[3] and not {matched[2] if not matched[1] else parent, parent} & NOT_LISTED:
+            name = f"{parent}.{matched[2]}" if parent else matched[2]
+            found.append(Key(name, matched[3], matched[4] or ""))
+    return found
 
 
 def _shared_keys(group: str, paths: list[Path]) -> Iterator[str]:
-    """A line for each key of a menu's options: its value in the first option that has it, and which options have it."""
-    by_name: dict[str, list[tuple[str, Key]]] = {}
+    """The lines of each key of a menu's options: its value, or ... where they differ, and which options have it.
+
+    A comment stands for the options that have it: one line each where there are a few, none where there are many.
+    """
+    by_name: dict[str, dict[str, Key]] = {}
     for path in paths:
         for key in _keys(path):
-            by_name.setdefault(key.name, []).append((path.stem, key))
+            by_name.setdefault(key.name, {})[path.stem] = key
+    names = [path.stem for path in paths]
     for name, having in by_name.items():
-        comment = next((key.comment for _, key in having if key.comment), "")
-        value = having[0][1].value if len({key.value for _, key in having}) == 1 else "..."
-        only = "" if len(having) == len(paths) else f"({', '.join(option for option, _ in having)})"
-        yield _key_line(f"{group}.{name}", Key(name, value, f"{comment} {only}".strip()))
+        values = {key.value for key in having.values()}
+        value = values.pop() if len(values) == 1 else "..."
+        first, *others = _comments(group, having, names)
+        yield _key_line(f"{group}.{name}", Key(name, value, first))
+        yield from (" " * (2 + KEY_WIDTH) + comment for comment in others)
+
+
+def _comments(group: str, having: dict[str, Key], names: list[str]) -> list[str]:
+    """What stands beside a key, line by line. having: option -> the key there; names: of all options."""
+    by_comment: dict[str, list[str]] = {}
+    for option, key in having.items():
+        by_comment.setdefault(key.comment, []).append(option)
+    if len(by_comment) > MOST_COMMENTS:
+        start = (
+            os.path.commonprefix(list(by_comment)).rpartition(":")[0]
+            or f"python train.py --help {group} has it for each option"
+        )
+        by_comment = {start: list(having)}
+    uncommented = by_comment.pop("", [])
+    lines = [f"{comment} {_which(options, names)}".strip() for comment, options in by_comment.items()]
+    return [_which(list(having), names), *lines] if uncommented else lines
+
+
+def _which(options: list[str], names: list[str]) -> str:
+    """The options that something is said of, in brackets: by name or by those left out, '' for all."""
+    others = [name for name in names if name not in options]
+    if not others:
+        return ""
+    return f"({', '.join(options)})" if len(options) <= len(others) else f"(all but {', '.join(others)})"
 
 
 def _key_line(typed: str, key: Key) -> str:
-    return f"  {f'{typed}={key.value}':<36}{key.comment}".rstrip()
+    return f"  {f'{typed}={key.value}':<{KEY_WIDTH - 2}}  {key.comment}".rstrip()
 
 
 def section_keys(conf: Path) -> Iterator[Key]:
