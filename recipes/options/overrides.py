@@ -66,6 +66,11 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
     if key == "hydra" or key.startswith("hydra/"):
         taken = isinstance(override.value(), str) or override.is_sweep_override()
         return [] if taken else [f"{typed}: {key} takes the name of an option."]
+    if sweeping and key == "hydra.sweep.dir" and "${" in text:
+        return [
+            f"{typed}: a sweep's folder is named before anything is resolved, and a tracker shows its name. "
+            "Type the name, or let the shell put it there."
+        ]
     if key.startswith("hydra."):
         return []
     if VARIABLE.search(text):

@@ -140,6 +140,14 @@ def test_the_value_of_a_variable_is_kept_out_of_the_record(monkeypatch):
     for typed in ("data.path=${oc.env:HEADROOM_SECRET}", "model.pretrained='a/${ oc.env:HEADROOM_SECRET}'"):
         assert "would stand in the record" in said(typed) and "abracadabra" not in said(typed)
     assert overrides.problems(["hydra.run.dir=${oc.env:HOME}/x"], [CONF], False) == [], "it is in no record"
+    assert overrides.problems(["hydra.job.name=${oc.env:HOME}"], [CONF], True) == [], "nor is this"
+
+
+@pytest.mark.parametrize("folder", ["x/${now:%Y}", "${oc.env:HOME}/x"])
+def test_the_folder_of_a_sweep_is_named_on_the_command_line(folder):
+    """With ${...} the jobs ran in one folder, and the table was looked for in another."""
+    assert "let the shell put it there" in said(f"hydra.sweep.dir={folder}", sweeping=True)
+    assert overrides.problems(["hydra.sweep.dir=x/y"], [CONF], True) == []
 
 
 @pytest.mark.parametrize("name", ["Müller.txt", "a=b.txt", "~/a.txt", "(1).txt", "日本/x y.txt", "it's.txt", "#1.txt"])
