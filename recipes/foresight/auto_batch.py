@@ -22,10 +22,8 @@ def entry() -> None:
     os.dup2(2, 1)  # libraries print to stdout
     cfg = config.from_dict(json.load(sys.stdin))
     worker_environment.prepare(cfg, rank_info.RankInfo())
-    from recipes.foresight import (
-        largest_batch,
-        not_followed,
-    )  # import torch, which reads the environment that was just prepared
+    # These import torch, which reads the environment that was just prepared.
+    from recipes.foresight import largest_batch, not_followed
 
     try:
         with tempfile.TemporaryDirectory() as folder:
