@@ -85,4 +85,4 @@ def texts(
     values = text_data.collect(with_labels(), columns, source, advice, warn)
     if not values["text"]:
         raise Refusal(f"{source} has no rows.")
-    return text_data.dataset(values, classes)
+    return text_data.dataset(values, classes, lambda text: warn(f"{source}: {text}"))

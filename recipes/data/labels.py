@@ -13,6 +13,7 @@ from recipes.errors import Refusal
 
 MANY = 20  # labels, from which on a column that hardly repeats any is taken for an id
 SHOWN = 8  # names in a message
+FILES_SHOWN = 3
 
 
 @dataclass
@@ -30,8 +31,8 @@ def classes_of(
 
     head: label -> class of a pretrained classification head, which decides; None: the head is new. Labels that are
     numbers are the classes themselves; words are numbered in the order of the alphabet.
-    most: model.classes. warn: is given what is assumed. Raises Refusal for labels that are no classes of the head, or
-    of any.
+    train, held_out: as `text_data` describes them. most: model.classes. warn: is given what is assumed. Raises Refusal
+    for labels that are no classes of the head, or of any.
     """
     parts = [part for part in (train, held_out) if part is not None]
     labels = {label for part in parts for label in part.unique("label")}
@@ -45,19 +46,28 @@ def classes_of(
         return _of_head(labels, given, head, warn)
     rows = sum(len(part) for part in parts)
     if len(labels) == 1 < rows:
-        raise Refusal(one_class(rows, "rows", str(*labels)))
-    _refuse_ids(labels, rows, most)
+        raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(*labels))}")
+    _refuse_ids(labels, rows, most, _files(parts))
     if given is not None:
         return Classes(list(given), {index: index for index in range(len(given))})
     if all(type(label) is int and label >= 0 for label in labels):
         count = max(labels) + 1
         if count > max(2 * len(labels), most):
+            last = f"{shown(labels)}; the last: {_place(parts, max(labels))}"
             raise Refusal(
-                f"the labels are {len(labels):,} different numbers up to {max(labels):,} ({shown(labels)}): as numbers "
-                f"of classes they ask for {count:,} classes. Number them from 0 to {len(labels) - 1}, or write words."
+                f"{_files(parts)}the labels are {len(labels):,} different numbers up to {max(labels):,} ({last}): as "
+                f"numbers of classes they ask for {count:,} classes. Number them from 0 to {len(labels) - 1}, or write "
+                "words."
+            )
+        unused = sorted(set(range(count)) - labels)
+        if unused:
+            warn(
+                f"{_files(parts)}no row has the label {shown(unused)}: the labels are numbers of classes, of which the "
+                f"model gets {count:,}. Number them from 0 to {len(labels) - 1} for a class each."
             )
         return Classes([str(index) for index in range(count)], {index: index for index in range(count)})
     ordered = sorted(labels)
+    _warn_of_alike(ordered, parts, warn)
     return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)})
 
 
@@ -66,12 +76,40 @@ def _kind_of(part: datasets.Dataset | None) -> str:
     return f"words ({value})" if isinstance(value, str) else f"numbers ({value})"
 
 
-def _refuse_ids(labels: Collection, rows: int, most: int) -> None:
+def _warn_of_alike(ordered: list[Any], parts: list[datasets.Dataset], warn: Warn) -> None:
+    """Words that differ in capital letters or spaces alone."""
+    seen: dict[str, str] = {}
+    for label in ordered:
+        other = seen.setdefault(_plain(str(label)), label)
+        if other != label:
+            warn(f"the labels {other!r:.40} and {label!r:.40} ({_place(parts, label)}) are two classes, as written.")
+            return
+
+
+def _files(parts: list[datasets.Dataset]) -> str:
+    """'reviews.csv: ', the names of the files that the rows come from, where they come from files."""
+    places = [place for part in parts if "place" in part.column_names for place in part["place"]]
+    names = list(dict.fromkeys(place.rpartition(", ")[0] for place in places))
+    if not any(names):
+        return ""
+    return f"{', '.join(names[:FILES_SHOWN])}{' and others' * (len(names) > FILES_SHOWN)}: "
+
+
+def _place(parts: list[datasets.Dataset], label: Any) -> str:
+    """Where the first row with a label is."""
+    for part in parts:
+        found = part["label"][:]
+        if label in found and "place" in part.column_names:
+            return part["place"][found.index(label)]
+    return "its place is not known"
+
+
+def _refuse_ids(labels: Collection, rows: int, most: int, files: str) -> None:
     """Raises Refusal if nearly every row has a label of its own, unless that many classes were asked for."""
     if len(labels) > max(MANY, rows / 2, most):
         raise Refusal(
-            f"{rows:,} rows have {len(labels):,} different labels ({shown(labels)}): this seems to be a column of ids, "
-            f"not of classes. Name another one with data.label_column=, or type model.classes={len(labels)}."
+            f"{files}{rows:,} rows have {len(labels):,} different labels ({shown(labels)}): this seems to be a column "
+            f"of ids, not of classes. Name another one with data.label_column=, or type model.classes={len(labels)}."
         )
 
 

@@ -1,7 +1,7 @@
 """Texts from files or from the hub.
 
-Texts are a datasets.Dataset with the columns `text`, `pair` (the second text, if the data set has pairs) and `label`
-(if it has labels): numbers or words, or a datasets.ClassLabel.
+Texts are a datasets.Dataset with the columns `text`, `pair` (the second text, if the data set has pairs) and, if it has
+labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for messages: "reviews.csv, line 3".
 """
 
 from __future__ import annotations
@@ -79,23 +79,27 @@ def read(
         if "label" in values and all(_is_whole(label) for label in values["label"]):
             values["label"] = [int(label) for label in values["label"]]
     label_column = next((column for column, name in columns.items() if name == "label"), "")
-    return dataset(values, _class_label(files[0], label_column))
+    return dataset(values, _class_label(files[0], label_column), warn_of_file)
 
 
 def collect(
     rows: Rows, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
 ) -> dict[str, list]:
-    """text, pair and label -> the values of the rows that lack none. The arguments are those of `read`.
+    """text, pair, label and place -> the values of the rows that lack none. The arguments are those of `read`.
 
-    rows: (the place, column -> value). Raises Refusal for a column that is not there, and for values of other kinds.
+    rows: (the place, column -> value). Beside a label a text of spaces alone is none. Raises Refusal for a column that
+    is not there, and for values of other kinds.
     """
-    values: dict[str, list] = {name: [] for name in columns.values()}
+    labelled = "label" in columns.values()
+    values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
     dropped, names, total = Dropped(), {}, 0
     for place, row in rows:
         total += 1
         if len(names) < 100:  # enough for a message about a column that is not there
             names |= dict.fromkeys(row)
         found = {name: _value(row.get(column), name, column, place, source, advice) for column, name in columns.items()}
+        if labelled:
+            found = {name: None if _is_blank(value) else value for name, value in found.items()} | {"place": place}
         lacking = [name for name, value in found.items() if value is None]
         if lacking:
             dropped.add(lacking[0], place)
@@ -113,17 +117,32 @@ def collect(
     return values
 
 
-def dataset(values: dict[str, list], classes: datasets.ClassLabel | None) -> datasets.Dataset:
+def dataset(values: dict[str, list], classes: datasets.ClassLabel | None, warn: Warn) -> datasets.Dataset:
     """What `collect` has found as a data set. Labels are words, unless all are numbers. classes: the names of the
-    numbers, if they are known."""
+    numbers, if they are known. warn: is given what is odd about the labels."""
     features: dict[str, Any] = {name: datasets.Value("string") for name in values}
     if "label" in values:
         labels = values["label"]
+        _warn_of_mixed(labels, values["place"], warn)
         numbers = all(type(label) is int and abs(label) < 2**63 for label in labels)
         values["label"] = labels if numbers else [str(label) for label in labels]
         if numbers:
             features["label"] = classes or datasets.Value("int64")
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+
+
+def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
+    """Labels of which some are numbers and some are words."""
+    firsts: dict[bool, Any] = {}
+    for label in dict.fromkeys(labels):
+        firsts.setdefault(type(label) is int or _is_whole(label), label)
+    if len(firsts) == 2:
+        number, word = (f"{firsts[kind]!s:.40}, {places[labels.index(firsts[kind])]}" for kind in (True, False))
+        warn(f"some labels are numbers ({number}), others words ({word}): all are taken as words.")
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def _is_number(text: str) -> bool:

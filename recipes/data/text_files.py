@@ -139,8 +139,9 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
     except RecursionError as error:
         raise BadFile(_json_reason(error)) from error
     except ValueError as error:
-        if not text.lstrip().startswith("{") or "\n" not in text.strip():
-            raise BadFile(_json_reason(error)) from error
+        if not _is_json(text.lstrip().partition("\n")[0]):
+            line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
+            raise BadFile(f"{line}{_json_reason(error)}") from error
         yield from _json_lines(path, columns, form, warn)  # an object per line, in a file named .json
         return
     if isinstance(found, dict) and set(columns) <= found.keys() and not isinstance(found[columns[0]], list):
@@ -150,6 +151,13 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
         raise BadFile(f"it holds one {_kind(found)}{keys}, not a list of objects, one for each row.")
     for number, row in enumerate(found, 1):
         yield f"row {number}", _checked(row, f"row {number}", columns)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _json_reason(error: Exception) -> str:

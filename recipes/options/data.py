@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from recipes.options.data_sources import BYTE_VOCAB
 from recipes.options.hooks import PASSES, Cost, Dimension, Lever
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
+OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
 
@@ -151,10 +153,20 @@ def _tokenizer_problems(cfg: Config) -> list[str]:
     folder = Path(pretrained).expanduser()
     if not (folder / "config.json").is_file() or any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return []  # a folder without a model is refused with model.pretrained; the hub is asked later
+    if _is_of_other_inputs(folder):
+        return []  # refused as what it is, once its class is known
     return [
         f"model.pretrained={pretrained} brings no tokenizer, so the ids that its weights were trained on are not "
         "known. Save the tokenizer into the folder (tokenizer.save_pretrained), or name it with data.tokenizer=."
     ]
+
+
+def _is_of_other_inputs(folder: Path) -> bool:
+    """Whether the configuration in a folder has keys that models of images or of audio have."""
+    try:
+        return bool(OTHER_INPUTS & json.loads((folder / "config.json").read_text()).keys())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _encoding_problems(cfg: Config) -> list[str]:

@@ -72,8 +72,13 @@ def find(pattern: str, key: str) -> list[Path]:
             + (f"the folder holds no {kinds} file." if path.is_dir() else "there is no such file or folder.")
         )
     suffixes = {kind(p) for p in found}
+    if suffixes == {""}:
+        raise Refusal(
+            f"{key}={pattern}: {found[0].name} has no suffix, which says what is in a file: {kinds}. Rename it."
+        )
     if len(suffixes) > 1 or suffixes - set(SUFFIXES):
-        raise Refusal(f"{key}={pattern}: the files are {', '.join(sorted(suffixes))}; give one kind out of {kinds}.")
+        found_kinds = ", ".join(suffix or "without a suffix" for suffix in sorted(suffixes))
+        raise Refusal(f"{key}={pattern}: the files are {found_kinds}; give one kind out of {kinds}.")
     if ".parquet" in suffixes and any(map(compression, found)):
         raise Refusal(f"{key}={pattern}: a .parquet file is compressed inside; unpack it first.")
     if any(compression(p) == ".zst" for p in found) and not host.has("zstandard"):

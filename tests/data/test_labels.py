@@ -62,24 +62,46 @@ def test_labels_far_apart_are_refused_at_once(tmp_path):
     line = refusal("model=bert_tiny", *file_of(tmp_path, [0, 100000, 0, 100000]), task=CLASSES)
     assert time.perf_counter() - start < 5
     assert "0, 100000" in line and "100,001 classes" in line and "0 to 1" in line
+    assert "the last: t.jsonl, line 2" in line
 
 
 def test_a_column_of_ids_is_no_label(tmp_path):
     for labels in (range(50), [f"id-{n}" for n in range(50)]):
         line = refusal("model=bert_tiny", *file_of(tmp_path, labels), task=CLASSES)
-        assert "50 rows have 50 different labels" in line and "data.label_column=" in line
+        assert "t.jsonl: 50 rows have 50 different labels" in line and "data.label_column=" in line
     assert with_labels(tmp_path, range(50), None, "model.classes=50").classes == 50
 
 
 @pytest.mark.parametrize("labels", [[1] * 6, ["good"] * 6])
 def test_one_class_alone_is_refused(tmp_path, labels):
     line = refusal("model=bert_tiny", *file_of(tmp_path, labels), task=CLASSES)
-    assert "all 6 rows" in line and str(labels[0]) in line
+    assert "t.jsonl: all 6 rows" in line and str(labels[0]) in line
 
 
 def test_one_class_in_the_first_rows_of_a_sorted_file_is_refused(tmp_path):
     words = file_of(tmp_path, [0] * 5 + [1] * 5)
     assert "all 4 rows to train on" in refusal("model=bert_tiny", *words, "data.samples=4", task=CLASSES)
+
+
+@pytest.mark.parametrize(
+    "labels,said",
+    [
+        ([1, 2, 1], ["t.jsonl: no row has the label 0:", "the model gets 3. Number them from 0 to 1"]),
+        ([1, "x", 0], ["numbers (1, t.jsonl, line 1), others words (x, t.jsonl, line 2): all are taken as words"]),
+        (["no", "yes", "No "], ["'No ' and 'no' (t.jsonl, line 1) are two classes"]),
+    ],
+)
+def test_odd_labels_are_named_with_their_place(tmp_path, labels, said):
+    (line,) = with_labels(tmp_path, labels).warnings
+    assert all(part in line for part in said)
+
+
+def test_a_text_of_spaces_alone_is_none(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\ngood,1\n  ,0\nbad,0\n")
+    words = ["data=text", f"data.path={path}", "data.eval_fraction=0", "data.samples=null"]
+    data = built("model=bert_tiny", *words, task=CLASSES)
+    assert len(data.train) == 2 and any("1 of 3 rows are left out: 1 without a text" in one for one in data.warnings)
 
 
 def test_words_here_and_numbers_there_are_refused(tmp_path):

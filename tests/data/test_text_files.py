@@ -116,6 +116,7 @@ RUSSIAN = "Это русский текст для проверки\n" * 5
         ("utf-16", PROSE, "utf-16"),
         ("koi8-r", RUSSIAN, "koi8-r"),
         ("shift_jis", "これは日本語の文章です。とても良い。\n" * 5, "cp932"),
+        ("cp1251", "a line in English, and another one, and so on: " * 9 + "хороший фильм\n" * 5, "cp1251"),
     ],
 )
 def test_another_encoding_is_named_and_can_be_typed(tmp_path, encoding, text, seems):
@@ -124,6 +125,8 @@ def test_another_encoding_is_named_and_can_be_typed(tmp_path, encoding, text, se
     words = told(path, "model=gpt2_tiny", "data.seq_len=64")
     line = refusal(*words)
     assert "t.txt" in line and f"data.encoding={seems}" in line and f"iconv -f {seems}" in line
+    word = next(word for word in text.split() if not word.isascii())
+    assert word[:5] in line, "a person sees whether it is right"
     data = built(*words, f"data.encoding={seems}")
     flat = [token for row in ids_of(data.train) for token in row]
     assert bytes(token - 1 if token else 10 for token in flat).decode() == text
@@ -215,6 +218,8 @@ def test_one_text_alone_has_no_evaluation_and_that_is_said(tmp_path):
         ("t.jsonl", "\n\n", ["t.jsonl", "empty"]),
         ("t.json", '{"data": [{"text": "a", "label": 0}]}', ["t.json", "object with the keys data", "list of objects"]),
         ("t.json", '[{"text": "a", "label": 0}', ["t.json cannot be read", "column"]),
+        ("t.json", '[\n {"text": "a", "label": 0},\n {"text": b}\n]', ["t.json cannot be read: line 3:", "column 11"]),
+        ("t.json", '{\n "text": "a",\n "label": }\n', ["t.json cannot be read: line 3:"]),
         ("t.json", '[["a", 0]]', ["t.json", "row 1 is a list"]),
         ("t.csv", "text,label\na,0\nb, with a comma,1\n", ["t.csv", "line 3 has 3 fields", "double quotes"]),
         ("t.csv", 'text,label\na,0\n"not closed,1\nb,1\n', ["t.csv", "line 3"]),
@@ -233,6 +238,12 @@ def test_a_file_that_cannot_be_used_is_one_line_with_its_name_and_the_place(tmp_
     (tmp_path / name).write_text(text)
     line = refusal(*told(tmp_path / name), task=CLASSES)
     assert all(word in line for word in words), line
+
+
+def test_a_file_without_a_suffix_is_told_which_there_are(tmp_path):
+    (tmp_path / "corpus").write_text("one text\n")
+    (line,) = compose(*small(*told(tmp_path / "corpus"))).problems
+    assert "corpus has no suffix" in line and ".jsonl" in line and "Rename it" in line
 
 
 def test_a_label_column_of_lists_in_parquet_is_one_line(tmp_path):

@@ -87,6 +87,13 @@ def test_a_folder_without_a_tokenizer_is_refused_before_the_job(gpt2, corpus):
     assert "brings no tokenizer" in line and "data.tokenizer=" in line
 
 
+def test_a_model_of_images_is_not_asked_for_a_tokenizer(tmp_path):
+    """It is refused as a model of images where its class is known."""
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "image_size": 224}')
+    words = ["data=text", f"data.path={tmp_path}", f"model.pretrained={tmp_path}"]
+    assert not any("tokenizer" in line for line in compose(*words, "device=cpu").problems)
+
+
 def test_a_tokenizer_that_transformers_would_make_up_is_refused(train, gpt2, corpus):
     """AutoTokenizer gives a GPT-2 without files a vocabulary of one token."""
     folder = gpt2()

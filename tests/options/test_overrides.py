@@ -69,6 +69,8 @@ def said(text: str, sweeping: bool = False) -> str:
         ("checkpointing=true", "Did you mean checkpointing=full?"),
         ("checkpointing=false", "Did you mean checkpointing=none?"),
         ("model=Qwen/Qwen3-0.6B", "Type model.pretrained=Qwen/Qwen3-0.6B."),
+        ("model=bert-base-uncased", "Did you mean bert_base? For a model of the hub, or in a folder, type model.pre"),
+        ("model=t5-small", "type model.pretrained=t5-small."),
         ("model=[bert_tiny]", "there is no such option"),
         ("model@x=bert_tiny", "Type model=<option>"),
         ("+model=bert_tiny", "without a plus"),
