@@ -68,7 +68,8 @@ def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Call
     kept = estimate.kept_bytes or 0
     demand, beside_margin = demand_within(capacity_bytes), demand_within(max(0, capacity_bytes - kept))
     estimate.evaluation_reserved_bytes = demand.peak_reserved_bytes
-    margin = -demand.missing_bytes or kept - beside_margin.missing_bytes
+    # More may be missing beside the margin than the margin: by what is given back there, and not here.
+    margin = -demand.missing_bytes or max(0, kept - beside_margin.missing_bytes)
     if not beside_margin.missing_bytes or margin >= estimate.margin_bytes:
         return
     if margin >= 0 and estimate.verdict == TIGHT:  # of the step, and said already

@@ -14,6 +14,7 @@ from conftest import compose
 from recipes import config
 from recipes.cli import summary
 from recipes.foresight import evaluation_memory, largest_batch, tried_levers
+from recipes.foresight.memory.allocator import Demand
 from recipes.options import accumulation
 from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
 from recipes.training import evaluate
@@ -67,6 +68,18 @@ def test_between_the_two_it_is_tight_and_the_warning_says_why(predicted, words):
     tight.overrides = [*words, LARGE, f"launch.memory_limit_gib={tight.config['launch']['memory_limit_gib']}"]
     cfg = compose("recipe=estimate", *tight.overrides).cfg
     assert tried_levers.hint(cfg, tight).startswith("Tried: eval.batch=16 (")
+
+
+def test_what_fits_without_the_margin_is_tight_whatever_is_missing_beside_it(predicted, words):
+    outcome, cfg = predicted(*words), compose("recipe=estimate", *words).cfg
+    kept, capacity = outcome.estimate.kept_bytes, 100 * MIB
+
+    def demand_within(bytes_there: int) -> Demand:
+        missing = 0 if bytes_there == capacity else kept + MIB  # blocks that are given back there and not here
+        return Demand(90 * MIB, 90 * MIB, missing, 0, bytes_there)
+
+    evaluation_memory.judge(cfg, outcome, capacity, demand_within)
+    assert (outcome.estimate.verdict, outcome.estimate.margin_bytes, outcome.status) == (TIGHT, 0, "ok")
 
 
 def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
