@@ -113,7 +113,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     share = max(cfg.estimate.margin or 0.0, simulated.error_share)
     outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
     if simulated.lengths is not None and not demand.missing_bytes:  # else the longest alone do not fit
-        _fill_lengths(outcome, outcome.estimate, simulated.lengths)
+        _fill_lengths(cfg, outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
         outcome.warnings.append(_why_tight(cfg, share, outcome.estimate, demand.releases))
     if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
@@ -143,7 +143,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
         )
 
 
-def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
+def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
     """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
     demands = lengths.demands
     estimate.lengths_steps, estimate.releases = lengths.steps, max(demand.releases for demand in demands)
@@ -165,9 +165,10 @@ def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -
     if saved > 0:
         hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {saved / MIB:,.0f} MiB of it")
     if lengths.padding >= LEAST_PADDING:
+        grouped = "" if cfg.data.group_by_length is True else " or data.group_by_length"
         hints.append(
-            f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling) or "
-            "data.group_by_length would spare"
+            f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling){grouped} "
+            "would spare"
         )
     if estimate.lacking_bytes and estimate.kept_bytes:
         tight += (
@@ -177,7 +178,7 @@ def _fill_lengths(outcome: Record, estimate: Estimate, lengths: UnevenLengths) -
     times = "is never given back" if not estimate.releases else f"is given back up to {estimate.releases} times"
     outcome.warnings.append(
         f"batches of different lengths {_growth(needed, shown)}; in {lengths.steps} steps cached memory "
-        f"{times} to make room.{tight} {'; '.join(hints)}{'.' * bool(hints)}"
+        f"{times} to make room.{tight}{' ' * bool(hints)}{'; '.join(hints)}{'.' * bool(hints)}"
     )
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from recipes.data import data_loader
-from recipes.data.collate import IGNORE_INDEX
-from recipes.foresight.fake_gpu import known_values
+from recipes.data.data_loader import Batch
 from recipes.foresight.fake_gpu.device import FakeDevice
 from recipes.foresight.fake_gpu.op_trace import OpTrace
 from recipes.foresight.memory import allocator
@@ -97,14 +96,14 @@ def draw(
     """
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
-    lengths, ends, positions, filled = set(), [], 0, 0
+    lengths, ends, positions, filled = set(), [], 0, 0  # positions and those without padding: of all ranks
     tallies, unpadded = [], 0
     loop.loader.set_epoch(0)
     steps = accelerate_loop.chunks(loop.loader, micro_batches)
     for batches in steps:
         lengths |= _shapes(batches)
-        positions += sum(batch["input_ids"].numel() for batch in batches)
-        filled += sum(map(_filled, batches))
+        positions += sum(map(_positions, batches))
+        filled += sum(batch.unpadded_everywhere for batch in batches)
         unpadded += sum(batch.unpadded_everywhere for batch in batches)
         ends.append(_step(loop, trace, batches))
         tallies.append(trace.step_tally(len(batches)))
@@ -116,8 +115,8 @@ def draw(
     for batches in itertools.islice(steps, SEARCHED_STEPS if len(lengths) < 2 else 0):
         if not _shapes(batches) <= lengths:  # rows of other lengths come later: one step of them tells
             lengths |= _shapes(batches)
-            positions += sum(batch["input_ids"].numel() for batch in batches)
-            filled += sum(map(_filled, batches))
+            positions += sum(map(_positions, batches))
+            filled += sum(batch.unpadded_everywhere for batch in batches)
             ends.append(_step(loop, trace, batches))
             del batches
             break
@@ -127,7 +126,7 @@ def draw(
     ends.append(_step(loop, trace, longest[:LONGEST_BATCHES]))
     orders = _orders(len(ends))
     events = [trace.allocator_events_of(ends, order) for order in orders]
-    return first, drawn_steps(len(orders[0]), events, 1 - filled / positions, longest_events, settings)
+    return first, drawn_steps(len(orders[0]), events, max(0.0, 1 - filled / positions), longest_events, settings)
 
 
 def drawn_steps(
@@ -184,14 +183,9 @@ def _orders(count: int) -> list[list[int]]:
     return found
 
 
-def _filled(batch: Any) -> int:
-    """The positions of a batch that are no padding, as far as the batch says."""
-    mask, labels = batch.get("attention_mask"), batch["labels"]
-    if mask is None and labels.dim() == 2:
-        mask = known_values.value_of(labels)
-        return batch["input_ids"].numel() if mask is None else int((mask != IGNORE_INDEX).sum())
-    known = None if mask is None else known_values.value_of(mask)
-    return batch["input_ids"].numel() if known is None else int(known.sum())
+def _positions(batch: Batch) -> int:
+    """The positions of a batch with its padding on all ranks, as if the others had rows as long as this one."""
+    return batch.rows_everywhere * batch["input_ids"].shape[1]
 
 
 def replay(drawn: DrawnSteps, capacity_bytes: int, settings: Settings) -> UnevenLengths:

@@ -117,6 +117,27 @@ def test_the_longest_rows_come_late_and_find_no_blocks(predicted, tmp_path, voca
     assert f"{' to '.join(sizes)} reserved" in line
 
 
+def test_questions_are_no_padding(predicted, tmp_path):
+    """No loss is on them with data.train_on=answers, and their positions are filled all the same."""
+    file = tmp_path / "talks.jsonl"
+    talks = ({"prompt": "q" * 200, "completion": "a" * (20 + number % 4)} for number in range(32))
+    file.write_text("".join(json.dumps(row) + "\n" for row in talks))
+    words = ["model=gpt2_tiny", "model.layers=1", "gpu=a100_40gb", "data=chat", f"data.path={file}", "data.seq_len=256"]
+    found = [
+        predicted(*words, "data.pad_to_multiple_of=1", *more)
+        for more in ([], ["parallelism=ddp", "parallelism.num_processes=2"])
+    ]
+    assert all(0 < outcome.estimate.padding_share < 0.02 for outcome in found)
+    (line,) = (line for line in found[0].warnings if "different lengths" in line)
+    assert "padding" not in line and line == line.strip()
+
+
+def test_what_is_typed_is_not_advised(predicted, padded):
+    grouped = predicted(*padded, "data.group_by_length=true", "data.pad_to_multiple_of=128")
+    (line,) = (line for line in grouped.warnings if "different lengths" in line)
+    assert "are padding" in line and "group_by_length" not in line
+
+
 def test_equal_rows_have_one_figure(predicted):
     outcome = predicted(*WORDS, "data.seq_len=32", "data.samples=16")
     assert outcome.estimate.shown_reserved_bytes is None
