@@ -52,7 +52,7 @@ def asked(overrides: list[str], options: Options) -> tuple[list[Place], list[str
         override = _parsed(text)
         if override is not None and override.key_or_group == "gpu":
             typed = _gpus(override)
-            names = [*typed]
+            names = [*dict.fromkeys(typed)]
             known = list(menus.options("gpu", [CONF]))
             problems += [] if typed else [f"{text}: no option of the menu gpu has such a name."]
             problems += [
@@ -124,6 +124,16 @@ def plan_all(
             planned.append((place, search))
             continue
         problems[place] = [str(line) for line in found]
-        if not planned and len(problems) == 2 and len({tuple(lines) for lines in problems.values()}) == 1:
-            break  # what is wrong has nothing to do with the GPU
+        if not planned and _same_everywhere(problems, places):
+            break
     return planned, problems
+
+
+def _same_everywhere(problems: dict[Place, list[str]], places: list[Place]) -> bool:
+    """Whether what is wrong has to do neither with the GPU nor with their number: it is so for two of each."""
+    if len(problems) < 2 or len({tuple(lines) for lines in problems.values()}) > 1:
+        return False
+    return all(
+        len({getattr(place, side) for place in problems}) >= min(2, len({getattr(place, side) for place in places}))
+        for side in ("gpu", "count")
+    )

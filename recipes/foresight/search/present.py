@@ -79,7 +79,7 @@ def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:
-        lines.append(_closest(result.rows[0].estimate))
+        lines += [_closest(result.rows[0].estimate), *of_the_evaluation(result.rows[0])]
     lines += ["", results_table(search, result.rows), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
@@ -101,6 +101,17 @@ def _closest(estimate: Estimate) -> str:
         f"Nothing fits. What comes closest is tight: it leaves {estimate.margin_bytes / MIB:,.0f} MiB free, and "
         f"{(estimate.kept_bytes or 0) / MIB:,.0f} are to stay free (estimate.margin):"
     )
+
+
+def of_the_evaluation(best: Found) -> list[str]:
+    """A line where it is the evaluation that does not fit: the memory in the table is that of a step."""
+    if best.record.error is None or best.record.error.phase != "eval":
+        return []
+    batch = best.record.config["eval"]["batch"]
+    return [
+        f"What is missing is of the evaluation (eval.batch={batch}), and memory is that of a step. Make eval.batch "
+        "smaller, or leave the evaluation out with eval.enabled=false."
+    ]
 
 
 def results_table(search: space.SearchSpace, rows: list[Found]) -> str:

@@ -88,7 +88,11 @@ def report(done: list[Searched], options: Options, seconds: float) -> str:
     fitting = [each for each in found if each.best.fits]
     if not fitting:
         lines.append("Nothing fits on any of them. What comes closest:")
+    lacking = [(each.place, line) for each in found for line in present.of_the_evaluation(each.best)]
+    lines += _grouped("Does not fit", lacking, len(found))
     lines += ["", _table(found), ""]
+    if options.sort == "cost" and (unpriced := dict.fromkeys(each.place.gpu for each in found if each.cost is None)):
+        lines.append(f"Without a price, and so below those of a known cost: {', '.join(map(str, unpriced))}.\n")
     shown = (fitting or found)[: options.top]
     for number, each in enumerate(shown, 1):
         lines.append(f"{number}. {each.search.command(each.best.chosen)}")

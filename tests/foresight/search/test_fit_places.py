@@ -31,6 +31,7 @@ def test_gpus_by_name_by_pattern_and_by_number(monkeypatch):
     both = [Place("l4_24gb", None), Place("t4_16gb", None)]
     assert asked("gpu=l4_24gb,t4_16gb", "model=gpt2") == (both, ["model=gpt2"], [])
     assert asked("gpu=l4_24gb", "fit.gpus=[4,1]")[0] == [Place("l4_24gb", 1), Place("l4_24gb", 4)]
+    assert asked("gpu=l4_24gb,t4_16gb,l4_24gb")[0] == both
     assert asked("fit.gpus=[2,2]")[0] == asked("fit.gpus=2")[0] == [Place(None, 2)]
     assert asked("model=gpt2")[0] == [Place(None, None)]
     found = {place.gpu for place in asked("gpu=glob(*)")[0]}
@@ -78,6 +79,13 @@ def test_the_same_batch_for_every_number_of_gpus():
     assert "batch.effective=4" in refused[Place("rtx4090_24gb", 4)][0]
 
 
+def test_a_number_of_gpus_that_cannot_do_it_keeps_none_of_the_others_out():
+    options, others, _ = fit_options.read_options(tiny_without_gpu("fit.gpus=[4,6]", "gpu=l4_24gb,t4_16gb"))
+    asked_for, others, _ = places.asked(others, options)
+    planned, refused = places.plan_all(asked_for, [*others, "batch.effective=6"], options)
+    assert [place for place, _ in planned] == [Place("l4_24gb", 6), Place("t4_16gb", 6)] and len(refused) == 2
+
+
 @pytest.fixture
 def in_this_process(monkeypatch):
     import contextlib
@@ -100,7 +108,23 @@ def test_each_gpu_has_a_row_and_those_that_cannot_are_named(in_this_process, cap
     assert said.count("python train.py") == 1 and "gpu=h100_80gb gpu.price_per_hour=3" in said
     assert "Note (l4_24gb): the context of the GPU (450 MiB) is assumed" in said
     assert fit.main([*words, "gpu=l4_24gb,h100_80gb", prices, "fit.sort=cost"]) == 0
-    assert [row[1] for row in rows_of(capsys.readouterr().out)] == ["l4_24gb", "h100_80gb"]
+    said = capsys.readouterr().out
+    assert [row[1] for row in rows_of(said)] == ["l4_24gb", "h100_80gb"] and "Without a price" not in said
+    assert fit.main([*words, "gpu=l4_24gb,h100_80gb", "fit.prices={h100_80gb:3}", "fit.sort=cost"]) == 0
+    said = capsys.readouterr().out
+    assert [row[1] for row in rows_of(said)] == ["h100_80gb", "l4_24gb"]
+    assert "Without a price, and so below those of a known cost: l4_24gb." in said
+
+
+def test_where_the_evaluation_does_not_fit_it_is_named(in_this_process, capsys):
+    words = tiny(*NOTHING_LEFT, "batch.effective=2", "data.eval_samples=512", "eval.batch=512")
+    limit = "launch.memory_limit_gib=0.04"
+    for more in ([], ["fit.gpus=[1,2]", "batch.effective=4"]):
+        assert fit.main([*words, limit, *more]) == 3
+        said = capsys.readouterr().out
+        assert "What is missing is of the evaluation (eval.batch=512)" in said, said
+    assert fit.main([*words, limit, "eval.batch=1"]) == 0
+    assert "of the evaluation" not in capsys.readouterr().out
 
 
 def test_where_nothing_fits_the_closest_comes_first(in_this_process, capsys):
