@@ -186,10 +186,11 @@ def _growth(needed: int, shown: list[int]) -> str:
     """What batches of different lengths make of the reserved bytes that the longest need. shown: of each order."""
     if max(shown) == needed:
         return f"do not fragment the cache here: it stays at the {needed / MIB:,.0f} MiB that the longest need"
+    least, most = (f"{each(shown) / MIB:,.0f}" for each in (min, max))
+    spread = f"{least} to {most} reserved, by" if least != most else f"{most} reserved, whatever"
     return (
         f"fragment the cache: {needed / MIB:,.0f} MiB are needed for the longest, and the device will show "
-        f"{min(shown) / MIB:,.0f} to {max(shown) / MIB:,.0f} reserved, by the order of the batches ({len(shown)} "
-        "were tried)"
+        f"{spread} the order of the batches ({len(shown)} were tried)"
     )
 
 

@@ -133,7 +133,8 @@ def choose(cfg: Config) -> list[str]:
     larger = f", and {answer['larger']} {_why_not_larger(answer)}" if answer["larger"] else ""
     cfg.batch.per_device, cfg.accumulation.steps = batch, cfg.batch.effective // batch
     cfg.accumulation.reason = (
-        f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} steps, the largest "
+        f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} "
+        f"step{'s' * (cfg.accumulation.steps > 1)}, the largest "
         f"that is predicted to fit {name}. {margin:,.0f} MiB stay free{larger}."
     )
     return []
