@@ -16,7 +16,7 @@ import datasets
 import numpy
 
 from recipes.config import Config
-from recipes.data import collate, rows, sources
+from recipes.data import collate, rows, sources, text_rows
 from recipes.data import tokens as tokens_module
 from recipes.errors import Refusal
 from recipes.options import batch, parallelism
@@ -65,7 +65,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     """The rows of the chosen data set.
 
     task: "classification" or "language_modelling". vocab: of the model. head: see `labels.classes_of`. last_id:
-    the token that the model's head looks for at the end of each row, which random rows need.
+    the token that the model's head looks for at the end of each row, which all rows need.
     Raises Refusal for data that cannot be used.
     """
     if cfg.data.name == "dummy":
@@ -73,7 +73,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     elif cfg.data.name == "source":
         built = _source(cfg, task, vocab, head)
     else:
-        built = _tokenised(cfg, task, vocab, head)
+        built = _tokenised(cfg, task, vocab, head, last_id)
     built.rank, built.ranks = parallelism.data_share(cfg)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal(
@@ -146,11 +146,13 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     return Data(task, train, held_out, pad, BYTE_VOCAB, tokenizer=encoder.tokenizer, warnings=warnings)
 
 
-def _tokenised(cfg: Config, task: str, vocab: int, head: Head) -> Data:
+def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
     """Texts or conversations in tokens: rows of different lengths."""
     warnings: list[str] = []
     train, evaluated, names, tokens = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
     held_out, available = evaluated if evaluated is not None else (None, 0)
+    if last_id is not None:
+        text_rows.check_ends(cfg, [part for part in (train, held_out) if part], last_id, tokens.pad)
     return Data(
         task,
         train,

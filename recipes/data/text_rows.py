@@ -55,6 +55,38 @@ def classification(
     return train, (evaluated, available), classes.names
 
 
+def check_ends(cfg: Config, parts: list[datasets.Dataset], last_id: int, pad: int) -> None:
+    """Raises Refusal unless each row has the token at which the model reads it, and all rows equally often.
+
+    pad: the id of padding, which must be another one.
+    """
+    name = (
+        f"model.pretrained={cfg.model.pretrained} reads a row at its end token (eos_token_id {last_id} in config.json)"
+    )
+    tokenizer = f"data.tokenizer={cfg.data.tokenizer}"
+    if pad == last_id:
+        raise Refusal(
+            f"{name}, and {tokenizer} pads with the same token. Take the tokenizer that the weights were trained with: "
+            "data.tokenizer=."
+        )
+    counts = []
+    for part in parts:
+        ids, ends = rows.flat(part, "input_ids")
+        counts.append(numpy.add.reduceat(ids == last_id, numpy.concatenate([[0], ends[:-1]]), dtype=numpy.int64))
+    found = numpy.concatenate(counts)
+    without = int((found == 0).sum())
+    if without:
+        raise Refusal(
+            f"{name}, which {without:,} of {len(found):,} rows have not: {tokenizer} does not write it. Take the "
+            "tokenizer that the weights were trained with: data.tokenizer=."
+        )
+    if found.min() != found.max():
+        raise Refusal(
+            f"{name}, and the rows of {data_options.named(cfg)} have {found.min()} to {found.max()} of it: some texts "
+            "hold it themselves. Take it out of the texts."
+        )
+
+
 def _evaluated(cfg: Config, count: int) -> list[int]:
     """The rows to evaluate on: the first data.eval_samples, or eval.max_samples of all."""
     if cfg.data.eval_samples is not None:

@@ -30,6 +30,10 @@ CLASSES = {
 TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
 # Models whose text goes with something else, which no data of this project has: their step fails without it.
 BESIDE_TEXT = {"git": "images", "layoutlmv2": "images of pages"}
+# Classifiers in transformers that read a row at its end token, which each row must have once or equally often; and
+# those whose decoder begins with a token that the configuration names.
+READ_AT_END = {"bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"}
+BEGIN_WITH_A_TOKEN = READ_AT_END - {"mbart", "plbart"}
 ANY_STEP = "estimate_step (docs/api.md) estimates a step of such a model that you write in Python."
 INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
 
@@ -56,6 +60,8 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
             f"checkpointing={cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
             "Type checkpointing=none."
         )
+    if task == "classification":
+        _check_special_tokens(name, config)
     with pretrained.building(config, cfg.model.pretrained):
         most = positions(config)
     _check_lengths(cfg, name, most)
@@ -140,6 +146,20 @@ def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
         )
 
 
+def _check_special_tokens(name: str, config: PretrainedConfig) -> None:
+    """Raises Refusal for a classifier whose configuration lacks the id of a token that its forward pass reads."""
+    needed = {
+        "eos_token_id": (READ_AT_END, "at which its classifier reads a row"),
+        "decoder_start_token_id": (BEGIN_WITH_A_TOKEN, "with which its decoder begins; in T5 it is the id of padding"),
+    }
+    for key, (kinds, use) in needed.items():
+        if config.model_type in kinds and not isinstance(getattr(config, key, None), int):
+            raise Refusal(
+                f"{name}: config.json has no {key}, the id of the token {use}. Add it there, as the model had it when "
+                "it was trained."
+            )
+
+
 def _check_lengths(cfg: Config, name: str, most: int | None) -> None:
     """Raises Refusal for sequences with more tokens than the model has positions."""
     for key, length in model_options.lengths(cfg).items():
@@ -160,7 +180,7 @@ def vocabulary(config: PretrainedConfig) -> int | None:
 
 def last_id(config: PretrainedConfig, task: str) -> int | None:
     """The token at which a classifier of sequence-to-sequence weights reads a row; None for other models."""
-    return config.eos_token_id if config.is_encoder_decoder and task == "classification" else None
+    return config.eos_token_id if config.model_type in READ_AT_END and task == "classification" else None
 
 
 def positions(config: PretrainedConfig) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
+import tokenizers
 import transformers
 from conftest import compose, small
 from made_up_records import job
@@ -169,6 +171,50 @@ def test_a_classifier_of_sequence_to_sequence_weights_is_trained_and_estimated(t
     trained = train(f"model.pretrained={path}").record
     estimated = train(f"model.pretrained={path}", "recipe=estimate").record
     assert estimated.memory.peak_tensor_bytes == pytest.approx(trained.memory.peak_tensor_bytes, rel=0.02)
+
+
+def seq2seq(folder, tmp_path, tokenizer, texts=("one", "two"), **values):
+    """What trains a classifier of a tiny T5 with such values in its config.json on texts."""
+    config = copy.deepcopy(TINY_T5)
+    for name, value in ({"decoder_start_token_id": 0} | values).items():
+        setattr(config, name, value)
+    path = folder(transformers.T5ForSequenceClassification, config)
+    tokenizer.save_pretrained(path)
+    rows = "".join(json.dumps({"text": text, "label": n % 2}) + "\n" for n, text in enumerate(list(texts) * 8))
+    (tmp_path / "t.jsonl").write_text(rows)
+    return [f"model.pretrained={path}", "data=text", f"data.path={tmp_path}/t.jsonl", "eval.enabled=false"]
+
+
+def ending_tokenizer():
+    """A tokenizer of words that writes its end token, 1, behind each text."""
+    words = {"<pad>": 0, "</s>": 1, "one": 2, "two": 3, "<unk>": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", pad_token="<pad>", eos_token="</s>"
+    )
+
+
+def test_a_classifier_of_t5_is_trained_on_texts(train, folder, tmp_path):
+    train(*seq2seq(folder, tmp_path, ending_tokenizer(), ["one", "two one two"]))
+
+
+@pytest.mark.parametrize(
+    "values,said",
+    [
+        ({"decoder_start_token_id": None}, "config.json has no decoder_start_token_id"),
+        ({"eos_token_id": None}, "config.json has no eos_token_id"),
+        ({"eos_token_id": 0}, "pads with the same token"),
+        ({"eos_token_id": 7}, "16 of 16 rows have not"),
+        ({"texts": ["one", "two </s>"]}, "have 1 to 2 of it"),
+    ],
+    ids=str,
+)
+def test_a_classifier_of_t5_that_lacks_a_token_is_refused_in_words(train, folder, tmp_path, values, said):
+    words = seq2seq(folder, tmp_path, ending_tokenizer(), **values)
+    error = train(*words, "data.eval_fraction=0", "data.samples=null", status="refused").record.error
+    assert said in error.message and "\n" not in error.message
 
 
 def test_an_estimate_of_a_step_that_depends_on_values_is_refused_in_words(train, folder):
