@@ -61,10 +61,13 @@ def classes_of(
             )
         unused = sorted(set(range(count)) - labels)
         if unused:
-            warn(
+            said = (
                 f"{_files(parts)}no row has the label {shown(unused)}: the labels are numbers of classes, of which the "
-                f"model gets {count:,}. Number them from 0 to {len(labels) - 1} for a class each."
+                f"model gets {count:,}. Number them from 0 to {len(labels) - 1} for a class each"
             )
+            if count > most:
+                raise Refusal(f"{said}, or type model.classes={count} if the data lacks some.")
+            warn(f"{said}.")
         return Classes([str(index) for index in range(count)], {index: index for index in range(count)})
     ordered = sorted(labels)
     _warn_of_alike(ordered, parts, warn)

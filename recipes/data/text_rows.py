@@ -82,7 +82,7 @@ def check_ends(cfg: Config, parts: list[datasets.Dataset], last_id: int, pad: in
         )
     if found.min() != found.max():
         raise Refusal(
-            f"{name}, and the rows of {data_options.named(cfg)} have {found.min()} to {found.max()} of it: some texts "
+            f"{name}, and the rows of data={cfg.data.name} have {found.min()} to {found.max()} of it: some texts "
             "hold it themselves. Take it out of the texts."
         )
 

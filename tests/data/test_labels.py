@@ -44,7 +44,7 @@ def with_labels(tmp_path, labels, head=None, *more):
     "labels,expected,names",
     [
         ([0, 1, 2, 1], [0, 1, 2, 1], ["0", "1", "2"]),
-        ([1, 2, 1, 2], [1, 2, 1, 2], ["0", "1", "2"]),
+        ([2, 1, 2, 0], [2, 1, 2, 0], ["0", "1", "2"]),
         ([0.0, 1.0, 0.0, 1.0], [0, 1, 0, 1], ["0", "1"]),
         ([-1, 1, -1, 1], [0, 1, 0, 1], ["-1", "1"]),
         ([True, False, True, True], [1, 0, 1, 1], ["False", "True"]),
@@ -86,14 +86,16 @@ def test_one_class_in_the_first_rows_of_a_sorted_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "labels,said",
     [
-        ([1, 2, 1], ["t.jsonl: no row has the label 0:", "the model gets 3. Number them from 0 to 1"]),
+        ([0, 2, 0], ["t.jsonl: no row has the label 1:", "the model gets 3. Number them from 0 to 1"]),
         ([1, "x", 0], ["numbers (1, t.jsonl, line 1), others words (x, t.jsonl, line 2): all are taken as words"]),
         (["no", "yes", "No "], ["'No ' and 'no' (t.jsonl, line 1) are two classes"]),
     ],
 )
 def test_odd_labels_are_named_with_their_place(tmp_path, labels, said):
-    (line,) = with_labels(tmp_path, labels).warnings
+    (line,) = with_labels(tmp_path, labels, None, "model.classes=3").warnings
     assert all(part in line for part in said)
+    if len(set(map(type, labels))) == 1 and isinstance(labels[0], int):
+        assert "or type model.classes=3" in refusal("model=bert_tiny", *file_of(tmp_path, labels), task=CLASSES)
 
 
 def test_a_text_of_spaces_alone_is_none(tmp_path):

@@ -359,7 +359,7 @@ def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert time.monotonic() - start < 1.5  # a second, and what a busy machine adds
-    assert process.returncode == 130 and "Traceback" not in out + err
+    assert process.returncode == 130 and "Traceback" not in out + err, (out, err)
     left = record_file.read(tmp_path / "here")
     assert left.status == "interrupted" and left.training.steps > 0
     assert gone(workers)
@@ -375,7 +375,7 @@ def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert time.monotonic() - start < 1.5
-        assert process.returncode == 130 and "Traceback" not in out + err
+        assert process.returncode == 130 and "Traceback" not in out + err, (out, err)
         assert record_file.read(tmp_path / "here").status == "interrupted"
         wait_for(lambda: gone(workers), 5)  # one that was being born ends when it finds nobody at the pipe
     finally:
