@@ -66,7 +66,8 @@ def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Call
     if estimate.verdict == DOES_NOT_FIT:
         return
     kept = estimate.kept_bytes or 0
-    demand, beside_margin = demand_within(capacity_bytes), demand_within(max(0, capacity_bytes - kept))
+    demand = demand_within(capacity_bytes)  # of less where PYTORCH_ALLOC_CONF limits it
+    beside_margin = demand_within(max(0, demand.capacity_bytes - kept))
     estimate.evaluation_reserved_bytes = demand.peak_reserved_bytes
     # More may be missing beside the margin than the margin: by what is given back there, and not here.
     margin = -demand.missing_bytes or max(0, kept - beside_margin.missing_bytes)

@@ -38,7 +38,7 @@ def phase_of(error: BaseException, coarse: str) -> str:
 def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error]:
     """(status, error) for an exception that ended a job."""
     message = str(error).strip() or type(error).__name__
-    if isinstance(error, KeyboardInterrupt):
+    if _is_interrupt(error):
         return "interrupted", Error(phase_of(error, coarse), "KeyboardInterrupt", "stopped by the user")
     if isinstance(error, Refusal):
         return "refused", Error(phase_of(error, coarse), "Refusal", message)
@@ -46,6 +46,14 @@ def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error
         phase = phase_of(error, coarse)
         return "oom", Error(phase, type(error).__name__, message, memory_hints.memory_hint(cfg, phase))
     return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C ended the job, be it by an error of what it has torn down: a loader's process that is gone."""
+    chain: BaseException | None = error
+    while chain is not None and not isinstance(chain, KeyboardInterrupt):
+        chain = chain.__context__
+    return chain is not None
 
 
 def failure_hint(error: BaseException) -> str | None:

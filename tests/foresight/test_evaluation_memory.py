@@ -82,6 +82,19 @@ def test_what_fits_without_the_margin_is_tight_whatever_is_missing_beside_it(pre
     assert (outcome.estimate.verdict, outcome.estimate.margin_bytes, outcome.status) == (TIGHT, 0, "ok")
 
 
+def test_the_margin_is_kept_of_what_the_allocator_may_take(predicted, words):
+    """As with per_process_memory_fraction in PYTORCH_ALLOC_CONF."""
+    outcome, asked = predicted(*words), []
+    kept = outcome.estimate.kept_bytes
+
+    def demand_within(bytes_there: int) -> Demand:
+        asked.append(bytes_there)
+        return Demand(MIB, MIB, 0, 0, min(bytes_there, GIB))
+
+    evaluation_memory.judge(compose("recipe=estimate", *words).cfg, outcome, 2 * GIB, demand_within)
+    assert asked == [2 * GIB, GIB - kept]
+
+
 def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
     limit = f"launch.memory_limit_gib={predicted(*words, 'eval.batch=1').memory.peak_reserved_bytes * 1.1 / GIB}"
     asked = [*words, LARGE, limit]

@@ -47,6 +47,13 @@ def test_a_refusal_and_ctrl_c_are_no_failures():
     cfg = compose("device=cpu").cfg
     assert failures.describe(Refusal("type that instead"), "load", cfg)[0] == "refused"
     assert failures.describe(KeyboardInterrupt(), "load", cfg)[0] == "interrupted"
+    with pytest.raises(RuntimeError) as behind:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly")
+    status, described = failures.describe(behind.value, "load", cfg)
+    assert (status, described.type) == ("interrupted", "KeyboardInterrupt")
 
 
 IN_BACKWARD = "optim.in_backward=true train.max_grad_norm=0"
