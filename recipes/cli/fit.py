@@ -44,8 +44,10 @@ def find(argv: list[str]) -> int:
     try:
         if len(asked) > 1:
             return _find_places(asked, others, options)
-        typed = asked[0].gpu is None or f"gpu={asked[0].gpu}" in overrides and not options.prices
-        return _find_one(overrides if typed else asked[0].overrides(others, options), asked[0].options(options))
+        (place,) = asked
+        typed_once = f"gpu={place.gpu}" in overrides and len(others) == len(overrides) - 1
+        as_typed = place.gpu is None or typed_once and not options.prices
+        return _find_one(overrides if as_typed else place.overrides(others, options), place.options(options))
     except BrokenProcessPool:
         console.say_problems(["a worker process was killed; this machine may be out of memory."])
         return 1
@@ -81,7 +83,8 @@ def _find_one(overrides: list[str], options: fit_options.Options) -> int:
 
 def _find_places(asked: list[places.Place], others: list[str], options: fit_options.Options) -> int:
     """Search for each of several GPUs or numbers of them, and print what each is best with. Returns the exit code."""
-    planned, refused = places.plan_all(asked, others, options)
+    with status_line() as show_status:
+        planned, refused = places.plan_all(asked, others, options, show_status)
     if not planned:
         console.say_problems(list(dict.fromkeys(line for lines in refused.values() for line in lines)))
         return single_run.EXIT_CODES["refused"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hydra.core.override_parser.types import Glob, Override
@@ -50,9 +52,9 @@ def asked(overrides: list[str], options: Options) -> tuple[list[Place], list[str
     others, problems = [], []
     for text in overrides:
         override = _parsed(text)
-        if override is not None and override.key_or_group == "gpu":
-            typed = _gpus(override)
-            names = [*dict.fromkeys(typed)]
+        if override is not None and override.key_or_group == "gpu" and _names_options(override):
+            typed = list(dict.fromkeys(_gpus(override)))
+            names = [*typed]
             known = list(menus.options("gpu", [CONF]))
             problems += [] if typed else [f"{text}: no option of the menu gpu has such a name."]
             problems += [
@@ -91,6 +93,13 @@ def _parsed(text: str) -> Override | None:
         return None
 
 
+def _names_options(override: Override) -> bool:
+    """Whether options follow, and not a deletion or a range of numbers."""
+    return not override.is_delete() and (
+        isinstance(override.value(), Glob) or hydra_private.values_of(override) is not None
+    )
+
+
 def _gpus(override: Override) -> list[str]:
     """The options that gpu= names: without auto, the installed one, in a pattern where there is none."""
     value = override.value()
@@ -101,39 +110,42 @@ def _gpus(override: Override) -> list[str]:
 
 
 def plan_all(
-    places: list[Place], others: list[str], options: Options
+    places: list[Place], others: list[str], options: Options, show_status: Callable[[str], None] = lambda text: None
 ) -> tuple[list[tuple[Place, SearchSpace]], dict[Place, list[str]]]:
     """(the places with their search spaces, the other places with their problems).
 
-    All have the same effective batch, so that their steps can be compared: the typed one, or that of the most GPUs with
-    the default of each.
+    All have the same effective batch, so that their steps can be compared: the typed one, or that of the most GPUs that
+    can be searched, with the default of each. show_status: called with the progress.
     """
-    planned, problems = [], {}
     if options.counts and not any(text.startswith("batch.effective=") for text in others):
-        most = max(options.counts)
-        for place in places:
-            search = (
-                plan.plan(place.overrides(others, options), place.options(options))[0] if place.count == most else None
-            )
-            if search is not None:
-                others = [*others, f"batch.effective={search.effective}"]
-                break
-    for place in places:
-        search, found = plan.plan(place.overrides(others, options), place.options(options))
+        most_first = sorted(places, key=lambda place: -(place.count or 1))
+        found = (search for _, search, _ in _plans(most_first, others, options, show_status) if search is not None)
+        others = [*others, *(f"batch.effective={search.effective}" for search in itertools.islice(found, 1))]
+    planned, problems = [], {}
+    for place, search, lines in _plans(places, others, options, show_status):
         if search is not None:
             planned.append((place, search))
-            continue
-        problems[place] = [str(line) for line in found]
-        if not planned and _same_everywhere(problems, places):
-            break
+        else:
+            problems[place] = lines
     return planned, problems
 
 
-def _same_everywhere(problems: dict[Place, list[str]], places: list[Place]) -> bool:
-    """Whether what is wrong has to do neither with the GPU nor with their number: it is so for two of each."""
-    if len(problems) < 2 or len({tuple(lines) for lines in problems.values()}) > 1:
-        return False
-    return all(
-        len({getattr(place, side) for place in problems}) >= min(2, len({getattr(place, side) for place in places}))
-        for side in ("gpu", "count")
-    )
+def _plans(
+    places: list[Place], others: list[str], options: Options, show_status: Callable[[str], None]
+) -> Iterator[tuple[Place, SearchSpace | None, list[str]]]:
+    """(place, its search space or None, its problems), one after another.
+
+    Where the first two GPUs have the same problems, these have nothing to do with the GPU, and are those of all in that
+    number.
+    """
+    said: dict[int | None, list[list[str]]] = {}
+    for number, place in enumerate(places, 1):
+        show_status(f"{number} of {len(places)}, {place.label}: what can be searched")
+        first = said.setdefault(place.count, [])
+        if len(first) > 1 and first[0] == first[1] != []:
+            yield place, None, first[0]
+            continue
+        search, found = plan.plan(place.overrides(others, options), place.options(options))
+        lines = [str(line) for line in found]
+        first.append(lines)
+        yield place, search, lines

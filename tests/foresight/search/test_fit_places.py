@@ -79,11 +79,44 @@ def test_the_same_batch_for_every_number_of_gpus():
     assert "batch.effective=4" in refused[Place("rtx4090_24gb", 4)][0]
 
 
-def test_a_number_of_gpus_that_cannot_do_it_keeps_none_of_the_others_out():
-    options, others, _ = fit_options.read_options(tiny_without_gpu("fit.gpus=[4,6]", "gpu=l4_24gb,t4_16gb"))
+def test_a_number_that_all_gpus_refuse_does_not_hide_the_others():
+    places_of_both, others, _ = asked("model=gpt2_tiny", "gpu=l4_24gb,t4_16gb", "fit.gpus=[3,4]", *NOTHING_LEFT)
+    others = [word for word in others if "per_device" not in word] + ["batch.effective=4"]
+    planned, refused = places.plan_all(places_of_both, others, fit_options.Options(counts=(3, 4)))
+    assert [(place.gpu, place.count) for place, _ in planned] == [("l4_24gb", 4), ("t4_16gb", 4)]
+    assert [(place.gpu, place.count) for place in refused] == [("l4_24gb", 3), ("t4_16gb", 3)]
+
+
+def test_the_same_batch_also_where_the_most_gpus_are_refused():
+    words = ("gpu.machines=2", "gpu.machine_link_gb_per_second=50", "fit.gpus=[2,4,5]")
+    options, others, _ = fit_options.read_options(tiny(*words, *NOTHING_LEFT))
     asked_for, others, _ = places.asked(others, options)
-    planned, refused = places.plan_all(asked_for, [*others, "batch.effective=6"], options)
-    assert [place for place, _ in planned] == [Place("l4_24gb", 6), Place("t4_16gb", 6)] and len(refused) == 2
+    planned, refused = places.plan_all(asked_for, others, options)
+    assert [search.effective for _, search in planned] == [8, 8] and [place.count for place in refused] == [5]
+
+
+def test_a_gpu_that_is_named_twice_is_one_place_and_the_last_word_counts(monkeypatch):
+    assert asked("gpu=l4_24gb,l4_24gb")[0] == [Place("l4_24gb", None)]
+    found = []
+    monkeypatch.setattr(fit.plan, "plan", lambda overrides, _: found.append(overrides) or (None, ["stop"]))
+    assert fit.main(["gpu=l4_24gb,t4_16gb", "gpu=v100_16gb", "model=gpt2_tiny"]) == 2
+    assert found == [["model=gpt2_tiny", "gpu=v100_16gb"]]
+
+
+@pytest.mark.parametrize(
+    "word,expected", [("gpu=range(1,3)", "gpu=range(1,3) names several"), ("~gpu", "gpu needs one")]
+)
+def test_a_word_of_the_gpu_that_names_no_option_is_refused_as_typed(word, expected, capsys):
+    assert fit.main([word, "model=gpt2_tiny"]) == 2
+    said = capsys.readouterr()
+    assert expected in (said.out + said.err).replace("\n", " ")
+
+
+def test_no_silence_while_what_can_be_searched_is_found_out():
+    said = []
+    asked_for, others, _ = asked("model=gpt2_tiny", "gpu=l4_24gb,t4_16gb", "optim=adamv")
+    places.plan_all(asked_for, others, fit_options.Options(), said.append)
+    assert said[0] == "1 of 2, l4_24gb: what can be searched" and len(said) == 2
 
 
 @pytest.fixture
