@@ -96,13 +96,12 @@ def _find_places(asked: list[places.Place], others: list[str], options: fit_opti
         if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
             console.say_problems([why])
             return single_run.EXIT_CODES["refused"]
+        show_status("reading the data")
+        packed_rows.enter_all([search for _, search in planned], workers)
         console.say(present_places.heading(planned, refused))
         try:
             for number, (place, search) in enumerate(planned, 1):
                 at = f"{number} of {len(planned)}, {place.label}: "
-                if space.PACKING in search.values:
-                    show_status(f"{at}reading the data")
-                    packed_rows.enter(search, workers)
                 result = runner.run(search, 1, workers, lambda text, at=at: show_status(at + text))
                 done.append(present_places.Searched(place, search, result))
         except KeyboardInterrupt:  # what was found is not lost

@@ -168,7 +168,7 @@ class _Group:
         bound, chosen = extrapolation.least_bytes(passes, step), _without_pinned(chosen)
         if self.search.rows is None:
             return Candidate(chosen, extrapolation.step_seconds(passes, step, light), bound)
-        rows = self.search.rows[chosen[space.PACKING]]
+        rows = self.search.rows[chosen.get(space.PACKING, False)]
         share = rows.typical_shares[chosen[space.BATCH]]
         usual = replace(passes, pass_device_seconds=share * passes.pass_device_seconds)
         return Candidate(chosen, extrapolation.step_seconds(usual, step, light), bound, rows.effective * rows.tokens)

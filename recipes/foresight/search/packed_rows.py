@@ -48,6 +48,19 @@ def enter(search: SearchSpace, workers: Executor) -> None:
     exclusions.exclude(search)
 
 
+def enter_all(searches: list[SearchSpace], workers: Executor) -> None:
+    """`enter` for several searches whose results are compared: all count tokens where one of them packs."""
+    for search in searches:
+        if PACKING in search.values:
+            enter(search, workers)
+    if not any(search.rows for search in searches):
+        return
+    for search in [search for search in searches if search.rows is None]:
+        lengths, samples, _ = workers.submit(read, search.config({})).result()
+        if lengths is not None:
+            search.rows = {False: _rows(search, lengths, samples, search.effective)}
+
+
 def leave_out(search: SearchSpace, why: str) -> None:
     """Do not search packing. why: the reason; '' where it has been said."""
     del search.values[PACKING]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -12,6 +13,7 @@ import numpy
 import pytest
 from fit_search import SameProcessExecutor, planned, searched, tiny
 
+from recipes.cli import fit
 from recipes.data import dataset
 from recipes.foresight.search import candidates, data_cache, fit_options, packed_rows, present, space
 from recipes.models import packing
@@ -33,6 +35,11 @@ def talks(tmp_path_factory):
     file.write_text("".join(json.dumps({"prompt": "q", "completion": "w" * count}) + "\n" for count in answers))
     data = ["data=chat", f"data.path={file}", "data.eval_fraction=0", f"data.seq_len={LENGTH}", "data.samples=null"]
     return ["model.positions=128", *data]
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    monkeypatch.setattr(fit.pool, "worker_pool", lambda _: contextlib.nullcontext(SameProcessExecutor()))
 
 
 def packing_search(words, *more: str, **options) -> space.SearchSpace:
@@ -198,3 +205,13 @@ def test_its_commands_give_what_its_table_says(talks, command, tmp_path):
         assert "Tokens per second" in ended.out
     head = present.results_table(search, result.rows).splitlines()[0]
     assert "tokens/s" in head and "samples/s" not in head and "packing" in head
+
+
+def test_where_only_some_numbers_of_gpus_pack_all_count_tokens_and_the_reason_is_said(talks, in_this_process, capsys):
+    levers = [f"{lever}={value}" for lever, value in zip(KEPT[1:4], ("none", "standard", "sdpa"))]
+    words = tiny(*talks, *levers, "optim=adamw", "batch.effective=8", "fit.gpus=[1,8]", "fit.allow=[packing]")
+    assert fit.main(words) == 0
+    said = capsys.readouterr().out
+    assert "Left out (8 x rtx4090_24gb): data.packing=true: a row has" in said.partition("extrapolations")[0]
+    rates = [float(line.split("(")[0].split()[-1]) for line in said.splitlines() if line[:3] in ("1  ", "2  ")]
+    assert len(rates) == 2 and min(rates) > 0.05 * max(rates)  # tokens and samples differ by a factor of 30
