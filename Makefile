@@ -35,7 +35,7 @@ check: setup  ## lint, formatting and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --threads 2
 
-check-latest:  ## the contract tests of recipes/third_party against the newest releases, in a temporary environment
+check-latest:  ## the contract tests of recipes/legroom/third_party against the newest releases, in a temporary environment
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(PYTHON) -m venv "$$folder/venv"; \
 	"$$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade $$($(PYTHON) scripts/requirements.py newest); \

@@ -12,24 +12,26 @@ import signal
 import sys
 from pathlib import Path
 
-CONF = Path(__file__).resolve().parent / "conf"
+ROOT = Path(__file__).resolve().parent
+CONF = ROOT / "conf"
+sys.path.insert(0, str(ROOT / "recipes"))
 
 
 def main() -> int:
     """The command. Returns its exit code."""
     if {"-h", "--help", "--version"} & set(sys.argv[1:]):
-        from recipes.cli import help_text
+        from legroom.cli import help_text
 
         return help_text.say(CONF, sys.argv[1:])
-    from recipes.jobs import preloaded_worker
+    from legroom.jobs import preloaded_worker
 
     if not preloaded_worker.is_worthwhile(sys.argv[1:]):
-        from recipes.cli import entry_point
+        from legroom.cli import entry_point
 
         return entry_point.run(CONF)
     worker = preloaded_worker.PreloadedWorker()  # imports the libraries while this process composes and checks
     try:
-        from recipes.cli import entry_point
+        from legroom.cli import entry_point
 
         return entry_point.run(CONF, worker)
     finally:

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "recipes"))
 
-from recipes.cli import accuracy
+from legroom.cli import accuracy
 
 
 def main() -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
-from recipes.cli.app import command
+from legroom.cli.app import command
 
 if __name__ == "__main__":
     sys.exit(command.main(sys.argv[1:]))

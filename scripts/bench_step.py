@@ -1,4 +1,4 @@
-"""What Headroom adds to a training, measured in one run with the two sides alternating.
+"""What Legroom adds to a training, measured in one run with the two sides alternating.
 
     python scripts/bench_step.py            about two minutes on two cores
     python scripts/bench_step.py --quick    fewer steps, a noisier answer
@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "recipes"))
 
 SHORT = dict(layers=1, width=32, heads=2, feed_forward=64, vocab=512, seq_len=16)
 LONG = dict(layers=2, width=128, heads=2, feed_forward=512, vocab=30522, seq_len=512)
@@ -76,7 +76,7 @@ class Turns:
 
 def compose_job(recipe: str, steps: int, sizes: dict):
     """The configuration of a job on the CPU, and its record."""
-    from recipes.options import compose
+    from legroom.options import compose
 
     overrides = [f"{'data' if key == 'seq_len' else 'model'}.{key}={value}" for key, value in sizes.items()]
     return compose.compose_valid(
@@ -91,11 +91,11 @@ def compose_job(recipe: str, steps: int, sizes: dict):
 
 def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """A training with the recipe as the worker runs it: step log, steps.jsonl and all."""
-    from recipes.checkpoint.saver import Saver
-    from recipes.checkpoint.stop_request import StopRequest
-    from recipes.measure.step_log import StepLog
-    from recipes.records.messages import Progress
-    from recipes.training import setup
+    from legroom.checkpoint.saver import Saver
+    from legroom.checkpoint.stop_request import StopRequest
+    from legroom.measure.step_log import StepLog
+    from legroom.records.messages import Progress
+    from legroom.training import setup
 
     cfg, outcome = compose_job(recipe, steps, sizes)
 
@@ -114,7 +114,7 @@ def bare_loop(steps: int, sizes: dict, folder: str, turns: Turns, side: int):
     """The same maths with PyTorch alone."""
     import torch
 
-    from recipes.training import setup
+    from legroom.training import setup
 
     ingredients = setup.prepare(compose_job("accelerate", steps, sizes)[0], folder)
     args, rows, network = ingredients.args, ingredients.data, ingredients.build_model()
@@ -147,7 +147,7 @@ def plain_trainer(steps: int, sizes: dict, folder: str, turns: Turns, side: int)
     """A Trainer as a script would use it, that logs every ten steps."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    from recipes.training import setup
+    from legroom.training import setup
 
     ingredients = setup.prepare(compose_job("trainer", steps, sizes)[0], folder)
     args, rows, network = ingredients.args, ingredients.data, ingredients.build_model()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
 DROPOUT = "model.dropout=0.1"
 ROWS = [
@@ -30,7 +30,7 @@ def main(rows: list[str]) -> int:
         return 0 if {*rows} & {"-h", "--help"} else 2
     import transformers  # seconds, which --help need not wait for
 
-    from recipes.foresight.validation import compiled_memory
+    from legroom.foresight.validation import compiled_memory
 
     transformers.logging.set_verbosity_error()
     found = []

@@ -12,12 +12,12 @@ import platform
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-if sys.version_info < (3, 11):  # noqa: UP036 - recipes.doctor imports tomllib, which is new in 3.11
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+if sys.version_info < (3, 11):  # noqa: UP036 - legroom.doctor imports tomllib, which is new in 3.11
     print(f"broken: Python {platform.python_version()} is below 3.11: make an environment with a newer one.")
     sys.exit(1)
 
-from recipes.doctor.page import main
+from legroom.doctor.page import main
 
 if __name__ == "__main__":
     sys.exit(main())

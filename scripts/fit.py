@@ -27,9 +27,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
-from recipes.cli import fit
+from legroom.cli import fit
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
 
 def main() -> int:
@@ -24,14 +24,14 @@ def main() -> int:
     parser.add_argument("--steps", action="store_true", help="fit what whole steps tell on the published ones instead")
     options = parser.parse_args()
     if options.kernels:
-        from recipes.foresight.validation import kernel_fit
+        from legroom.foresight.validation import kernel_fit
 
         return kernel_fit.run()
     if options.steps:
-        from recipes.foresight.validation import step_fit
+        from legroom.foresight.validation import step_fit
 
         return step_fit.run()
-    from recipes.foresight.validation import efficiency_fit  # imports torch, which --help need not wait for
+    from legroom.foresight.validation import efficiency_fit  # imports torch, which --help need not wait for
 
     return efficiency_fit.run(options.folders)
 

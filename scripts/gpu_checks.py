@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "recipes"))
 
-from recipes.cli import gpu_checks
+from legroom.cli import gpu_checks
 
 
 def main() -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "recipes"))
 
-from recipes.units import GIB, MIB
+from legroom.units import GIB, MIB
 
 PAGE, PICTURES = ROOT / "docs" / "levers.md", ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- counted by scripts/levers.py -->", "<!-- end -->"

@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--at-once", type=int, default=2)
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "headroom-mutants"))
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "legroom-mutants"))
     parser.add_argument("--again", nargs="+", metavar="TESTS", help="try what survived against these new tests")
     asked = parser.parse_args()
     points = every_point(ROOT, PACKAGES)

@@ -1,4 +1,4 @@
-"""What a person writes without Headroom: a plain Trainer script that trains the default job.
+"""What a person writes without Legroom: a plain Trainer script that trains the default job.
 
     python scripts/plain_trainer.py STEPS
 

@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
-from recipes.machine import host
+from legroom.machine import host
 
 NAMES = ("guide", "rtx", "a100", "speed")
 
@@ -35,7 +35,7 @@ def main() -> int:
         return 2
     import transformers  # seconds, which --help and a refusal need not wait for
 
-    from recipes.foresight.validation import published_table
+    from legroom.foresight.validation import published_table
 
     transformers.logging.set_verbosity_error()
     parts = []

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
-from recipes.cli import random_lines
+from legroom.cli import random_lines
 
 if __name__ == "__main__":
     sys.exit(random_lines.main(sys.argv[1:], __doc__ or ""))

@@ -12,9 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
-from recipes.foresight.validation import trace_recording
+from legroom.foresight.validation import trace_recording
 
 
 def main() -> int:

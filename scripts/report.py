@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 
-from recipes.cli import report
+from legroom.cli import report
 
 if __name__ == "__main__":
     sys.exit(report.main(sys.argv[1:], (__doc__ or "").partition("\n")[0]))

@@ -184,7 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path, nargs="?", default=ROOT)
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "headroom-same-results"))
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "legroom-same-results"))
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--only-old", action="store_true", help="fill the cache with the old checkout's results")
     asked = parser.parse_args()

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "recipes"))
 
-from recipes.cli import model_walk
+from legroom.cli import model_walk
 
 
 def main() -> int:

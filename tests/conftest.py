@@ -1,7 +1,7 @@
 """What the tests share: small jobs in a fraction of a second, and the command as a person runs it.
 
 A job in these tests is forked from one fork server, which has imported the libraries; a few tests, marked
-by their use of `headroom`, start the whole command in an interpreter of its own.
+by their use of `legroom`, start the whole command in an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 import pytest
 from processes import dies_with_parent
 
-from recipes import config
-from recipes.cli import entry_point, sweep
-from recipes.jobs import fork_client, launch, supervise
-from recipes.machine import host
-from recipes.options.compose import compose as compose_config
-from recipes.records import record, record_file, run_folder
-from recipes.records.messages import Message, WarningRaised
+from legroom import config
+from legroom.cli import entry_point, sweep
+from legroom.jobs import fork_client, launch, supervise
+from legroom.machine import host
+from legroom.options.compose import compose as compose_config
+from legroom.records import record, record_file, run_folder
+from legroom.records.messages import Message, WarningRaised
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -69,11 +69,11 @@ def pytest_configure(config):
     """No network, and no cache of the user's: set before anything reads these variables."""
     # A shell that starts the tests in the background ignores SIGINT, which every process below would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    config._cache_folder = tempfile.TemporaryDirectory(prefix="headroom-tests-")
+    config._cache_folder = tempfile.TemporaryDirectory(prefix="legroom-tests-")
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": config._cache_folder.name,
-        "HEADROOM_CALIBRATION": str(Path(config._cache_folder.name, "calibration")),
+        "LEGROOM_CALIBRATION": str(Path(config._cache_folder.name, "calibration")),
         "TORCHINDUCTOR_CACHE_DIR": str(Path(config._cache_folder.name, "inductor")),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
@@ -113,11 +113,11 @@ def fork_server():
 
 SITECUSTOMIZE = """
 import os, sys
-if "recipes." in "".join(sys.orig_argv):  # a worker or a fork server, not the command
-    import recipes.jobs.worker as worker
+if "legroom." in "".join(sys.orig_argv):  # a worker or a fork server, not the command
+    import legroom.jobs.worker as worker
     main = worker.main
     def faulty(job, pipe):
-        exec(open(os.environ["HEADROOM_TEST_FAULT"]).read(), {"job": job})
+        exec(open(os.environ["LEGROOM_TEST_FAULT"]).read(), {"job": job})
         main(job, pipe)
     worker.main = faulty
 """
@@ -130,7 +130,7 @@ def _faulty(tmp_path_factory):
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        patch.setenv("HEADROOM_TEST_FAULT", str(folder / "fault.py"))
+        patch.setenv("LEGROOM_TEST_FAULT", str(folder / "fault.py"))
         fork_server = fork_client.ForkServer()
     yield fork_server, folder / "fault.py"
     fork_server.close()
@@ -284,7 +284,7 @@ def command(monkeypatch, tmp_path, capfd, fork_server):
     return command
 
 
-def start_headroom(*arguments: str, cwd: Path, env: dict | None = None, **streams) -> subprocess.Popen:
+def start_legroom(*arguments: str, cwd: Path, env: dict | None = None, **streams) -> subprocess.Popen:
     """`python train.py ...` as a person starts it, in a group of its own as from a shell; it ends with the tests."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *arguments],
@@ -299,11 +299,11 @@ def start_headroom(*arguments: str, cwd: Path, env: dict | None = None, **stream
 
 
 @pytest.fixture
-def headroom(tmp_path):
-    """headroom(*arguments, env=None, timeout=120) -> Ended: the whole command in a process of its own."""
+def legroom(tmp_path):
+    """legroom(*arguments, env=None, timeout=120) -> Ended: the whole command in a process of its own."""
 
-    def headroom(*arguments: str, env: dict | None = None, timeout: float = 120) -> Ended:
-        process = start_headroom(*arguments, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def legroom(*arguments: str, env: dict | None = None, timeout: float = 120) -> Ended:
+        process = start_legroom(*arguments, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             out, err = process.communicate(timeout=timeout)
         finally:
@@ -311,7 +311,7 @@ def headroom(tmp_path):
             process.wait()
         return Ended(process.returncode, out, err)
 
-    return headroom
+    return legroom
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def predicted(tmp_path):
     """predicted(*overrides) -> the record that an estimate of them would leave, made in this process."""
 
     def predicted(*overrides: str) -> record.Record:
-        from recipes.foresight import prediction, simulation
+        from legroom.foresight import prediction, simulation
 
         cfg, outcome, problems = compose("recipe=estimate", *overrides)
         assert not problems, problems

@@ -1,4 +1,4 @@
-"""The layout that docs/architecture.md describes, checked on the source files; nothing of `recipes` is imported here.
+"""The layout that docs/architecture.md describes, checked on the source files; nothing of `legroom` is imported here.
 
 `pytest tests/test_architecture.py --runxfail` lists what a rule that is marked xfail still finds.
 """
@@ -35,7 +35,7 @@ LAYERS = [
     {"machine"},
     {"ranks"},
     {"third_party"},
-    {"config", "paths", "errors", "units"},  # the schema, and the files at the root of recipes/
+    {"config", "paths", "errors", "units"},  # the schema, and the files at the root of the package
 ]
 LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 
@@ -43,10 +43,10 @@ LAYER = {package: depth for depth, packages in enumerate(LAYERS) for package in 
 PARENT = {"cli", "jobs", "report", "doctor", "tracking", "options", "records", "machine", "ranks"} | LAYERS[-1]
 # Started in a process that has the heavy libraries: a worker, the fork server, a rank, the tracker's own process.
 NOT_PARENT = {
-    "recipes.jobs.training_run",  # imported by the worker alone
-    "recipes.ranks.collectives",
-    "recipes.options.chunked_loss",  # imported where a model is built
-    "recipes.options.in_backward",  # imported where an optimizer is built, and by the memory ledger
+    "legroom.jobs.training_run",  # imported by the worker alone
+    "legroom.ranks.collectives",
+    "legroom.options.chunked_loss",  # imported where a model is built
+    "legroom.options.in_backward",  # imported where an optimizer is built, and by the memory ledger
 }
 HEAVY = {
     "numpy",
@@ -83,8 +83,9 @@ PUBLIC_UNDERSCORES = {"_exit", "_replace", "_asdict", "_fields", "_field_default
 def source_files(folder: str) -> dict[str, Path]:
     """Dotted module name -> file."""
     found = {}
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    start = ROOT / "recipes" if folder == "legroom" else ROOT
+    for path in sorted((start / folder).rglob("*.py")):
+        name = ".".join(path.relative_to(start).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
 
@@ -104,8 +105,8 @@ def where(path: Path, node: ast.AST) -> str:
 
 
 def imported_modules(node: ast.AST) -> list[str]:
-    """What one import statement names: modules of recipes as modules, other libraries as written."""
-    modules = source_files("recipes")
+    """What one import statement names: modules of legroom as modules, other libraries as written."""
+    modules = source_files("legroom")
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -133,8 +134,8 @@ def statements_run_on_import(node: ast.AST):
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """Module of recipes -> modules of recipes that it imports anywhere, also in functions and for type checking."""
-    modules = source_files("recipes")
+    """Module of legroom -> modules of legroom that it imports anywhere, also in functions and for type checking."""
+    modules = source_files("legroom")
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         found = {other for node in nodes(path) for other in imported_modules(node)}
@@ -143,7 +144,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def package_of(module: str) -> str:
-    """`recipes.cli.help_text` -> `cli`; a file at the root is its own package, and `recipes` itself is ''."""
+    """`legroom.cli.help_text` -> `cli`; a file at the root is its own package, and `legroom` itself is ''."""
     return (module.split(".") + [""])[1]
 
 
@@ -178,9 +179,9 @@ def test_no_import_circle_between_packages():
 
 
 def test_every_package_has_a_layer():
-    """A new package is entered in LAYERS; a new file at the root of recipes/ is thought about twice."""
-    assert {package_of(module) for module in source_files("recipes")} - {""} <= LAYER.keys()
-    at_root = {path.stem for path in (ROOT / "recipes").glob("*.py")}
+    """A new package is entered in LAYERS; a new file at the root of the package is thought about twice."""
+    assert {package_of(module) for module in source_files("legroom")} - {""} <= LAYER.keys()
+    at_root = {path.stem for path in (ROOT / "recipes" / "legroom").glob("*.py")}
     assert at_root - {"__init__"} <= LAYERS[-1]
 
 
@@ -195,7 +196,7 @@ def test_layers_point_down():
 
 
 def test_the_parent_imports_no_heavy_library():
-    modules = source_files("recipes")
+    modules = source_files("legroom")
     direct: dict[str, list[str]] = {}
     for name, path in modules.items():
         statements = statements_run_on_import(tree(path))
@@ -215,7 +216,7 @@ def test_the_parent_imports_no_heavy_library():
 
 
 def test_the_command_starts_without_a_heavy_library():
-    code = f"import sys, recipes.cli.entry_point; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    code = f"import sys, legroom.cli.entry_point; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
@@ -224,14 +225,14 @@ def test_the_command_starts_without_a_heavy_library():
 
 
 def test_no_file_is_long():
-    files = [*source_files("recipes").values(), *source_files("scripts").values()]
+    files = [*source_files("legroom").values(), *source_files("scripts").values()]
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in files}
     report(f"{path}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST_FILE)
 
 
 def test_no_function_is_long():
     long = []
-    for path in [*source_files("recipes").values(), *source_files("scripts").values()]:
+    for path in [*source_files("legroom").values(), *source_files("scripts").values()]:
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1  # type: ignore[operator]
@@ -261,7 +262,7 @@ def comments(path: Path):
 
 def test_no_private_word():
     found = []
-    for path in source_files("recipes").values():
+    for path in source_files("legroom").values():
         for node, name in identifiers(path):
             if name in PRIVATE_IDENTIFIERS or PRIVATE_WORDS.search(name.replace("_", " ")):
                 found.append(f"{where(path, node)}: {name}")
@@ -316,7 +317,7 @@ def private_touches(path: Path):
 def overridden_privates(path: Path):
     """Private methods of a class with a base class of another library that this file never calls: overrides."""
     froms = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
-    imports = [node for node in froms if not str(node.module).startswith("recipes")]
+    imports = [node for node in froms if not str(node.module).startswith("legroom")]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
     used = {node.attr for node in nodes(path) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     for node in nodes(path):
@@ -329,14 +330,14 @@ def overridden_privates(path: Path):
 def test_private_names_of_other_projects_stand_in_third_party():
     """Also private names of our own, read from another file: those lose the underscore."""
     found = []
-    for name, path in (source_files("recipes") | source_files("scripts")).items():
+    for name, path in (source_files("legroom") | source_files("scripts")).items():
         if package_of(name) != "third_party" or name.startswith("scripts"):
             found += [*private_touches(path), *overridden_privates(path)]
     report(found)
 
 
 def test_every_third_party_module_has_a_contract_test():
-    third_party = ROOT / "recipes" / "third_party"
+    third_party = ROOT / "recipes" / "legroom" / "third_party"
     tests = {path.stem for path in (ROOT / "tests" / "third_party").glob("test_*.py")}
     modules = {path.stem for path in third_party.glob("*.py")} - {"__init__", "patching"}  # patching: no library's
     missing = sorted(name for name in modules if not tests & {f"test_{name}", f"test_{name.removesuffix('_private')}"})

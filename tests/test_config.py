@@ -8,11 +8,11 @@ import pytest
 import yaml
 from conftest import CONF, compose
 
-from recipes import config
-from recipes.cli import help_text
-from recipes.config import GROUPS, node_types
-from recipes.errors import Refusal
-from recipes.options import menus
+from legroom import config
+from legroom.cli import help_text
+from legroom.config import GROUPS, node_types
+from legroom.errors import Refusal
+from legroom.options import menus
 
 OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name in GROUPS)
 SECTIONS = [name for name, kind in node_types().items() if dataclasses.is_dataclass(kind) and name not in GROUPS]

@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from recipes.records.record import Record
+from legroom.records.record import Record
 from torture_cases.workbench import Case, Workbench, copy, expect, flip_bit
 
 RUN = ["train.max_steps=6", "save.every_steps=2", "save.keep=9", "model.dropout=0.1"]

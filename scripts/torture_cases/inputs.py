@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipes.records import checkpoint_files, record_file
+from legroom.records import checkpoint_files, record_file
 from torture_cases.workbench import SMALL, Case, Ended, Workbench, copy, expect, no_traceback
 
 RUN = [*SMALL, "train.max_steps=4", "save.every_steps=2"]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from recipes import paths
-from recipes.records import checkpoint_files, record_file
-from recipes.records.messages import PhaseStarted
-from recipes.records.record import Record
+from legroom import paths
+from legroom.records import checkpoint_files, record_file
+from legroom.records.messages import PhaseStarted
+from legroom.records.record import Record
 from torture_cases.workbench import SMALL, Case, Unexpected, Workbench, expect
 
 STEPS = 240

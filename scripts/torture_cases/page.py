@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
-from recipes.machine import host
-from recipes.records.environment import git_revision
+from legroom.machine import host
+from legroom.records.environment import git_revision
 
 TITLES = {
     "checkpoints": "Damaged checkpoints",

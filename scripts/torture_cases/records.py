@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipes.cli import report
-from recipes.records import record_file
-from recipes.records.record import Record
-from recipes.report import plots
+from legroom.cli import report
+from legroom.records import record_file
+from legroom.records.record import Record
+from legroom.report import plots
 from torture_cases.workbench import SMALL, Case, Workbench, copy, expect, no_traceback
 
 SWEEP = ["-m", *SMALL, "train.max_steps=2", "train.seed=0,1,2", "hydra.sweep.dir=sweep"]

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes import paths
-from recipes.cli import entry_point, sweep
-from recipes.jobs import fork_client, launch, supervise
-from recipes.options.compose import compose
-from recipes.records import record_file
-from recipes.records.messages import Message, WarningRaised
-from recipes.records.record import Record
-from recipes.report import plots
+from legroom import paths
+from legroom.cli import entry_point, sweep
+from legroom.jobs import fork_client, launch, supervise
+from legroom.options.compose import compose
+from legroom.records import record_file
+from legroom.records.messages import Message, WarningRaised
+from legroom.records.record import Record
+from legroom.report import plots
 
 # A job of a fraction of a second.
 SMALL = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipes.records import checkpoint_files
+from legroom.records import checkpoint_files
 
 TOLD = ["recipe=accelerate", "train.max_steps=4", "measure.ledger=false", "eval.enabled=false", "save.every_steps=2"]
 
@@ -137,7 +137,7 @@ def test_another_runs_rank_file_in_the_newest_checkpoint_leaves_the_older_ones(w
 def test_the_command_takes_the_older_checkpoint_too(whole, train, command, tmp_path):
     from conftest import small
 
-    from recipes.records import record_file
+    from legroom.records import record_file
 
     other = train(*TOLD, "train.seed=7")
     for step in ("step-00000002", "step-00000004"):

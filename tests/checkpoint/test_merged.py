@@ -7,13 +7,13 @@ import torch
 import transformers
 from conftest import compose, small
 
-from recipes.data import dataset
-from recipes.models import builder
-from recipes.options import task, validate
-from recipes.records import run_folder
+from legroom.data import dataset
+from legroom.models import builder
+from legroom.options import task, validate
+from legroom.records import run_folder
 
-pytest.importorskip("peft", reason="peft is not installed: pip install headroom[peft]")
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install headroom[8bit]")
+pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import compose, small, start_headroom
+from conftest import compose, small, start_legroom
 
-from recipes.jobs import launch
-from recipes.options import resume as resume_options
-from recipes.records import checkpoint_files, record_file, run_folder
+from legroom.jobs import launch
+from legroom.options import resume as resume_options
+from legroom.records import checkpoint_files, record_file, run_folder
 
 RECIPES = ["trainer", "accelerate"]
 # Dropout, clipping, a schedule with a warm-up, accumulation, and epochs of 3 steps with a short last one.
@@ -160,7 +160,7 @@ def test_nothing_but_broken_ones_is_a_new_start_or_a_refusal(whole, again, tmp_p
 
 
 KILLED_AT_FLUSH = """
-import os, recipes.records.checkpoint_files as checkpoint
+import os, legroom.records.checkpoint_files as checkpoint
 flush, flushes = checkpoint._flush, 0
 def killed(path):
     global flushes
@@ -186,7 +186,7 @@ def test_a_run_killed_while_it_saves_goes_on_from_the_last_whole_checkpoint(trai
 
 
 FULL_DISK = """
-import errno, recipes.records.checkpoint_files as checkpoint
+import errno, legroom.records.checkpoint_files as checkpoint
 flush, flushes = checkpoint._flush, 0
 def full(path):
     global flushes
@@ -273,7 +273,7 @@ def test_without_on_signal_a_signal_ends_the_worker(train, fault):
 
 def test_a_signal_before_the_training_is_no_failure_either(tmp_path):
     """While the worker imports its libraries: it may not listen yet."""
-    process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_legroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "here" / run_folder.LOG_FILE).exists():
@@ -309,7 +309,7 @@ def wait_for_steps(folder, alive=lambda: True) -> None:
 @pytest.mark.slow
 def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, train, tmp_path):
     """As a cluster does it; once more when all is done."""
-    process = start_headroom(*small(*AGAIN), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_legroom(*small(*AGAIN), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_steps(tmp_path / "here", lambda: process.poll() is None)
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -344,7 +344,7 @@ def test_a_signal_to_the_command_and_the_same_command_again_and_again(command, t
 def test_a_signal_while_it_evaluates_saves_what_was_trained(train, fault, name):
     """The evaluation sends the signal itself; the run that resumes has only the evaluation left."""
     code = f"""
-import os, signal, recipes.training.evaluate as part
+import os, signal, legroom.training.evaluate as part
 part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("time").sleep(60)
 """
     run = train("recipe=accelerate", status="preempted", fork_server=fault(code))
@@ -370,7 +370,7 @@ def test_a_resumed_runs_ledger_and_flops_are_those_of_a_run_left_alone(train, ag
 
 SLOW_DISK = """
 import time
-from recipes.records import checkpoint_files
+from legroom.records import checkpoint_files
 write = checkpoint_files.write
 def slow(*args):
     time.sleep(0.7)

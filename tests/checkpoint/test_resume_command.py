@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from conftest import compose, small
 
-from recipes.cli import sweep
-from recipes.options import resume
-from recipes.records import checkpoint_files, record_file
+from legroom.cli import sweep
+from legroom.options import resume
+from legroom.records import checkpoint_files, record_file
 
 
 def steps(folder) -> list[int]:
@@ -19,12 +19,12 @@ def steps(folder) -> list[int]:
 
 SAVED = [*small("recipe=accelerate", "train.max_steps=4", "measure.ledger=false"), "save.every_steps=2"]
 BREAKS = """
-import recipes.checkpoint.saver
-def fail(self, step, save=recipes.checkpoint.saver.Saver.after_step):
+import legroom.checkpoint.saver
+def fail(self, step, save=legroom.checkpoint.saver.Saver.after_step):
     if step == 3:
         raise RuntimeError("injected")
     return save(self, step)
-recipes.checkpoint.saver.Saver.after_step = fail
+legroom.checkpoint.saver.Saver.after_step = fail
 """
 
 
@@ -162,12 +162,12 @@ def test_how_a_run_is_saved_is_not_in_its_key():
 
 PREEMPT_SEED_1 = """
 if job.record.config["train"]["seed"] == 1:
-    import os, signal, recipes.checkpoint.saver
-    def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
+    import os, signal, legroom.checkpoint.saver
+    def ask(self, step, after=legroom.checkpoint.saver.Saver.after_step):
         if step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return after(self, step)
-    recipes.checkpoint.saver.Saver.after_step = ask
+    legroom.checkpoint.saver.Saver.after_step = ask
 """
 
 

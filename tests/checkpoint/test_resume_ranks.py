@@ -9,9 +9,9 @@ import time
 
 import psutil
 import pytest
-from conftest import small, start_headroom
+from conftest import small, start_legroom
 
-from recipes.records import checkpoint_files, record_file, run_folder
+from legroom.records import checkpoint_files, record_file, run_folder
 
 TOLD = [
     "model.dropout=0.1",
@@ -132,12 +132,12 @@ def test_a_piece_that_is_missing_or_damaged_is_named(whole, again, tmp_path):
 ASK_RANK_1 = """
 import os, signal
 if job.rank_info.rank == 1:
-    import recipes.checkpoint.saver
-    def ask(self, step, after=recipes.checkpoint.saver.Saver.after_step):
+    import legroom.checkpoint.saver
+    def ask(self, step, after=legroom.checkpoint.saver.Saver.after_step):
         if step == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
         return after(self, step)
-    recipes.checkpoint.saver.Saver.after_step = ask
+    legroom.checkpoint.saver.Saver.after_step = ask
 """
 
 
@@ -161,7 +161,7 @@ def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(
         "train.log_seconds=0",
         "hydra.run.dir=here",
     )
-    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_legroom(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     steps = tmp_path / "here" / run_folder.STEPS_FILE
     try:
         deadline = time.monotonic() + 120

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from recipes.cli.app import command
-from recipes.cli.app.estimates import Estimates
-from recipes.cli.app.form import MOST_CONFIG_BYTES, Form
-from recipes.cli.app.server import MOST_BYTES, Server
-from recipes.errors import Refusal
-from recipes.foresight import estimate_worker
+from legroom.cli.app import command
+from legroom.cli.app.estimates import Estimates
+from legroom.cli.app.form import MOST_CONFIG_BYTES, Form
+from legroom.cli.app.server import MOST_BYTES, Server
+from legroom.errors import Refusal
+from legroom.foresight import estimate_worker
 
 CHOSEN = {"model": "bert_tiny", "gpu": "t4_16gb", "data.seq_len": 64, "batch.per_device": 2, "accumulation.steps": 1}
 LLAMA = {
@@ -217,13 +217,13 @@ def test_estimates_run_in_processes_and_are_kept(form, tmp_path):
 
 
 def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):
-    monkeypatch.setattr("recipes.cli.app.estimates.SECONDS", 0.01)
+    monkeypatch.setattr("legroom.cli.app.estimates.SECONDS", 0.01)
     found = Estimates(tmp_path / "estimates").answer(form.overrides(CHOSEN))
     assert "no answer after" in found["failed"]
 
 
 def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, server, monkeypatch):
-    monkeypatch.setattr("recipes.foresight.tried_levers.hint", lambda *_: "Tried: something.")
+    monkeypatch.setattr("legroom.foresight.tried_levers.hint", lambda *_: "Tried: something.")
     request_("POST", "/estimate", json.dumps(CHOSEN | {"advise": True}), Content_Type="application/json")
     assert server.estimates.asked[-1][-1] == "advise"
     large = ["recipe=estimate", "gpu=t4_16gb", "model=bert_tiny", "launch.memory_limit_gib=0.01"]

@@ -10,13 +10,13 @@ import time
 
 import pytest
 import yaml
-from conftest import CONF, compose, small, start_headroom
+from conftest import CONF, compose, small, start_legroom
 
-from recipes.cli import console
-from recipes.config import GROUPS
-from recipes.options import hydra_errors
-from recipes.records import record, record_file
-from recipes.records.messages import StepsDone
+from legroom.cli import console
+from legroom.config import GROUPS
+from legroom.options import hydra_errors
+from legroom.records import record, record_file
+from legroom.records.messages import StepsDone
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbytes")
 # What only a GPU, or only another device than this, can fill in.
@@ -58,17 +58,17 @@ def only_record(folder) -> record.Record:
 # --- refusals --------------------------------------------------------------------------------------
 
 
-def test_a_misspelt_key_is_refused_in_two_seconds_and_before_anything_heavy(headroom):
+def test_a_misspelt_key_is_refused_in_two_seconds_and_before_anything_heavy(legroom):
     start = time.monotonic()
-    ended = headroom("precison=bf16")
+    ended = legroom("precison=bf16")
     assert time.monotonic() - start < 2
     assert ended.code == 2 and "precision" in ended.err and "Traceback" not in ended.err
     assert ended.out == "" and len(ended.err.splitlines()) == 1
 
 
-def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headroom):
+def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legroom):
     start = time.monotonic()
-    ended = headroom("batch.per_device=0", "device=cpu", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    ended = legroom("batch.per_device=0", "device=cpu", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert time.monotonic() - start < 2
     assert ended.code == 2 and "batch.per_device=0" in ended.err
     assert "hydra" in imported(ended.err) and not imported(ended.err) & set(HEAVY)
@@ -114,7 +114,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(headr
         (["precision=bf16,fp32"], ["precision", "-m"]),
         (["train.seed=1,2"], ["train.seed", "-m"]),
         (["train.seed=${train.nothing}"], ["train.seed"]),
-        (["train.seed=${oc.env:HEADROOM_NO_SUCH_VARIABLE}"], ["train.seed", "HEADROOM_NO_SUCH_VARIABLE"]),
+        (["train.seed=${oc.env:LEGROOM_NO_SUCH_VARIABLE}"], ["train.seed", "LEGROOM_NO_SUCH_VARIABLE"]),
         (["data=text", "data.path=no-such-file.txt"], ["data.path=no-such-file.txt"]),
         (["data=text"], ["data.path="]),
         (["model.pretrained=./no/such/folder"], ["model.pretrained=./no/such/folder"]),
@@ -240,9 +240,9 @@ def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tm
 # --- help, completion, and the configuration -------------------------------------------------------
 
 
-def test_help_lists_each_menu_with_its_options(headroom):
+def test_help_lists_each_menu_with_its_options(legroom):
     start = time.monotonic()
-    ended = headroom("--help")
+    ended = legroom("--help")
     assert ended.code == 0 and ended.err == "" and time.monotonic() - start < 2
     lines = ended.out.splitlines()
     for group in GROUPS:
@@ -252,15 +252,15 @@ def test_help_lists_each_menu_with_its_options(headroom):
             assert any(line.split()[:1] == [path.stem] and line.endswith(described) for line in lines), path
 
 
-def test_the_help_of_a_menu_that_does_not_exist_is_refused_and_the_version_is_ours(headroom):
-    ended = headroom("--help", "optin")
+def test_the_help_of_a_menu_that_does_not_exist_is_refused_and_the_version_is_ours(legroom):
+    ended = legroom("--help", "optin")
     assert ended.code == 2 and "Did you mean optim" in ended.err and ended.out == ""
-    ended = headroom("--version")
-    assert ended.code == 0 and ended.out.startswith("headroom ") and "torch" in ended.out
+    ended = legroom("--version")
+    assert ended.code == 0 and ended.out.startswith("legroom ") and "torch" in ended.out
 
 
 def test_the_help_survives_a_reader_that_leaves(tmp_path):
-    process = start_headroom("--help", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_legroom("--help", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()  # at once, as `| head -0` does
     assert process.wait(timeout=60) == 0 and process.stderr.read() == ""
 
@@ -309,9 +309,9 @@ def test_cfg_job_prints_the_configuration_and_runs_nothing(command, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["trainer", pytest.param("accelerate", marks=pytest.mark.slow)])
-def test_a_whole_run_from_the_shell(headroom, tmp_path, recipe):
+def test_a_whole_run_from_the_shell(legroom, tmp_path, recipe):
     """Done when, 2: `precision=bf16 optim=adam8bit` ends ok, with every field that this device can fill."""
-    ended = headroom(
+    ended = legroom(
         f"recipe={recipe}",
         "precision=bf16",
         "optim=adam8bit",
@@ -436,7 +436,7 @@ def test_ctrl_c_ends_a_sweep(command, monkeypatch, tmp_path):
 
 
 def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_path):
-    from recipes.jobs import run_lock
+    from legroom.jobs import run_lock
 
     words = small("recipe=accelerate")
     with run_lock.hold(tmp_path / "busy"):
@@ -447,7 +447,7 @@ def test_a_folder_in_which_another_command_trains_is_left_alone(command, tmp_pat
 
 
 def test_a_job_of_a_sweep_that_another_command_runs_is_left_alone(command, tmp_path):
-    from recipes.jobs import run_lock
+    from legroom.jobs import run_lock
 
     words = ["-m", *small("recipe=accelerate"), f"hydra.sweep.dir={tmp_path}/s"]
     place = tmp_path / "s" / compose(*small("recipe=accelerate")).record.config_key

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from recipes.cli import console, summary
-from recipes.records import record
-from recipes.records.record import Error, Evaluation, Memory, Speed, Training
+from legroom.cli import console, summary
+from legroom.records import record
+from legroom.records.record import Error, Evaluation, Memory, Speed, Training
 
 GIB = 2**30
 
@@ -119,7 +119,7 @@ def test_a_reader_that_has_left_is_no_failure():
     """`python train.py | head -1`: nobody reads the pipe any more when the summary comes."""
     program = (
         "import os; read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read); "
-        "from recipes.cli import console; console.say('text')"
+        "from legroom.cli import console; console.say('text')"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.cli import flags, random_lines
+from legroom.cli import flags, random_lines
 
 
 @pytest.mark.parametrize(

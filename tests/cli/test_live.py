@@ -13,10 +13,10 @@ import types
 import pytest
 from conftest import ROOT, compose, small
 
-from recipes.cli import job_state, live
-from recipes.cli.job_state import JobState
-from recipes.records.messages import PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
-from recipes.units import GIB, MIB
+from legroom.cli import job_state, live
+from legroom.cli.job_state import JobState
+from legroom.records.messages import PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
+from legroom.units import GIB, MIB
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def clock(monkeypatch):
 def news(folder):
     """What the page loads."""
     text = (folder / "page-live.js").read_text()
-    assert text.startswith("headroom.news(") and text.endswith(");")
-    return json.loads(text.removeprefix("headroom.news(").removesuffix(");"))
+    assert text.startswith("legroom.news(") and text.endswith(");")
+    return json.loads(text.removeprefix("legroom.news(").removesuffix(");"))
 
 
 def test_the_time_left_follows_from_the_latest_pace(clock):
@@ -68,7 +68,7 @@ def test_memory_stands_beside_its_limit():
 def test_the_page_has_news_every_few_seconds_and_a_bounded_number_of_points(clock, tmp_path, monkeypatch):
     monkeypatch.setattr(live, "MOST_POINTS", 8)
     follower = live.Follower(compose("device=cpu").record, tmp_path)
-    assert news(tmp_path)["phase"] == "starting" and "headroom.live=" in (tmp_path / "page.html").read_text()
+    assert news(tmp_path)["phase"] == "starting" and "legroom.live=" in (tmp_path / "page.html").read_text()
     follower.on_message(PhaseStarted("train", "training", 40))
     for step in range(1, 21):
         clock.now += 1
@@ -106,7 +106,7 @@ def test_a_sweep_that_is_followed_ends_with_its_pages(command, tmp_path):
     for job in latest["ended"]:
         page = tmp_path / "s" / job["page"]
         assert "page-data.js" in page.read_text() and news(page.parent)["status"] == job["status"] == "ok"
-    assert "headroom.sweep=" in (tmp_path / "s" / "page.html").read_text()
+    assert "legroom.sweep=" in (tmp_path / "s" / "page.html").read_text()
 
 
 def test_following_a_job_changes_neither_its_identity_nor_its_label():
@@ -118,8 +118,8 @@ def test_following_a_job_changes_neither_its_identity_nor_its_label():
 
 SCREEN = """
 import time
-from recipes.cli.console import Console
-from recipes.records.messages import PhaseStarted, StepsDone
+from legroom.cli.console import Console
+from legroom.records.messages import PhaseStarted, StepsDone
 with Console("optim=n\\u00e4me", 2, 7, left=lambda: 65.0) if {sweep} else Console() as screen:
     screen.on_message(PhaseStarted("train", "training", 10))
     for step in (1, 2):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.cli import model_walk
-from recipes.cli.model_walk import NOT_MADE, REFUSED, TRAINED, Result
+from legroom.cli import model_walk
+from legroom.cli.model_walk import NOT_MADE, REFUSED, TRAINED, Result
 
 
 @pytest.fixture(scope="module")

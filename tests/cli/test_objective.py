@@ -9,9 +9,9 @@ import pytest
 import yaml
 from conftest import compose, small
 
-from recipes.cli import sweep_run
-from recipes.options import objective
-from recipes.records import record_file
+from legroom.cli import sweep_run
+from legroom.options import objective
+from legroom.records import record_file
 
 
 def test_a_job_of_a_sweep_returns_the_number_that_objective_names(command, monkeypatch, tmp_path):

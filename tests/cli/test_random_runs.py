@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from recipes.cli import random_runs
+from legroom.cli import random_runs
 
 
 @pytest.fixture(scope="module")

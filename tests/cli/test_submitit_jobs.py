@@ -16,11 +16,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import CONF, ROOT, compose, small, start_headroom
+from conftest import CONF, ROOT, compose, small, start_legroom
 
-from recipes.cli import argv, submitit_jobs, sweep
-from recipes.ranks import rank_info
-from recipes.records import record, record_file
+from legroom.cli import argv, submitit_jobs, sweep
+from legroom.ranks import rank_info
+from legroom.records import record, record_file
 
 JOB = small("train.max_steps=3", "measure.ledger=false", "recipe=accelerate")
 LONG = [*JOB, "train.max_steps=100000", "train.log_seconds=0.1"]
@@ -68,10 +68,10 @@ def tasks_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_sweep_through_submitit_ends_as_hydras_own(command, headroom, tmp_path):
+def test_a_sweep_through_submitit_ends_as_hydras_own(command, legroom, tmp_path):
     overrides = ["-m", *JOB, "precision=fp32,bf16,fp16"]  # the CPU refuses fp16
     own = command(*overrides, f"hydra.sweep.dir={tmp_path}/own")
-    ours = headroom(*overrides, "hydra/launcher=submitit_local", "hydra.sweep.dir=ours")
+    ours = legroom(*overrides, "hydra/launcher=submitit_local", "hydra.sweep.dir=ours")
     assert own.code == ours.code == 1, ours.err
 
     def lines(ended):
@@ -96,8 +96,8 @@ def test_a_sweep_through_submitit_ends_as_hydras_own(command, headroom, tmp_path
 
 
 @pytest.mark.slow
-def test_the_tasks_of_a_job_are_its_ranks(headroom, tmp_path):
-    ended = headroom(
+def test_the_tasks_of_a_job_are_its_ranks(legroom, tmp_path):
+    ended = legroom(
         "-m",
         *JOB,
         "hydra/launcher=submitit_local",
@@ -115,7 +115,7 @@ def test_the_tasks_of_a_job_are_its_ranks(headroom, tmp_path):
 
 @pytest.mark.slow
 def test_a_task_that_dies_has_a_record_and_ctrl_c_ends_the_others(tmp_path):
-    process = start_headroom(
+    process = start_legroom(
         "-m",
         *LONG,
         "hydra/launcher=submitit_local",
@@ -147,7 +147,7 @@ def test_a_task_ends_with_the_command_that_started_it():
     running = sweep.Sweep("s", CONF, (), command.pid, psutil.Process(command.pid).create_time())
     assert running.command_runs()
     code = (
-        f"from pathlib import PosixPath; from recipes.cli import submitit_jobs, sweep; print('waits', flush=True); "
+        f"from pathlib import PosixPath; from legroom.cli import submitit_jobs, sweep; print('waits', flush=True); "
         f"submitit_jobs._end_with_command(sweep.{running}); import time; time.sleep(60)"
     )
     task = subprocess.Popen(
@@ -256,7 +256,7 @@ def slurm(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_on_two_nodes_is_saved_requeued_and_resumed(slurm, tmp_path):
-    process = start_headroom(
+    process = start_legroom(
         "-m",
         *JOB,
         "hydra/launcher=submitit_slurm",

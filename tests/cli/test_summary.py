@@ -6,9 +6,9 @@ from pathlib import Path
 
 from made_up_records import OOM, job
 
-from recipes.cli import argv, summary
-from recipes.records.record import Error, Estimate, Memory
-from recipes.units import MIB
+from legroom.cli import argv, summary
+from legroom.records.record import Error, Estimate, Memory
+from legroom.units import MIB
 
 
 def ended(status: str = "ok", error: Error | None = None, **parts):

@@ -9,11 +9,11 @@ import time
 
 import psutil
 import pytest
-from conftest import small, start_headroom
+from conftest import small, start_legroom
 from omegaconf import OmegaConf
 
-from recipes.cli import argv, sweep
-from recipes.records import record_file
+from legroom.cli import argv, sweep
+from legroom.records import record_file
 
 SWEEP = small("train.max_steps=3", "measure.ledger=false")
 # What a job does is told by its seed: 1 runs out of memory, 2 raises, 3 is killed.
@@ -27,8 +27,8 @@ def fail(*_, **__):
         raise ValueError("seed 2 fails")
     os.kill(os.getpid(), signal.SIGKILL)
 if seed in (1, 2, 3):
-    import recipes.training.accelerate_loop
-    recipes.training.accelerate_loop.forward_backward = fail
+    import legroom.training.accelerate_loop
+    legroom.training.accelerate_loop.forward_backward = fail
 """
 
 
@@ -157,7 +157,7 @@ def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
         "train.seed=0,1,2",
         "hydra.sweep.dir=s",
     ]
-    process = start_headroom(*arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start_legroom(*arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while not list(tmp_path.glob("s/*/result.json")) or not list(tmp_path.glob("s/*/steps.jsonl")):
         assert time.monotonic() < deadline and process.poll() is None
@@ -170,7 +170,7 @@ def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
     assert not alive
     before = len(list(tmp_path.glob("s/*/result.json")))
     assert before < 3
-    again = start_headroom(*arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    again = start_legroom(*arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert {outcome.status for outcome in records(tmp_path / "s").values()} == {"ok"}
@@ -180,7 +180,7 @@ def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_jobs_side_by_side_say_so(tmp_path):
-    process = start_headroom(
+    process = start_legroom(
         "-m",
         *SWEEP,
         "train.seed=0,1",

@@ -12,12 +12,12 @@ from test_data import built, refusal
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from recipes.data import preview
-from recipes.data.byte_tokenizer import byte_tokenizer
-from recipes.data.chat_template import PLAIN
-from recipes.data.collate import IGNORE_INDEX
-from recipes.models import tiny
-from recipes.records.messages import Shown
+from legroom.data import preview
+from legroom.data.byte_tokenizer import byte_tokenizer
+from legroom.data.chat_template import PLAIN
+from legroom.data.collate import IGNORE_INDEX
+from legroom.models import tiny
+from legroom.records.messages import Shown
 
 RECIPES = ["trainer", "accelerate"]
 ONE = talk("What is 1+1?", "2", system="Be brief.")

@@ -14,8 +14,8 @@ import torch
 from conftest import compose, small
 from transformers import TrainingArguments
 
-from recipes.data import collate, data_loader, dataset
-from recipes.errors import Refusal
+from legroom.data import collate, data_loader, dataset
+from legroom.errors import Refusal
 
 LM, CLASSES = "language_modelling", "classification"
 

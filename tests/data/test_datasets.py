@@ -15,10 +15,10 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes.data import collate, dataset, rows, tokens
-from recipes.errors import Refusal
-from recipes.models import moe
-from recipes.options import data_sources, task
+from legroom.data import collate, dataset, rows, tokens
+from legroom.errors import Refusal
+from legroom.models import moe
+from legroom.options import data_sources, task
 
 RECIPES = ["trainer", "accelerate"]
 PAIRS = [

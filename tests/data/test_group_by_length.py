@@ -9,9 +9,9 @@ from chat import talk, write
 from conftest import compose, small
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from recipes.data import dataset
-from recipes.data.data_loader import DistributedBatchSampler
-from recipes.errors import Refusal
+from legroom.data import dataset
+from legroom.data.data_loader import DistributedBatchSampler
+from legroom.errors import Refusal
 
 TALKS = [talk("q", "x" * (n * 7 % 60)) for n in range(1, 33)]
 

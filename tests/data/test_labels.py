@@ -28,7 +28,7 @@ def classes_of(data) -> list[int]:
 def with_labels(tmp_path, labels, head=None, *more):
     from conftest import compose, small
 
-    from recipes.data import dataset
+    from legroom.data import dataset
 
     if head is None:
         return built("model=bert_tiny", *file_of(tmp_path, labels), *more, task=CLASSES)
@@ -155,7 +155,7 @@ def test_numbers_for_a_head_with_names_are_its_numbers_and_that_is_said(tmp_path
     ],
 )
 def test_labels_that_the_head_does_not_have_are_refused_with_both_sets(tmp_path, labels, head, words):
-    from recipes.errors import Refusal
+    from legroom.errors import Refusal
 
     with pytest.raises(Refusal) as caught:
         with_labels(tmp_path, labels, head)
@@ -165,7 +165,7 @@ def test_labels_that_the_head_does_not_have_are_refused_with_both_sets(tmp_path,
 @pytest.fixture(scope="module")
 def head_of_words(tmp_path_factory):
     """A folder with a BERT whose head says label2id {pos: 0, neg: 1}, and with the byte tokenizer."""
-    from recipes.data import byte_tokenizer
+    from legroom.data import byte_tokenizer
 
     config = transformers.AutoConfig.for_model(
         "bert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=264

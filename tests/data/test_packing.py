@@ -10,8 +10,8 @@ from chat import talk, write
 from conftest import compose, small
 from test_data import built, decoded
 
-from recipes.data import packing, preview
-from recipes.data.collate import IGNORE_INDEX
+from legroom.data import packing, preview
+from legroom.data.collate import IGNORE_INDEX
 
 RECIPES = ["trainer", "accelerate"]
 TALKS = [talk("q" * (n % 7 + 1), "answer " * (n % 3 + 1)) for n in range(20)]

@@ -9,7 +9,7 @@ import torch
 from conftest import compose, small
 from test_data import CLASSES, built, decoded, ids_of, refusal
 
-from recipes.errors import Refusal
+from legroom.errors import Refusal
 
 # --- text: the user's files ------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import compose, small
 from test_data import CLASSES, LM, built, decoded, ids_of, refusal
 
-from recipes.machine import host
+from legroom.machine import host
 
 TEXTS = ["one text", "two words", "three é words", "four of them"]
 

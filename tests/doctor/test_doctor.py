@@ -13,8 +13,8 @@ import pytest
 from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
-from recipes.doctor import checks, lines, probe
-from recipes.machine import host
+from legroom.doctor import checks, lines, probe
+from legroom.machine import host
 
 # --- the driver and torch ----------------------------------------------------------------------------
 
@@ -211,20 +211,20 @@ def test_a_missing_compiler_is_no_fault_and_the_install_line_is_there(visit, mon
     assert "compile not here - compile=true needs a C++ compiler" in rows(text)
 
 
-def test_another_package_called_recipes_is_named_and_not_broken(visit, monkeypatch, tmp_path):
-    assert "other `recipes`" not in visit(FakeNvml(gpu()))[0]
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "__init__.py").touch()
+def test_another_package_called_legroom_is_named_and_not_broken(visit, monkeypatch, tmp_path):
+    assert "other `legroom`" not in visit(FakeNvml(gpu()))[0]
+    (tmp_path / "legroom").mkdir()
+    (tmp_path / "legroom" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert checks.find_other_recipes() == [tmp_path / "recipes" / "__init__.py"]
-    monkeypatch.setattr(checks, "find_other_recipes", lambda: [Path("/other/recipes/__init__.py")])
+    assert checks.find_other_packages() == [tmp_path / "legroom" / "__init__.py"]
+    monkeypatch.setattr(checks, "find_other_packages", lambda: [Path("/other/legroom/__init__.py")])
     text, broken = visit(FakeNvml(gpu()))
-    assert "other `recipes` /other/recipes/__init__.py" in rows(text) and not broken
+    assert "other `legroom` /other/legroom/__init__.py" in rows(text) and not broken
 
 
 # --- processes -------------------------------------------------------------------------------------
 
-START = "from recipes.doctor.probe import probe; import os, time; probe('first', lambda: {'fact': 1}); "
+START = "from legroom.doctor.probe import probe; import os, time; probe('first', lambda: {'fact': 1}); "
 
 
 @pytest.mark.parametrize(
@@ -317,6 +317,6 @@ def test_on_this_machine_bitsandbytes_takes_its_step_and_the_page_is_plain(run_d
 
 
 def test_the_libraries_that_train_are_imported_and_not_only_found():
-    told = probe.run("from recipes.doctor import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
+    told = probe.run("from legroom.doctor import probe; probe.imports(['hydra-core', 'pyyaml', 'no-such-package'])")
     assert told["hydra-core"] == told["pyyaml"] == {}
     assert told["no-such-package"]["error"] == "ModuleNotFoundError: No module named 'no_such_package'"

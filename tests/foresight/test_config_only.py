@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, compose, small
 
-from recipes.options import validate
+from legroom.options import validate
 
 WORDS = ["gpu=rtx4090_24gb", "data.seq_len=32", "data.samples=8", "batch.per_device=2", "precision=bf16"]
 HUB_ID = "made-up/tiny-llama"
@@ -71,7 +71,7 @@ def test_a_training_needs_the_weights_and_says_what_does_not(saved, recipe):
 def test_fit_takes_a_configuration(saved):
     from fit_search import searched
 
-    from recipes.foresight.search import fit_options, plan
+    from legroom.foresight.search import fit_options, plan
 
     pinned = ["optim=sgd", "checkpointing=none", "model.attention=sdpa", "loss=standard"]
     search, problems = plan.plan([*WORDS, *pinned, f"model.pretrained={saved[1]}"], fit_options.Options())
@@ -112,7 +112,7 @@ def test_fit_says_of_what_cannot_be_followed_what_an_estimate_says(tmp_path):
     import transformers
     from fit_search import SameProcessExecutor
 
-    from recipes.foresight.search import fit_options, plan, runner
+    from legroom.foresight.search import fit_options, plan, runner
 
     config = transformers.LongformerConfig(architectures=["LongformerForSequenceClassification"])
     config.save_pretrained(tmp_path)

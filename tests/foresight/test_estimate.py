@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from conftest import compose, small
 
-from recipes.cli import single_run
-from recipes.foresight import estimate, explain
-from recipes.foresight.fake_gpu import op_trace
-from recipes.machine import host
-from recipes.records import record_file
-from recipes.units import MIB
+from legroom.cli import single_run
+from legroom.foresight import estimate, explain
+from legroom.foresight.fake_gpu import op_trace
+from legroom.machine import host
+from legroom.records import record_file
+from legroom.units import MIB
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from conftest import CONF, small
 
-from recipes.cli import summary
-from recipes.foresight import prediction, simulation
-from recipes.foresight.speed import calibrated
-from recipes.machine import host
-from recipes.options import compose
-from recipes.records.record import Record
+from legroom.cli import summary
+from legroom.foresight import prediction, simulation
+from legroom.foresight.speed import calibrated
+from legroom.machine import host
+from legroom.options import compose
+from legroom.records.record import Record
 
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
 

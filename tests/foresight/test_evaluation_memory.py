@@ -11,14 +11,14 @@ import pytest
 import torch
 from conftest import compose
 
-from recipes import config
-from recipes.cli import summary
-from recipes.foresight import evaluation_memory, largest_batch, tried_levers
-from recipes.foresight.memory.allocator import Demand
-from recipes.options import accumulation
-from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
-from recipes.training import evaluate
-from recipes.units import GIB, MIB
+from legroom import config
+from legroom.cli import summary
+from legroom.foresight import evaluation_memory, largest_batch, tried_levers
+from legroom.foresight.memory.allocator import Demand
+from legroom.options import accumulation
+from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
+from legroom.training import evaluate
+from legroom.units import GIB, MIB
 
 WORDS = ("gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16", "data.eval_samples=64", "data.seq_len=64")
 LARGE = "eval.batch=32"  # two batches

@@ -13,10 +13,10 @@ from chat import talk, write
 from conftest import compose, small
 from test_menus import OPTIONS, PAIRS, cannot_run_here, covering, facts_of, refused, told, words  # noqa: F401  (fixtures)
 
-from recipes.foresight import simulation
-from recipes.measure.memory_ledger import MemoryLedger
-from recipes.parallelism import unwrap
-from recipes.training import accelerate_loop, setup
+from legroom.foresight import simulation
+from legroom.measure.memory_ledger import MemoryLedger
+from legroom.parallelism import unwrap
+from legroom.training import accelerate_loop, setup
 
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 PARTS = 4  # a test each, for the sake of the time limit

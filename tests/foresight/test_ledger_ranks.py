@@ -12,10 +12,10 @@ import pytest
 from conftest import compose, small
 from test_ledger_pairs import differing
 
-from recipes.foresight import prediction, simulation
-from recipes.foresight.speed import efficiencies
-from recipes.foresight.speed.roofline import predict
-from recipes.jobs import supervise
+from legroom.foresight import prediction, simulation
+from legroom.foresight.speed import efficiencies
+from legroom.foresight.speed.roofline import predict
+from legroom.jobs import supervise
 
 SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=24", "train.max_steps=2"]
 # Wide enough that what is gathered and sent decides on the peak.

@@ -9,12 +9,12 @@ from conftest import compose, small
 from test_ledger_ranks import foreseen
 from torch.distributed.device_mesh import init_device_mesh
 
-from recipes.cli import summary
-from recipes.foresight.fake_gpu.op_cache import call_signature
-from recipes.foresight.speed import efficiencies
-from recipes.foresight.speed.roofline import predict
-from recipes.machine.worker_environment import SIMULATIONS
-from recipes.third_party import torch_distributed_private
+from legroom.cli import summary
+from legroom.foresight.fake_gpu.op_cache import call_signature
+from legroom.foresight.speed import efficiencies
+from legroom.foresight.speed.roofline import predict
+from legroom.machine.worker_environment import SIMULATIONS
+from legroom.third_party import torch_distributed_private
 
 A100, NETWORK = ["gpu=a100_80gb", "data.samples=64", "model=llama_tiny"], "gpu.machine_link_gb_per_second=25"
 TWO = ["gpu.machines=2", NETWORK]
@@ -106,7 +106,7 @@ def test_record_and_summary_say_how_many_machines(predicted, tmp_path):
 
 
 def test_what_is_shared_between_jobs_knows_the_machines(monkeypatch, tmp_path):
-    from recipes.foresight import shared_simulation
+    from legroom.foresight import shared_simulation
 
     monkeypatch.setenv(SIMULATIONS, str(tmp_path))
     words = ["recipe=estimate", *A100, *HYBRID, ranks(8), NETWORK]

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 from conftest import compose, small
 
-from recipes.machine.worker_environment import SIMULATIONS
-from recipes.records import record_file
+from legroom.machine.worker_environment import SIMULATIONS
+from legroom.records import record_file
 
 WORDS = ["recipe=estimate", "model=gpt2_tiny", "data.samples=16", "precision=bf16"]
 
@@ -17,7 +17,7 @@ WORDS = ["recipe=estimate", "model=gpt2_tiny", "data.samples=16", "precision=bf1
 @pytest.fixture
 def counted(monkeypatch):
     """Counts the simulations."""
-    from recipes.foresight import simulation
+    from legroom.foresight import simulation
 
     simulate, calls = simulation.simulate_step, []
 
@@ -30,7 +30,7 @@ def counted(monkeypatch):
 
 
 def test_cards_of_the_same_rules_share_a_simulation(counted, monkeypatch, tmp_path):
-    from recipes.foresight import prediction, shared_simulation
+    from legroom.foresight import prediction, shared_simulation
 
     def outcomes(*gpus):
         found = []

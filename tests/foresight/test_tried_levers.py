@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import small
 
-from recipes.records.record import DOES_NOT_FIT, FITS, Error, Estimate
+from legroom.records.record import DOES_NOT_FIT, FITS, Error, Estimate
 
 WORDS = [
     "gpu=rtx4090_24gb",
@@ -31,8 +31,8 @@ def hint(predicted):
     """hint(*words) -> the hint of a step that does not fit."""
 
     def hint(*words: str) -> str:
-        from recipes.foresight import tried_levers
-        from recipes.foresight.search import space
+        from legroom.foresight import tried_levers
+        from legroom.foresight.search import space
 
         outcome = predicted(*words)
         assert outcome.error is not None
@@ -76,7 +76,7 @@ def test_more_gpus_where_no_lever_is_enough(hint, predicted):
 
 
 def test_a_negative_saving_is_no_saving(predicted, tmp_path):
-    from recipes.cli import summary
+    from legroom.cli import summary
 
     outcome = predicted(*WORDS, *TINY)
     outcome.estimate.levers = [
@@ -89,8 +89,8 @@ def test_a_negative_saving_is_no_saving(predicted, tmp_path):
 
 def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
     """Of a model that eight cards cannot train either; a later lever of a menu replaces an earlier one."""
-    from recipes.foresight import tried_levers
-    from recipes.foresight.search import space
+    from legroom.foresight import tried_levers
+    from legroom.foresight.search import space
 
     cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
     assert cfg is not None and outcome is not None
@@ -114,8 +114,8 @@ def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
 
 def test_a_set_of_levers_follows_the_peak_and_has_none_too_many(monkeypatch):
     """The optimizer's saves only where checkpointing does; half the batch, which is cheaper, is not needed."""
-    from recipes.foresight import tried_levers
-    from recipes.foresight.search import space
+    from legroom.foresight import tried_levers
+    from legroom.foresight.search import space
 
     words = ("gpu=rtx4090_24gb", "model=llama_tiny", "parallelism=fsdp", "parallelism.num_processes=2", "loss=chunked")
     cfg, outcome, _ = space.compose_estimate(*words)
@@ -142,7 +142,7 @@ def test_a_set_of_levers_follows_the_peak_and_has_none_too_many(monkeypatch):
 
 
 def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
-    from recipes.foresight import tried_levers
+    from legroom.foresight import tried_levers
 
     seen = []
     monkeypatch.setattr(tried_levers.runner, "predict", lambda overrides: (seen.append(overrides), (None, None))[1])
@@ -159,8 +159,8 @@ def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
     ],
 )
 def test_more_gpus_with_an_optimizer_that_fsdp_refuses(monkeypatch, takes, said):
-    from recipes.foresight import tried_levers
-    from recipes.foresight.search import space
+    from legroom.foresight import tried_levers
+    from legroom.foresight.search import space
 
     cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "optim=adafactor")
     assert cfg is not None and outcome is not None

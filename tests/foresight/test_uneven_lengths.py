@@ -9,11 +9,11 @@ import random
 import pytest
 from conftest import compose
 
-from recipes.cli import summary
-from recipes.foresight import prediction, uneven_lengths
-from recipes.foresight.memory.settings import Settings
-from recipes.records.record import FITS, TIGHT
-from recipes.units import GIB, MIB
+from legroom.cli import summary
+from legroom.foresight import prediction, uneven_lengths
+from legroom.foresight.memory.settings import Settings
+from legroom.records.record import FITS, TIGHT
+from legroom.units import GIB, MIB
 
 WORDS = ["gpu=a100_40gb", "model=bert_tiny", "model.width=256", "model.feed_forward=1024", "model.positions=256"]
 

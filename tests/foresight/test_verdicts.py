@@ -8,13 +8,13 @@ import pytest
 from conftest import compose, small
 from fit_search import planned, searched
 
-from recipes.cli import summary
-from recipes.foresight import largest_batch, prediction
-from recipes.foresight.search import present, runner
-from recipes.foresight.speed import calibrated
-from recipes.records.record import DOES_NOT_FIT, FITS, TIGHT
-from recipes.report import predicted as predicted_text
-from recipes.units import GIB, MIB
+from legroom.cli import summary
+from legroom.foresight import largest_batch, prediction
+from legroom.foresight.search import present, runner
+from legroom.foresight.speed import calibrated
+from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
+from legroom.report import predicted as predicted_text
+from legroom.units import GIB, MIB
 
 WORDS = ["gpu=a100_40gb", "model=gpt2_tiny", "data.samples=16"]
 

@@ -9,11 +9,11 @@ import pytest
 from conftest import ROOT, SMALL
 from played_gpu import MIB, NAME
 
-from recipes.cli import accuracy, fit, gpu_checks
-from recipes.doctor import checks, faults, page, probe
-from recipes.foresight.search import fit_options, plan
-from recipes.foresight.speed import calibrated
-from recipes.foresight.validation import allocator_traces, efficiency_fit, trace_recording
+from legroom.cli import accuracy, fit, gpu_checks
+from legroom.doctor import checks, faults, page, probe
+from legroom.foresight.search import fit_options, plan
+from legroom.foresight.speed import calibrated
+from legroom.foresight.validation import allocator_traces, efficiency_fit, trace_recording
 
 pytest_plugins = ["gpu_fixtures"]
 TINY = [word for word in SMALL if word != "device=cpu"]
@@ -26,7 +26,7 @@ def borrowed(gpus, monkeypatch):
     def server():
         return SimpleNamespace(start_worker=gpus().start_worker, close=lambda: None)
 
-    monkeypatch.setattr("recipes.jobs.fork_client.ForkServer", server)
+    monkeypatch.setattr("legroom.jobs.fork_client.ForkServer", server)
 
 
 def test_a_sweep_shows_what_the_card_counted(gpus, command):
@@ -73,7 +73,7 @@ def test_the_gpu_checks_write_their_table(gpus, borrowed, monkeypatch, tmp_path)
 
 RECORD = """
 from pathlib import Path
-from recipes.foresight.validation import allocator_traces
+from legroom.foresight.validation import allocator_traces
 import played_driver
 trace = allocator_traces.record(Path({conf!r}), {words!r}, Path({folder!r}))
 assert not played_driver.RECORDING, "the allocator's history is still recorded"
@@ -110,7 +110,7 @@ def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys
 
 @pytest.mark.slow
 def test_fit_measures_on_the_card(gpus, capsys):
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     fork_server = gpus()
     words = [*TINY, "gpu=l4_24gb", "model=gpt2_tiny", "batch.effective=4"]
@@ -167,7 +167,7 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
 SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.01}
 CALIBRATE = """
 import os
-from recipes.foresight.validation import gpu_benchmarks, machine_calibration
+from legroom.foresight.validation import gpu_benchmarks, machine_calibration
 for name, value in {sizes!r}.items():
     setattr(gpu_benchmarks, name, value)
 os.environ[{variable!r}] = {folder!r}

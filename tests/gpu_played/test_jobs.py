@@ -6,8 +6,8 @@ import pytest
 from conftest import compose
 from played_gpu import CACHED_BYTES, CONTEXT_BYTES, IDLE_BYTES, MIB, NAME, WORKSPACE_BYTES
 
-from recipes.records import checkpoint_files
-from recipes.records.messages import StepsDone
+from legroom.records import checkpoint_files
+from legroom.records.messages import StepsDone
 
 pytest_plugins = ["gpu_fixtures"]
 RECIPES = ["trainer", "accelerate"]

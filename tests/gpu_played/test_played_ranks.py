@@ -13,7 +13,7 @@ MODES = {
 }
 CHECK = """
 import atexit, os
-import recipes.measure.memory_breakdown as breakdown
+import legroom.measure.memory_breakdown as breakdown
 per_rank = breakdown.per_rank
 def checked(memory, rank_info):
     import torch, torch.distributed as dist

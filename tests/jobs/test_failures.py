@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import compose
 
-from recipes.errors import Refusal
-from recipes.jobs import failures
-from recipes.options import memory_hints
+from legroom.errors import Refusal
+from legroom.jobs import failures
+from legroom.options import memory_hints
 
 
 @pytest.mark.parametrize(

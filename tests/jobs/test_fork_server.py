@@ -10,9 +10,9 @@ import psutil
 import pytest
 from conftest import small
 
-from recipes.jobs import fork_client, supervise
-from recipes.records import record_file
-from recipes.records.messages import PhaseStarted, WarningRaised
+from legroom.jobs import fork_client, supervise
+from legroom.records import record_file
+from legroom.records.messages import PhaseStarted, WarningRaised
 
 # Runs in every interpreter that is started; this one is the fork server.
 IN_SERVER = """

@@ -8,9 +8,9 @@ import time
 
 import psutil
 import pytest
-from conftest import start_headroom
+from conftest import start_legroom
 
-from recipes.jobs import preloaded_worker
+from legroom.jobs import preloaded_worker
 
 
 @pytest.mark.parametrize("argv", [["-m", "train.seed=0,1"], ["--cfg", "job"], ["optim=sgd", "--help"]], ids=" ".join)
@@ -24,16 +24,16 @@ def test_a_job_with_another_environment_gets_a_new_interpreter(monkeypatch):
     monkeypatch.setattr(
         preloaded_worker.interpreter, "start_python", lambda *_, **__: subprocess.Popen(["sleep", "60"])
     )
-    monkeypatch.setattr("recipes.jobs.launch.new_worker", lambda *_: started.append(1))
+    monkeypatch.setattr("legroom.jobs.launch.new_worker", lambda *_: started.append(1))
     worker = preloaded_worker.PreloadedWorker()
-    monkeypatch.setenv("HEADROOM_SET_FOR_THE_JOB", "1")
+    monkeypatch.setenv("LEGROOM_SET_FOR_THE_JOB", "1")
     worker.start_worker(None, None)
     assert started and worker._process.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_ends_early_leaves_no_process(tmp_path, number):
-    process = start_headroom("device=cpu", cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start_legroom("device=cpu", cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     below = psutil.Process(process.pid)
     deadline = time.monotonic() + 30
     while not (children := below.children()) and time.monotonic() < deadline:

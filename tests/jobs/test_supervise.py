@@ -15,11 +15,11 @@ import time
 
 import psutil
 import pytest
-from conftest import small, start_headroom
+from conftest import small, start_legroom
 
-from recipes.jobs import launch, post_mortem, supervise
-from recipes.ranks.rank_info import RankInfo
-from recipes.records import atomic_file, record_file, run_folder
+from legroom.jobs import launch, post_mortem, supervise
+from legroom.ranks.rank_info import RankInfo
+from legroom.records import atomic_file, record_file, run_folder
 
 LONG = ["train.max_steps=1000000"]
 RECIPES = ["trainer", "accelerate"]
@@ -62,12 +62,12 @@ def breaks(phase: str, error: str = ERROR) -> str:
     if phase == "step":
         return THIRD_STEP.format(what=f"raise {error}")
     function = {
-        "load": "recipes.data.dataset.build_data",
-        "eval": "recipes.training.evaluate.evaluate",
-        "save": "recipes.checkpoint.saver.save_final",
+        "load": "legroom.data.dataset.build_data",
+        "eval": "legroom.training.evaluate.evaluate",
+        "save": "legroom.checkpoint.saver.save_final",
     }[phase]
     return (
-        f"import torch, recipes.data.dataset, recipes.training.evaluate, recipes.checkpoint.saver\n"
+        f"import torch, legroom.data.dataset, legroom.training.evaluate, legroom.checkpoint.saver\n"
         f"def fail(*_, **__):\n    raise {error}\n{function} = fail"
     )
 
@@ -103,14 +103,14 @@ def test_a_worker_that_cannot_be_killed_leaves_a_record(make_job):
 
 def test_a_worker_that_is_killed_inside_a_message_leaves_a_record(make_job, fault):
     code = """
-import os, recipes.training.setup
+import os, legroom.training.setup
 def die(*_, **__):
     import gc, signal
     from multiprocessing.connection import Connection
     [pipe] = [each for each in gc.get_objects() if type(each) is Connection]
     os.write(pipe.fileno(), (1000).to_bytes(4, "big") + b"part")
     os.kill(os.getpid(), signal.SIGKILL)
-recipes.training.setup.build = die
+legroom.training.setup.build = die
 """
     job = make_job(*small("recipe=accelerate"))
     assert supervise.run(job, lambda _: None, fault(code)).status == "killed"
@@ -241,7 +241,7 @@ def test_a_ledger_that_breaks_does_no_harm(train, fault, what, word):
     run = train(
         status="ok",
         fork_server=fault(
-            "import recipes.measure.memory_ledger as ledger\n"
+            "import legroom.measure.memory_ledger as ledger\n"
             f"def enter(self):\n    {what}\n"
             "ledger.MemoryLedger.__enter__ = enter"
         ),
@@ -272,10 +272,10 @@ def test_a_log_that_cannot_be_written_does_no_harm(make_job, fork_server):
 
 
 NO_RECORD = """
-import errno, recipes.records.record_file
+import errno, legroom.records.record_file
 def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
-recipes.records.record_file.write = full
+legroom.records.record_file.write = full
 """
 
 
@@ -335,7 +335,7 @@ def long_run(tmp_path):
     started = []
 
     def start(*words: str, processes: int):
-        process = start_headroom(*words, *small(*LONG), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start_legroom(*words, *small(*LONG), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
         below = psutil.Process(process.pid)
         wait_for(lambda: len(below.children(recursive=True)) == processes)  # the last is a loader's, for the training
@@ -367,7 +367,7 @@ def test_ctrl_c_ends_a_run_in_a_second(long_run, tmp_path, recipe):
 
 def test_ctrl_c_before_the_training_leaves_a_record_too(tmp_path):
     """While the worker imports its libraries: it cannot answer yet."""
-    process = start_headroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_legroom(*small("hydra.run.dir=here"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for((tmp_path / "here" / run_folder.LOG_FILE).exists)
         workers = psutil.Process(process.pid).children()

@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from fake_nvml import GIB, FakeNvml, gpu, healthy, nvlinked, process, rows, visit  # noqa: F401
 
-from recipes.machine import host, nvml
-from recipes.machine.nvml import Nvml
+from legroom.machine import host, nvml
+from legroom.machine.nvml import Nvml
 
 # --- GPUs ------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes.machine import worker_environment
-from recipes.ranks.rank_info import RankInfo
+from legroom.machine import worker_environment
+from legroom.ranks.rank_info import RankInfo
 
 
 @pytest.mark.parametrize("name, asks", [("kernels-community/flash-attn2", True), ("flash_attention_2", False)])

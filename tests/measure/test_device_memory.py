@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import compose
 
-from recipes.machine import host
-from recipes.measure import device_memory
-from recipes.units import GIB, MIB
+from legroom.machine import host
+from legroom.measure import device_memory
+from legroom.units import GIB, MIB
 
 
 def test_the_peak_of_the_host_is_in_bytes():

@@ -13,11 +13,11 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from recipes.measure.memory_attribution import OPTIMIZER, OTHER
-from recipes.measure.memory_ledger import MemoryLedger
-from recipes.measure.op_flops import operation_flops
-from recipes.measure.storage_log import StorageLog
-from recipes.third_party import torch_private
+from legroom.measure.memory_attribution import OPTIMIZER, OTHER
+from legroom.measure.memory_ledger import MemoryLedger
+from legroom.measure.op_flops import operation_flops
+from legroom.measure.storage_log import StorageLog
+from legroom.third_party import torch_private
 
 FOUR = 4  # bytes of a 32-bit float
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from test_memory_ledger import Deep, Little, ready, step
 
-from recipes.measure.memory_attribution import KINDS
-from recipes.measure.memory_ledger import MemoryLedger
-from recipes.measure.timeline import timeline
-from recipes.options import in_backward
+from legroom.measure.memory_attribution import KINDS
+from legroom.measure.memory_ledger import MemoryLedger
+from legroom.measure.timeline import timeline
+from legroom.options import in_backward
 
 
 def measured(model, optimizer, *batches, **options):

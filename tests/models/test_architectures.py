@@ -11,11 +11,11 @@ import transformers
 from conftest import compose, small
 from made_up_records import job
 
-from recipes.cli import summary
-from recipes.models import tiny
-from recipes.options import resume
-from recipes.records.record import Model
-from recipes.report import rows
+from legroom.cli import summary
+from legroom.models import tiny
+from legroom.options import resume
+from legroom.records.record import Model
+from legroom.report import rows
 
 SIZES = dict(vocab_size=512, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 

@@ -10,9 +10,9 @@ import transformers
 from conftest import compose, small
 from safetensors.torch import save_file
 
-from recipes.data import dataset
-from recipes.models import builder
-from recipes.options import model_families, task
+from legroom.data import dataset
+from legroom.models import builder
+from legroom.options import model_families, task
 
 RECIPES = ["trainer", "accelerate"]
 

@@ -11,9 +11,9 @@ import transformers
 from conftest import compose, small
 from safetensors.torch import load_file, save_file
 
-from recipes.data import byte_tokenizer
-from recipes.errors import Refusal
-from recipes.models import pretrained
+from legroom.data import byte_tokenizer
+from legroom.errors import Refusal
+from legroom.models import pretrained
 
 RECIPES = ["trainer", "accelerate"]
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}

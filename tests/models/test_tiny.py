@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import CONFIG_MAPPING, GPT2Config, GPT2LMHeadModel
 
-from recipes.models import tiny
+from legroom.models import tiny
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from conftest import compose, small
 from fit_search import GPU, tiny
 
-from recipes import config
-from recipes.machine import host
-from recipes.options import accumulation, batch
+from legroom import config
+from legroom.machine import host
+from legroom.options import accumulation, batch
 
 AUTO = (
     "recipe=estimate",
@@ -52,8 +52,8 @@ def test_a_run_on_a_cpu_is_refused(monkeypatch):
 
 @pytest.mark.slow
 def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path):
-    from recipes.foresight import prediction
-    from recipes.foresight.search import runner
+    from legroom.foresight import prediction
+    from legroom.foresight.search import runner
 
     words = [word for word in tiny(*AUTO) if not word.startswith("accumulation")]
     by_hand = {size: runner.predict([*words, f"batch.per_device={size}"])[0] for size in (1, 2, 3, 4, 6, 12)}

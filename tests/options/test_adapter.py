@@ -7,13 +7,13 @@ import torch
 from conftest import compose
 from safetensors import safe_open
 
-from recipes.data import dataset
-from recipes.machine import host
-from recipes.models import builder
-from recipes.options import adapter, task
-from recipes.records import checkpoint_files, run_folder
+from legroom.data import dataset
+from legroom.machine import host
+from legroom.models import builder
+from legroom.options import adapter, task
+from legroom.records import checkpoint_files, run_folder
 
-peft = pytest.importorskip("peft", reason="peft is not installed: pip install headroom[peft]")
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
 
 RECIPES = ["trainer", "accelerate"]
 LORA = ["adapter=lora", "train.max_steps=4", "data.samples=16", "train.schedule=constant"]
@@ -63,7 +63,7 @@ def test_recomputation_changes_no_loss(train):
 )
 def test_a_resumed_adapter_is_the_one_that_was_never_stopped(train, again, tmp_path, recipe, words):
     if "adapter=qlora" in words:
-        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install headroom[8bit]")
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
     options = [*LORA[1:], *words, f"recipe={recipe}", "adapter.dropout=0.1", "save.every_steps=2"]
     run = train(*options)
     checkpoint = run.folder / "checkpoints" / checkpoint_files.folder_name(2)

@@ -10,16 +10,16 @@ import torch
 from conftest import compose, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes import config
-from recipes.errors import Refusal
-from recipes.foresight import simulation
-from recipes.foresight.speed import links
-from recipes.measure.memory_ledger import MemoryLedger
-from recipes.models import checkpointing
-from recipes.options import checkpointing as option
-from recipes.options import hooks, memory_hints, validate
-from recipes.parallelism import unwrap
-from recipes.training import accelerate_loop, setup
+from legroom import config
+from legroom.errors import Refusal
+from legroom.foresight import simulation
+from legroom.foresight.speed import links
+from legroom.measure.memory_ledger import MemoryLedger
+from legroom.models import checkpointing
+from legroom.options import checkpointing as option
+from legroom.options import hooks, memory_hints, validate
+from legroom.parallelism import unwrap
+from legroom.training import accelerate_loop, setup
 
 LAYERS = 4
 SIZES = [f"model.layers={LAYERS}", "data.seq_len=64", "batch.per_device=4", "eval.enabled=false"]

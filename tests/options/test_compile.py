@@ -9,10 +9,10 @@ import pytest
 from conftest import compose, small
 from support.accelerate_state import own_state
 
-from recipes.foresight.speed import measured_operations
-from recipes.machine import host
-from recipes.options import compile
-from recipes.training import setup
+from legroom.foresight.speed import measured_operations
+from legroom.machine import host
+from legroom.options import compile
+from legroom.training import setup
 
 
 @pytest.mark.slow

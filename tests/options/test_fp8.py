@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes.machine import host
-from recipes.options import validate
+from legroom.machine import host
+from legroom.options import validate
 
 pytest_plugins = ["gpu_fixtures"]
 pytestmark = pytest.mark.skipif(not host.has("torchao"), reason="torchao is not installed")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from conftest import CONF, compose
 
-from recipes import config
-from recipes.machine import gpu_specs, host
-from recipes.options import gpu as gpu_options
-from recipes.options import menus
-from recipes.records import record
+from legroom import config
+from legroom.machine import gpu_specs, host
+from legroom.options import gpu as gpu_options
+from legroom.options import menus
+from legroom.records import record
 
 TERA = 1e12
 GIB = 2**30

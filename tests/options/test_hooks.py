@@ -9,7 +9,7 @@ import types
 import pytest
 from conftest import compose
 
-from recipes.options import hooks, memory_hints, training_arguments, validate
+from legroom.options import hooks, memory_hints, training_arguments, validate
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def registry(monkeypatch):
 
 
 def test_names_in_a_module_are_no_hooks(registry, monkeypatch, tmp_path):
-    module = types.ModuleType("recipes.options.measure")
+    module = types.ModuleType("legroom.options.measure")
     exec("import warnings\ndef arguments(): raise AssertionError\nproblems = resolve = arguments", module.__dict__)
-    monkeypatch.setitem(sys.modules, "recipes.options.measure", module)
+    monkeypatch.setitem(sys.modules, "legroom.options.measure", module)
     composed = compose("device=cpu")
     assert composed.problems == [] and validate.warnings(composed.cfg) == []
     training_arguments.training_arguments(composed.cfg, str(tmp_path))

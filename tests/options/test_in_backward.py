@@ -10,7 +10,7 @@ from test_ledger_pairs import differing, fake, real
 from test_menus import cannot_run_here, facts_of
 from test_optimizer import both
 
-from recipes.options import hooks, menus
+from legroom.options import hooks, menus
 
 HERE = ["optim.in_backward=true", "train.max_grad_norm=0"]
 WITH_KEY = [

@@ -10,7 +10,7 @@ import shutil
 import pytest
 from conftest import compose
 
-from recipes.machine import host
+from legroom.machine import host
 
 pytest_plugins = ["gpu_fixtures"]
 LIGER = ["model=llama_tiny", "kernels=liger"]

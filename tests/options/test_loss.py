@@ -9,8 +9,8 @@ import torch
 from conftest import compose, small
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recipes.errors import Refusal
-from recipes.options import chunked_loss
+from legroom.errors import Refusal
+from legroom.options import chunked_loss
 
 RECIPES = ["trainer", "accelerate"]
 SIZES = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=97)

@@ -15,10 +15,10 @@ import pytest
 from conftest import CONF, compose, small
 from packaging.requirements import Requirement
 
-from recipes import config
-from recipes.config import ESTIMATE_ONLY
-from recipes.machine import host
-from recipes.options import menus, parallelism, validate
+from legroom import config
+from legroom.config import ESTIMATE_ONLY
+from legroom.machine import host
+from legroom.options import menus, parallelism, validate
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
 OPTIONS = [(group, option) for group in GROUPS for option in menus.options(group, [CONF]) if option != "estimate"]

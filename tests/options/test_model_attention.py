@@ -10,13 +10,13 @@ from conftest import compose
 from test_ledger_pairs import differing, fake, real
 from transformers import AutoConfig, AutoModelForCausalLM, modeling_flash_attention_utils
 
-from recipes.errors import Refusal
-from recipes.foresight import simulation
-from recipes.machine import host
-from recipes.models import architectures
-from recipes.options import attention
-from recipes.options.model import AUTO
-from recipes.third_party import transformers_models_private
+from legroom.errors import Refusal
+from legroom.foresight import simulation
+from legroom.machine import host
+from legroom.models import architectures
+from legroom.options import attention
+from legroom.options.model import AUTO
+from legroom.third_party import transformers_models_private
 
 NEWER = ["flash_attention_3", "kernels-community/flash-attn2", "flex_attention"]
 
@@ -125,7 +125,7 @@ def test_a_kernel_that_the_hub_does_not_give_is_refused_before_the_data_is_read(
 
 
 def test_the_schema_names_what_the_module_knows():
-    from recipes.config import menus
+    from legroom.config import menus
 
     choices = menus.Model.__dataclass_fields__["attention"].metadata["choices"]
     assert set(choices) == {AUTO, "sdpa", "eager", attention.FLEX, *attention.FLASH}

@@ -10,9 +10,9 @@ import transformers
 from conftest import CONF, ROOT, compose
 from transformers.training_args import OptimizerNames
 
-from recipes.machine import host
-from recipes.options import menus, training_arguments
-from recipes.training import optimizer
+from legroom.machine import host
+from legroom.options import menus, training_arguments
+from legroom.training import optimizer
 
 DECAY = ["train.weight_decay=0.1", "device=cpu"]
 

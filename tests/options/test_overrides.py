@@ -7,8 +7,8 @@ import re
 import pytest
 from conftest import CONF
 
-from recipes.cli import flags
-from recipes.options import keys, menus, other_arguments, overrides
+from legroom.cli import flags
+from legroom.options import keys, menus, other_arguments, overrides
 
 
 def said(text: str, sweeping: bool = False) -> str:
@@ -138,8 +138,8 @@ def test_a_sweep_that_is_one_is_left_alone(typed):
 
 
 def test_the_value_of_a_variable_is_kept_out_of_the_record(monkeypatch):
-    monkeypatch.setenv("HEADROOM_SECRET", "abracadabra")
-    for typed in ("data.path=${oc.env:HEADROOM_SECRET}", "model.pretrained='a/${ oc.env:HEADROOM_SECRET}'"):
+    monkeypatch.setenv("LEGROOM_SECRET", "abracadabra")
+    for typed in ("data.path=${oc.env:LEGROOM_SECRET}", "model.pretrained='a/${ oc.env:LEGROOM_SECRET}'"):
         assert "would stand in the record" in said(typed) and "abracadabra" not in said(typed)
     assert overrides.problems(["hydra.run.dir=${oc.env:HOME}/x"], [CONF], False) == [], "it is in no record"
     assert overrides.problems(["hydra.job.name=${oc.env:HOME}"], [CONF], True) == [], "nor is this"
@@ -215,10 +215,10 @@ def test_what_stands_for_a_misspelt_argument_exists():
 
 
 def test_the_table_of_arguments_is_what_the_hooks_say():
-    from recipes.cli import argument_table
+    from legroom.cli import argument_table
 
     made = {name: key for name, key in argument_table.table().items() if key is not None}  # the rest differs by version
     assert keys.arguments() == made | other_arguments.TYPED, (
-        "run: python -m recipes.cli.argument_table > recipes/options/argument_names.json"
+        "run: python -m legroom.cli.argument_table > recipes/legroom/options/argument_names.json"
     )
     assert not made.keys() & (other_arguments.TYPED.keys() | other_arguments.ADVICE.keys()), "the hooks know better"

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes.cli import entry_point
-from recipes.data import data_loader
-from recipes.machine import host, worker_environment
-from recipes.options import parallelism as parallelism_options
-from recipes.parallelism import fsdp
-from recipes.ranks import rank_info
+from legroom.cli import entry_point
+from legroom.data import data_loader
+from legroom.machine import host, worker_environment
+from legroom.options import parallelism as parallelism_options
+from legroom.parallelism import fsdp
+from legroom.ranks import rank_info
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = [
@@ -87,7 +87,7 @@ def test_an_evaluation_leaves_no_weights_gathered(train, fault, recipe):
 
 
 SHARDED_AFTER_EVALUATION = """
-from recipes.training import evaluate
+from legroom.training import evaluate
 def checked(cfg, args, loop, *others, evaluate_once=evaluate.evaluate):
     result = evaluate_once(cfg, args, loop, *others)
     assert {type(weight).__name__ for weight in loop.bare_model.parameters()} == {"DTensor"}
@@ -168,12 +168,12 @@ def test_a_weight_with_two_names_is_saved_once(train):
 
 
 ONLY_RANK_0 = """
-import recipes.models.builder
-whole = recipes.models.builder.build_model
+import legroom.models.builder
+whole = legroom.models.builder.build_model
 def build(cfg, config, data, weights=True, *others):
     assert job.rank_info.rank == 0 or not weights, "the whole model, on a rank that keeps a part"
     return whole(cfg, config, data, weights, *others)
-recipes.models.builder.build_model = build
+legroom.models.builder.build_model = build
 """
 
 
@@ -244,9 +244,9 @@ def test_an_epoch_can_begin_in_its_middle():
     ],
 )
 def test_units(words, wrap, minimum, told):
-    from recipes.data import dataset
-    from recipes.models import builder
-    from recipes.options import task
+    from legroom.data import dataset
+    from legroom.models import builder
+    from legroom.options import task
 
     chosen = compose(*small(*words)).cfg
     architecture = builder.configuration(chosen)

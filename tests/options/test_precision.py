@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes.machine import host
-from recipes.options import memory_hints
+from legroom.machine import host
+from legroom.options import memory_hints
 
 
 def lines_of(*overrides) -> str:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from conftest import compose
 
-from recipes.data import dataset
-from recipes.machine import host
-from recipes.models import builder, quantized
-from recipes.options import adapter, task
-from recipes.records import run_folder
-from recipes.third_party import transformers_models_private
+from legroom.data import dataset
+from legroom.machine import host
+from legroom.models import builder, quantized
+from legroom.options import adapter, task
+from legroom.records import run_folder
+from legroom.third_party import transformers_models_private
 
-peft = pytest.importorskip("peft", reason="peft is not installed: pip install headroom[peft]")
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install headroom[8bit]")
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
 
 RECIPES = ["trainer", "accelerate"]
 QLORA = ["adapter=qlora", "train.max_steps=4", "data.samples=16", "train.schedule=constant"]

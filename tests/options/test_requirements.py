@@ -8,10 +8,10 @@ import pytest
 from conftest import CONF
 from hydra.errors import ConfigCompositionException
 
-from recipes.machine import host
-from recipes.options import hydra_errors
-from recipes.options.compose import compose as compose_config
-from recipes.options.training_arguments import training_arguments
+from legroom.machine import host
+from legroom.options import hydra_errors
+from legroom.options.compose import compose as compose_config
+from legroom.options.training_arguments import training_arguments
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
-from recipes.machine import host
-from recipes.options import suggestions, validate
+from legroom.machine import host
+from legroom.options import suggestions, validate
 
 # What a person typed, and the words that one line of the answer must hold.
 WRONG_VALUES = [

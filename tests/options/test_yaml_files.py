@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from recipes.options import yaml_files
+from legroom.options import yaml_files
 
 LEVELS = "\n".join(["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)])
 

@@ -11,10 +11,10 @@ import torch
 from conftest import compose, small
 from safetensors.torch import load_file
 
-from recipes import third_party
-from recipes.checkpoint import saver
-from recipes.machine import host
-from recipes.parallelism import zero
+from legroom import third_party
+from legroom.checkpoint import saver
+from legroom.machine import host
+from legroom.parallelism import zero
 
 RECIPES = ["trainer", "accelerate"]
 TWO = ["parallelism=zero", "parallelism.num_processes=2"]
@@ -124,7 +124,7 @@ def test_deepspeed_gathers_what_stage_3_has_in_pieces(stage, gathered):
 def test_deepspeeds_kernel_for_inference_is_not_compiled_on_a_cpu(monkeypatch, device, skipped):
     calls = []
     private = SimpleNamespace(skip_shared_memory_kernel=lambda: calls.append(1))
-    monkeypatch.setitem(sys.modules, "recipes.third_party.deepspeed_private", private)
+    monkeypatch.setitem(sys.modules, "legroom.third_party.deepspeed_private", private)
     monkeypatch.setattr(third_party, "deepspeed_private", private, raising=False)
     zero._skip_kernel(device)
     assert len(calls) == skipped

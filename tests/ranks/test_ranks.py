@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
-from conftest import ROOT, SITECUSTOMIZE, small, start_headroom
+from conftest import ROOT, SITECUSTOMIZE, small, start_legroom
 from processes import dies_with_parent
 
-from recipes.jobs import fork_client, supervise
-from recipes.ranks import failure_store
-from recipes.ranks.rank_info import RankInfo
-from recipes.records import record_file
-from recipes.records.messages import PhaseStarted
+from legroom.jobs import fork_client, supervise
+from legroom.ranks import failure_store
+from legroom.ranks.rank_info import RankInfo
+from legroom.records import record_file
+from legroom.records.messages import PhaseStarted
 
 TWO = ["parallelism.num_processes=2"]
 # Every optimizer step of rank 1 goes through this; the third one ends badly.
@@ -110,7 +110,7 @@ def test_a_failure_in_the_ledgers_step_keeps_the_result(ends):
 )
 def test_no_rank_outlives_the_command(tmp_path, number, code, status):
     words = small("recipe=accelerate", "parallelism=ddp", *TWO, *LONG, "train.log_seconds=0", "hydra.run.dir=run")
-    process = start_headroom(*words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = start_legroom(*words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for_steps(tmp_path / "run" / "steps.jsonl", process)
         assert len(left_over(tmp_path)) == 3, "the command and two ranks"
@@ -137,8 +137,8 @@ def wait_for_steps(file: Path, process: subprocess.Popen, steps: int = 2) -> Non
 STANDS_FOR_PYTEST = """
 import sys, time
 from pathlib import Path
-from conftest import small, start_headroom
-start_headroom(*sys.argv[1:], cwd=Path.cwd())
+from conftest import small, start_legroom
+start_legroom(*sys.argv[1:], cwd=Path.cwd())
 time.sleep(1000)
 """
 
@@ -234,7 +234,7 @@ def test_a_refusal_is_said_also_where_rank_0_is_the_last_to_refuse(tmp_path):
 def test_under_a_launcher_too_the_record_names_the_rank(tmp_path, what, status, message):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     (tmp_path / "fault.py").write_text(THIRD_STEP.format(what=what))
-    env = {"PYTHONPATH": str(tmp_path), "HEADROOM_TEST_FAULT": str(tmp_path / "fault.py")}
+    env = {"PYTHONPATH": str(tmp_path), "LEGROOM_TEST_FAULT": str(tmp_path / "fault.py")}
     words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
     code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
     assert code == 1, err
@@ -249,7 +249,7 @@ def test_under_a_launcher_a_rank_0_that_notices_nothing_is_ended_with_a_record(t
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     fault = THIRD_STEP.format(what=RAISE) + THIRD_STEP.replace("rank == 1", "rank == 0").format(what=HANG)
     (tmp_path / "fault.py").write_text(fault)
-    env = {"PYTHONPATH": str(tmp_path), "HEADROOM_TEST_FAULT": str(tmp_path / "fault.py")}
+    env = {"PYTHONPATH": str(tmp_path), "LEGROOM_TEST_FAULT": str(tmp_path / "fault.py")}
     words = small("parallelism=ddp", "recipe=accelerate", "train.max_steps=6", "hydra.run.dir=run")
     code, _, err = launched([*TORCHRUN, "--standalone", "--nproc-per-node", "2"], *words, cwd=tmp_path, env=env)
     assert code == 1, err

@@ -9,8 +9,8 @@ import os
 import pytest
 import torch
 
-from recipes.records import checkpoint_files
-from recipes.records.checkpoint_files import BrokenCheckpoint
+from legroom.records import checkpoint_files
+from legroom.records.checkpoint_files import BrokenCheckpoint
 
 
 def write(run, step: int, keep: int = 2):

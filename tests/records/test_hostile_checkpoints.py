@@ -11,14 +11,14 @@ import numpy
 import pytest
 import torch
 
-from recipes.records import checkpoint_files
-from recipes.records.checkpoint_files import BrokenCheckpoint
+from legroom.records import checkpoint_files
+from legroom.records.checkpoint_files import BrokenCheckpoint
 
 NAN = float("nan")
 
 
 def states() -> dict:
-    """Random states as `recipes.checkpoint.state.random_states` returns them."""
+    """Random states as `legroom.checkpoint.state.random_states` returns them."""
     algorithm, keys, *rest = numpy.random.get_state()
     return {
         "python": random.getstate(),

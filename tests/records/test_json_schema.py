@@ -8,16 +8,16 @@ import sys
 
 from conftest import ROOT, compose
 
-from recipes.records import json_schema, record_file
-from recipes.records.record import STATUSES
+from legroom.records import json_schema, record_file
+from legroom.records.record import STATUSES
 
 FILE = ROOT / "docs" / "record.schema.json"
 
 
 def test_the_file_in_docs_is_what_the_command_prints():
-    command = [sys.executable, "-m", "recipes.records.json_schema"]
+    command = [sys.executable, "-m", "legroom.records.json_schema"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert FILE.read_text() == printed, "run: python -m recipes.records.json_schema > docs/record.schema.json"
+    assert FILE.read_text() == printed, "run: python -m legroom.records.json_schema > docs/record.schema.json"
 
 
 def test_a_record_has_the_properties_of_the_schema():

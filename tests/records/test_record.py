@@ -11,9 +11,9 @@ import re
 import pytest
 from conftest import compose
 
-from recipes.records import atomic_file, record, record_file
-from recipes.records.environment import VARIABLES
-from recipes.records.record import Evaluation, Memory, Speed, Training
+from legroom.records import atomic_file, record, record_file
+from legroom.records.environment import VARIABLES
+from legroom.records.record import Evaluation, Memory, Speed, Training
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_the_settings_that_matter_are_recorded(monkeypatch):
 
 
 def test_the_recorded_configuration_makes_the_same_job_again():
-    from recipes import config
+    from legroom import config
 
     made = compose("device=cpu", "model=llama_tiny", "optim=sgd", "batch.effective=8")
     again = config.to_dict(config.from_dict(made.record.config))

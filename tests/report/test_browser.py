@@ -12,13 +12,13 @@ import zlib
 import pytest
 from made_up_records import job, put, sixty
 
-from recipes.measure.memory_attribution import KINDS
-from recipes.records import record_file, step_file
-from recipes.records.record import Error, Estimate, Operations
-from recipes.report import report
-from recipes.report.page import live_page, run_page, sweep_page
-from recipes.report.rows import table
-from recipes.units import GIB, MIB
+from legroom.measure.memory_attribution import KINDS
+from legroom.records import record_file, step_file
+from legroom.records.record import Error, Estimate, Operations
+from legroom.report import report
+from legroom.report.page import live_page, run_page, sweep_page
+from legroom.report.rows import table
+from legroom.units import GIB, MIB
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
 pytestmark = pytest.mark.browser
@@ -285,7 +285,7 @@ def test_a_click_opens_a_jobs_page_and_leads_back(opened, sweep):
 def test_hovering_names_a_job(opened, sweep):
     page = opened(sweep / "page.html")
     at = page.evaluate(
-        """() => { const entry = headroom.charts.find((one) => one.place.id === "pareto");
+        """() => { const entry = legroom.charts.find((one) => one.place.id === "pareto");
            const option = entry.made.getOption();
            const point = entry.made.convertToPixel({ seriesIndex: 1 }, option.series[1].data[0].value);
            const box = entry.place.getBoundingClientRect(); entry.place.scrollIntoView();

@@ -10,13 +10,13 @@ import pytest
 from conftest import small
 from made_up_records import job, put, sixty
 
-from recipes.cli import report as report_command
-from recipes.cli import single_run
-from recipes.records import atomic_file, record_file, step_file
-from recipes.records.record import Error
-from recipes.report import report
-from recipes.report.page import embed, run_page, settings, sweep_page
-from recipes.report.rows import table
+from legroom.cli import report as report_command
+from legroom.cli import single_run
+from legroom.records import atomic_file, record_file, step_file
+from legroom.records.record import Error
+from legroom.report import report
+from legroom.report.page import embed, run_page, settings, sweep_page
+from legroom.report.rows import table
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \u2028"
 TIMELINE = {
@@ -43,7 +43,7 @@ def written(folder, found=None, steps="", step=True):
 
 def data_of(text: str, name: str = "run") -> dict:
     """The data in a page, as a browser would read them."""
-    return json.loads(re.search(rf"headroom\.{name}=(\{{.*?\}});?(headroom\.data|</script>)", text)[1])
+    return json.loads(re.search(rf"legroom\.{name}=(\{{.*?\}});?(legroom\.data|</script>)", text)[1])
 
 
 # --- one run ---------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_the_pages_of_a_sweep_share_the_library(tmp_path):
         page = sweep / run["page"]
         assert page.stat().st_size < 10_000 and '<script src="../page/echarts.min.js">' in page.read_text()
         text = (sweep / run["data"]).read_text()
-        assert data_of(text)["sweep"] == "../page.html" and text.count(f'headroom.data["{run["key"]}"]') == 1
+        assert data_of(text)["sweep"] == "../page.html" and text.count(f'legroom.data["{run["key"]}"]') == 1
 
 
 def test_a_jobs_page_is_made_again_only_where_its_record_is_newer(tmp_path):
@@ -194,7 +194,7 @@ def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, c
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     assert report_command.main([str(folder), "--open"], "") == 0
-    assert "headroom.run=" in (folder / "page.html").read_text() and not (folder / "page").exists()
+    assert "legroom.run=" in (folder / "page.html").read_text() and not (folder / "page").exists()
     assert opened == [(folder / "page.html").as_uri()]
 
 

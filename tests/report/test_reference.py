@@ -6,10 +6,10 @@ import pytest
 from conftest import CONF
 from made_up_records import OOM, drawn, job, put, run_report, texts_of  # noqa: F401 - drawn is a fixture
 
-from recipes.report import reference, report
-from recipes.report.screen_table import screen_text
-from recipes.report.tables import columns, markdown
-from recipes.units import MIB
+from legroom.report import reference, report
+from legroom.report.screen_table import screen_text
+from legroom.report.tables import columns, markdown
+from legroom.units import MIB
 
 GUIDE = "+experiment/guide={}"
 X4 = ("accumulation=x4", "batch.per_device=1")
@@ -56,12 +56,6 @@ def test_the_guides_rows_keep_its_order_the_baseline_first():
     records = [guided(name, job_number=number) for number, name in enumerate(["of_mine", *names])]
     shown = [row.facts["experiment"] for row in report.compare(records).rows]
     assert shown == ["vanilla", "accumulation", "fp16", "adafactor", "adam8bit", "of_mine"]
-
-
-def test_without_the_file_there_are_none_and_the_table_is_made(monkeypatch, tmp_path):
-    monkeypatch.setattr(reference, "GUIDE_FILE", tmp_path / "missing.csv")
-    assert reference.guide() == {}
-    assert "published samples/s" not in columns(report.compare([guided("vanilla")]))
 
 
 def test_the_guides_jobs_have_its_figures_and_its_baseline_by_default():

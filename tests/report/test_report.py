@@ -16,15 +16,15 @@ import pytest
 from conftest import ROOT
 from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, texts_of  # noqa: F401 - drawn is a fixture
 
-from recipes.errors import Refusal
-from recipes.records import atomic_file, record_file
-from recipes.records.record import TIGHT, Error, Estimate, Evaluation
-from recipes.report import canvas, pareto_plot, plots, report, rows, tables
-from recipes.report.files import csv_text, jsonl
-from recipes.report.read import read_all
-from recipes.report.screen_table import screen_text
-from recipes.report.tables import columns, markdown
-from recipes.units import MIB
+from legroom.errors import Refusal
+from legroom.records import atomic_file, record_file
+from legroom.records.record import TIGHT, Error, Estimate, Evaluation
+from legroom.report import canvas, pareto_plot, plots, report, rows, tables
+from legroom.report.files import csv_text, jsonl
+from legroom.report.read import read_all
+from legroom.report.screen_table import screen_text
+from legroom.report.tables import columns, markdown
+from legroom.units import MIB
 
 
 def names(records, **options):
@@ -596,9 +596,9 @@ def test_without_matplotlib_there_is_a_table_and_a_line(tmp_path, monkeypatch):
 def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp_path):
     put(tmp_path, [job()])
     code = (
-        "import sys; from recipes.report import report; at_first = set(sys.modules)\n"
+        "import sys; from legroom.report import report; at_first = set(sys.modules)\n"
         f"report.make([{str(tmp_path)!r}], {str(tmp_path)!r}); report.for_screen([{str(tmp_path)!r}])\n"
-        "heavy = {'matplotlib', 'numpy', 'pandas', 'rich', 'torch', 'recipes.report.plots'}\n"
+        "heavy = {'matplotlib', 'numpy', 'pandas', 'rich', 'torch', 'legroom.report.plots'}\n"
         "print(sorted(heavy & at_first), sorted({'torch', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -797,7 +797,7 @@ def test_brackets_in_a_name_are_no_markup():
 
 def test_settings_that_matplotlib_refuses_do_not_end_a_sweep_before_it_begins():
     done = subprocess.run(
-        [sys.executable, "-c", "from recipes.report import report; report.prepare()"],
+        [sys.executable, "-c", "from legroom.report import report; report.prepare()"],
         cwd=ROOT,
         env=os.environ | {"MPLBACKEND": "none such"},
         capture_output=True,

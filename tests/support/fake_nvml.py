@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from fake_nvml_module import FakeNvml, gpu, nvlinked, place  # noqa: F401
 
-from recipes.doctor import checks, faults, page, probe
-from recipes.machine import host
-from recipes.units import GIB  # noqa: F401
+from legroom.doctor import checks, faults, page, probe
+from legroom.machine import host
+from legroom.units import GIB  # noqa: F401
 
 
 def healthy(count: int, **changes) -> dict:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from conftest import small
 
-from recipes.foresight.search import fit_options, plan, space
+from legroom.foresight.search import fit_options, plan, space
 
 GPU = "gpu=rtx4090_24gb"
 
@@ -40,6 +40,6 @@ def planned(*overrides: str, **options) -> space.SearchSpace:
 
 def searched(search: space.SearchSpace, top: int = 5):
     """The result of a search in this process."""
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     return runner.run(search, top, SameProcessExecutor())

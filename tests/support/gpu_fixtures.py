@@ -8,8 +8,8 @@ import conftest
 import played_gpu
 import pytest
 
-from recipes.jobs import fork_client
-from recipes.machine import host
+from legroom.jobs import fork_client
+from legroom.machine import host
 
 CARDS = 2  # of the machine that is played
 
@@ -35,7 +35,7 @@ def _gpu_server(tmp_path_factory):
         host.gpus.cache_clear()
         _parent(patch)
         patch.setenv("PYTHONPATH", f"{folder}:{played_gpu.SUPPORT}")
-        patch.setenv("HEADROOM_TEST_FAULT", str(folder / "fault.py"))
+        patch.setenv("LEGROOM_TEST_FAULT", str(folder / "fault.py"))
         fork_server = fork_client.ForkServer()
     host.gpus.cache_clear()
     yield fork_server, folder / "fault.py"

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from conftest import CONF, ROOT
 
-from recipes import config
-from recipes.options import accumulation, train
-from recipes.records import record, record_file
-from recipes.records.record import Error, Memory, Record, Speed, Training
-from recipes.report import canvas, plots, rows
-from recipes.units import MIB
+from legroom import config
+from legroom.options import accumulation, train
+from legroom.records import record, record_file
+from legroom.records.record import Error, Memory, Record, Speed, Training
+from legroom.report import canvas, plots, rows
+from legroom.units import MIB
 
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 OOM = Error("backward", "OutOfMemoryError", "CUDA out of memory. A | B\nmore lines", "Try precision=bf16.")

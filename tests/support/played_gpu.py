@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 SUPPORT = Path(__file__).parent
-VARIABLE = "HEADROOM_PLAYED_GPUS"
+VARIABLE = "LEGROOM_PLAYED_GPUS"
 MIB = 2**20
 NAME, CAPABILITY, TOTAL_BYTES = "NVIDIA L4", (8, 9), 23_654_825_984
 IDLE_BYTES, CONTEXT_BYTES, WORKSPACE_BYTES, CACHED_BYTES = 3 * MIB, 300 * MIB, 64 * MIB, 20 * MIB
@@ -127,8 +127,8 @@ def install() -> None:
     sys.modules["pynvml"] = nvml()
     _AFTER["torch"] = lambda torch: _cuda().play(torch)
     _AFTER["bitsandbytes"] = lambda _: _cuda().play_bitsandbytes()
-    _AFTER["recipes.measure.storage_log"] = lambda module: _cuda().play_storage_log(module)
-    _AFTER["recipes.machine.host"] = lambda host: setattr(host, "torch_has_cuda", lambda: True)
+    _AFTER["legroom.measure.storage_log"] = lambda module: _cuda().play_storage_log(module)
+    _AFTER["legroom.machine.host"] = lambda host: setattr(host, "torch_has_cuda", lambda: True)
     sys.meta_path.insert(0, _AfterImport())
 
 

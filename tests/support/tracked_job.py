@@ -14,10 +14,10 @@ import pytest
 import yaml
 from conftest import CONF
 
-from recipes import config
-from recipes.records.messages import StepsDone
-from recipes.records.record import Evaluation, Memory, Record, Speed, Training
-from recipes.tracking import trackers
+from legroom import config
+from legroom.records.messages import StepsDone
+from legroom.records.record import Evaluation, Memory, Record, Speed, Training
+from legroom.tracking import trackers
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 LOSSES = [1 / step for step in range(1, 41)]
@@ -32,7 +32,7 @@ def mark(monkeypatch, tmp_path):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name))
     monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
     mark = uuid.uuid4().hex
-    monkeypatch.setenv("HEADROOM_TEST_MARK", mark)
+    monkeypatch.setenv("LEGROOM_TEST_MARK", mark)
     yield mark
     trackers.close()
     deadline = time.monotonic() + 5  # for tests that end a process or a tracker without its consent
@@ -46,7 +46,7 @@ def marked(mark: str) -> list[str]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("HEADROOM_TEST_MARK") == mark:
+            if process.environ().get("LEGROOM_TEST_MARK") == mark:
                 found.append(" ".join(process.cmdline()))
     return found
 
@@ -97,7 +97,7 @@ class Job:
         warnings = self.tracker.finish(outcome, page)
         self.seconds = time.monotonic() - start
         assert outcome == record(status)
-        assert self.group or marked(os.environ["HEADROOM_TEST_MARK"]) == []
+        assert self.group or marked(os.environ["LEGROOM_TEST_MARK"]) == []
         assert KEY not in "".join(warnings) + self.tracker.line
         return warnings
 

@@ -1,4 +1,4 @@
-"""The private state of Accelerate is what recipes/third_party/accelerate_private.py takes it for."""
+"""The private state of Accelerate is what legroom.third_party.accelerate_private takes it for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.accelerate_state import own_state
 from torch.distributed.fsdp import fully_shard
 from transformers import Trainer
 
-from recipes.third_party import accelerate_private, torch_distributed_private
+from legroom.third_party import accelerate_private, torch_distributed_private
 
 
 @pytest.fixture

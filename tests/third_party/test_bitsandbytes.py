@@ -1,4 +1,4 @@
-"""The undocumented names of bitsandbytes behave as recipes/third_party/bitsandbytes_private.py says."""
+"""The undocumented names of bitsandbytes behave as legroom.third_party.bitsandbytes_private says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from bitsandbytes import functional
 from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
 
-from recipes.third_party import bitsandbytes_private
+from legroom.third_party import bitsandbytes_private
 
 
 def test_replaced_paged_memory():

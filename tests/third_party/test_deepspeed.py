@@ -1,4 +1,4 @@
-"""What recipes/third_party/deepspeed_private.py sets. A stand-in takes the place of deepspeed where it is missing."""
+"""What legroom.third_party.deepspeed_private sets. A stand-in takes the place of deepspeed where it is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture
 def deepspeed(monkeypatch):
     """The package itself where it is installed; otherwise a module with the table of DeepSpeed 0.19."""
-    monkeypatch.delitem(sys.modules, "recipes.third_party.deepspeed_private", raising=False)
+    monkeypatch.delitem(sys.modules, "legroom.third_party.deepspeed_private", raising=False)
     try:
         import deepspeed
     except ImportError:
@@ -24,7 +24,7 @@ def deepspeed(monkeypatch):
 
 
 def test_skip_shared_memory_kernel(deepspeed):
-    from recipes.third_party import deepspeed_private
+    from legroom.third_party import deepspeed_private
 
     before = dict(deepspeed.ops.__compatible_ops__)
     assert "deepspeed_shm_comm" in before

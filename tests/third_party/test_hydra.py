@@ -1,4 +1,4 @@
-"""Private names of Hydra that recipes/third_party/hydra_private.py uses."""
+"""Private names of Hydra that legroom.third_party.hydra_private uses."""
 
 import sys
 
@@ -6,9 +6,9 @@ import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-from recipes.options import compose
-from recipes.paths import CONF
-from recipes.third_party import hydra_private
+from legroom.options import compose
+from legroom.paths import CONF
+from legroom.third_party import hydra_private
 
 
 def test_get_args_parser_separates_overrides_from_flags_and_the_config_loader_parses_them():
@@ -73,5 +73,5 @@ def test_an_error_of_a_sweeper_is_told_from_one_of_a_job():
         return error.value
 
     assert hydra_private.raised_by_plugin(raised("hydra_plugins.optuna", "optuna.study"))
-    assert not hydra_private.raised_by_plugin(raised("hydra_plugins.optuna", "recipes.cli.entry_point", "torch"))
+    assert not hydra_private.raised_by_plugin(raised("hydra_plugins.optuna", "legroom.cli.entry_point", "torch"))
     assert not hydra_private.raised_by_plugin(raised("torch"))

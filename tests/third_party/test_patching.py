@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.third_party.patching import patched
+from legroom.third_party.patching import patched
 
 
 class Base:

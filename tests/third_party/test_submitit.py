@@ -1,4 +1,4 @@
-"""Private names of submitit and hydra-submitit-launcher that recipes/third_party/submitit_private.py uses."""
+"""Private names of submitit and hydra-submitit-launcher that legroom.third_party.submitit_private uses."""
 
 import inspect
 import signal
@@ -6,7 +6,7 @@ import signal
 import pytest
 
 submitit = pytest.importorskip("submitit")
-from recipes.third_party import submitit_private
+from legroom.third_party import submitit_private
 
 
 def test_executor_map_array_can_be_replaced():

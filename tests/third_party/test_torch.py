@@ -1,4 +1,4 @@
-"""The private names of torch behave as recipes/third_party/torch_private.py says."""
+"""The private names of torch behave as legroom.third_party.torch_private says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import adam
 from torch.utils.flop_counter import flop_registry
 
-from recipes.third_party import torch_distributed_private, torch_private
+from legroom.third_party import torch_distributed_private, torch_private
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""The private names of torch for a backend in Python behave as recipes/third_party/torch_backend_private.py says."""
+"""The private names of torch for a backend in Python behave as legroom.third_party.torch_backend_private says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import inspect
 import pytest
 import torch
 
-from recipes.foresight.fake_gpu import backend, error_guard
-from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
-from recipes.third_party import torch_backend_private
+from legroom.foresight.fake_gpu import backend, error_guard
+from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
+from legroom.third_party import torch_backend_private
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""The private names of torch.distributed behave as recipes/third_party/torch_distributed_private.py says."""
+"""The private names of torch.distributed behave as legroom.third_party.torch_distributed_private says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel, distributed
 
-from recipes.third_party import torch_distributed_private
+from legroom.third_party import torch_distributed_private
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._inductor import compile_fx, config
 
-from recipes.foresight.fake_gpu import fused_kernels
-from recipes.third_party import torch_inductor_private
+from legroom.foresight.fake_gpu import fused_kernels
+from legroom.third_party import torch_inductor_private
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""The private names of torchao behave as recipes/third_party/torchao_private.py says."""
+"""The private names of torchao behave as legroom.third_party.torchao_private says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ pytest.importorskip("torchao")
 import torch
 import torchao.optim
 
-from recipes.third_party import torchao_private
-from recipes.third_party.torch_private import held_tensors, parts_of
+from legroom.third_party import torchao_private
+from legroom.third_party.torch_private import held_tensors, parts_of
 
 
 @pytest.mark.parametrize("kind", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])

@@ -1,4 +1,4 @@
-"""The private names of transformers' models behave as recipes/third_party/transformers_models_private.py says."""
+"""The private names of transformers' models behave as legroom.third_party.transformers_models_private says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations import hub_kernels
 from transformers.utils import import_utils
 
-from recipes.third_party import transformers_models_private
+from legroom.third_party import transformers_models_private
 
 
 def test_the_cache_keeps_keys_and_values_as_they_come():

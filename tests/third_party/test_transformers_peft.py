@@ -1,4 +1,4 @@
-"""transformers and peft: what `recipes.third_party.transformers_peft_private` relies on."""
+"""transformers and peft: what `legroom.third_party.transformers_peft_private` relies on."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ pytest.importorskip("peft")
 # In a process of its own: whether peft has been imported is a property of a process.
 PROGRAM = """
 import sys
-from recipes.training import preload
+from legroom.training import preload
 preload.import_libraries()
 assert "transformers.trainer" in sys.modules
 assert not {"peft", "bitsandbytes", "torchao"} & set(sys.modules)
@@ -24,7 +24,7 @@ from transformers import trainer, trainer_utils
 layer = nn.Sequential(nn.Linear(2, 2))
 assert not trainer_utils._is_peft_model(layer)
 
-from recipes.third_party import transformers_peft_private
+from legroom.third_party import transformers_peft_private
 transformers_peft_private.use_peft()
 import peft
 adapted = peft.get_peft_model(layer, peft.LoraConfig(target_modules=["0"]))

@@ -1,4 +1,4 @@
-"""The private names of transformers' Trainer behave as recipes/third_party/transformers_trainer_private.py says."""
+"""The private names of transformers' Trainer behave as legroom.third_party.transformers_trainer_private says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from support.accelerate_state import own_state
 from transformers import Trainer, TrainingArguments, training_args
 
-from recipes.third_party import transformers_trainer_private
+from legroom.third_party import transformers_trainer_private
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from conftest import compose
 from tracked_job import LOSSES, Job, cfg, mark, write_steps  # noqa: F401 (mark: a fixture)
 
-from recipes.machine import host
-from recipes.tracking import trackers
+from legroom.machine import host
+from legroom.tracking import trackers
 
 COMPLETE = [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(LOSSES, 1)]
 

@@ -23,10 +23,10 @@ import pytest
 from conftest import CONF, ROOT
 from tracked_job import KEY, LOSSES, Job, cfg, mark, marked, record, write_steps  # noqa: F401 (mark: a fixture)
 
-from recipes.options import tracker as tracker_options
-from recipes.records.messages import StepsDone
-from recipes.records.record import Error
-from recipes.tracking import client, trackers
+from legroom.options import tracker as tracker_options
+from legroom.records.messages import StepsDone
+from legroom.records.record import Error
+from legroom.tracking import client, trackers
 
 # --- W&B -------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
     assert run.history[4]["training/tokens_per_second"] == 64
     assert run.history[4]["training/learning_rate"] == 0.1 and run.history[4]["training/epoch"] == 0.5
     assert run.history[4]["training/gradient_norm"] == 2 and "training/gradient_norm" not in run.history[0]
-    assert run.run["project"] == "headroom" and run.run["display_name"] == "precision=bf16"
+    assert run.run["project"] == "legroom" and run.run["display_name"] == "precision=bf16"
     assert run.run["tags"] == ["trainer", "mine"]
     assert run.config["train"] == {"seed": 7, "epochs": None} and run.config["recipe"] == {"name": "trainer"}
     assert run.config["config_key"] == "0123abcd" and run.config["environment"] == {"device_name": "a CPU"}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import compose, small
 
-from recipes.errors import Refusal
-from recipes.parallelism import unwrap
-from recipes.training import optimizer, setup
+from legroom.errors import Refusal
+from legroom.parallelism import unwrap
+from legroom.training import optimizer, setup
 
 
 class StepLog:

@@ -254,7 +254,7 @@ def bare_model(name: str, dropout: float):
 
 def bare_losses(cfg, dropout: float, steps: int) -> list[float]:
     """Train on all rows at once, at every step: so neither their order nor how they are split can matter."""
-    from recipes.data import dataset
+    from legroom.data import dataset
 
     transformers.set_seed(0)
     task = "classification" if cfg.model.family == "bert" else "language_modelling"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.foresight.fake_gpu import attention
-from recipes.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu import attention
+from legroom.foresight.fake_gpu.device import FakeDevice
 
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 V100, T4, A100, RTX4090, H100, B200, RTX5090 = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)

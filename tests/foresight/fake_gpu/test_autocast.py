@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes.foresight.fake_gpu import autocast
-from recipes.foresight.fake_gpu.device import FakeDevice
-from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
+from legroom.foresight.fake_gpu import autocast
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 

@@ -10,12 +10,12 @@ import torch
 from conftest import compose, small
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from recipes.foresight import simulation
-from recipes.foresight.fake_gpu import compiled_graph
-from recipes.foresight.fake_gpu.device import FakeDevice
-from recipes.foresight.fake_gpu.fused_kernels import Kernels
-from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
-from recipes.third_party.torch_private import op_name
+from legroom.foresight import simulation
+from legroom.foresight.fake_gpu import compiled_graph
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.fused_kernels import Kernels
+from legroom.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
+from legroom.third_party.torch_private import op_name
 
 N, D, F = 8, 16, 64
 

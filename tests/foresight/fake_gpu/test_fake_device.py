@@ -7,11 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recipes.errors import UnknownOperation
-from recipes.foresight.fake_gpu import op_cache
-from recipes.foresight.fake_gpu.device import FakeDevice
-from recipes.foresight.fake_gpu.fake_storages import DEVICE_TYPE
-from recipes.third_party.torch_private import op_name, storage_key
+from legroom.errors import UnknownOperation
+from legroom.foresight.fake_gpu import op_cache
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
+from legroom.third_party.torch_private import op_name, storage_key
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from recipes.foresight.memory.allocator import Allocator, OutOfMemory, replay
-from recipes.foresight.memory.settings import MIB, Settings, settings_from
+from legroom.foresight.memory.allocator import Allocator, OutOfMemory, replay
+from legroom.foresight.memory.settings import MIB, Settings, settings_from
 
 EXPANDABLE = Settings(expandable_segments=True)
 

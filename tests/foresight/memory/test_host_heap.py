@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.foresight.memory.host_heap import HEADER, MOST_THRESHOLD, HostHeap
+from legroom.foresight.memory.host_heap import HEADER, MOST_THRESHOLD, HostHeap
 
 MIB = 2**20
 

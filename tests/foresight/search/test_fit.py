@@ -11,11 +11,11 @@ import pytest
 from conftest import CONF, ROOT, small
 from fit_search import GPU, planned, searched, tiny
 
-from recipes.cli import fit
-from recipes.foresight.search import fit_options, plan, present, space
-from recipes.machine import host
-from recipes.options import menus
-from recipes.records import record_file
+from legroom.cli import fit
+from legroom.foresight.search import fit_options, plan, present, space
+from legroom.machine import host
+from legroom.options import menus
+from legroom.records import record_file
 
 MIB = 2**20
 ALL = ("precision", "optim", "adapter")
@@ -194,7 +194,7 @@ def test_a_choice_is_the_configuration_that_its_command_composes():
     ],
 )
 def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_path):
-    from recipes.foresight.search import extrapolation, runner
+    from legroom.foresight.search import extrapolation, runner
 
     words = tiny("batch.per_device=2", "model.layers=6", "model.width=128", *words)
     cfg, _, problems = space.compose_estimate(*words)
@@ -207,7 +207,7 @@ def test_an_extrapolation_knows_the_time_and_never_too_much_memory(words, tmp_pa
 
 
 def test_the_optimizer_of_one_extrapolation_goes_with_the_passes_of_another(tmp_path):
-    from recipes.foresight.search import extrapolation, runner
+    from legroom.foresight.search import extrapolation, runner
 
     words = tiny("precision=bf16", "batch.effective=8", "checkpointing=none")
     passes, step = (
@@ -220,7 +220,7 @@ def test_the_optimizer_of_one_extrapolation_goes_with_the_passes_of_another(tmp_
 
 
 def test_it_finds_what_trying_all_finds():
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     search = planned(
         "batch.effective=8",
@@ -280,7 +280,7 @@ def test_where_nothing_fits_it_says_what_comes_closest():
 
 
 def test_predicted_stands_beside_measured(fork_server, capsys):
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     words = small("model=gpt2_tiny")
     search = space.SearchSpace(words, None, 2)
@@ -327,7 +327,7 @@ def test_the_script_from_the_shell():
 def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
     import transformers
 
-    from recipes.foresight.search import extrapolation, runner
+    from legroom.foresight.search import extrapolation, runner
 
     shape = transformers.GPT2Config(n_layer=5, n_embd=64, n_head=2, vocab_size=512, n_positions=64)
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")

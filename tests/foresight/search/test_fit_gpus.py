@@ -10,10 +10,10 @@ import pytest
 from conftest import small
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
-from recipes.cli import fit
-from recipes.foresight.search import fit_options, plan, present, space
-from recipes.machine import host
-from recipes.records import record_file
+from legroom.cli import fit
+from legroom.foresight.search import fit_options, plan, present, space
+from legroom.machine import host
+from legroom.records import record_file
 
 ALL_ELSE = (
     "precision",
@@ -101,7 +101,7 @@ def test_when_fsdp_reduces_is_searched_where_it_makes_a_difference():
 
 
 def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     search = planned("batch.effective=4", gpus=2, keep=ALL_ELSE)
     choices = [
@@ -172,7 +172,7 @@ def test_the_gpus_at_hand_are_counted(monkeypatch):
 @pytest.fixture(scope="module")
 def tried():
     """(search over two GPUs of which some fit, [(chosen, record) of every configuration])."""
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     search = planned(
         "batch.effective=4",
@@ -198,7 +198,7 @@ def tried():
 
 @pytest.mark.slow
 def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
-    from recipes.foresight.search import candidates
+    from legroom.foresight.search import candidates
 
     search, found = tried
     made, why, _ = candidates.candidates_of(search, 2**60, SameProcessExecutor())
@@ -214,7 +214,7 @@ def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
 
 
 def test_an_extrapolation_counts_the_buckets_of_all_layers(tmp_path):
-    from recipes.foresight.search import extrapolation, runner
+    from legroom.foresight.search import extrapolation, runner
 
     words = [
         "model=bert_large",
@@ -284,7 +284,7 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
 
 
 def test_its_commands_start_the_ranks_that_are_measured(fork_server):
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
     outcome, _ = runner.predict(search.overrides_of({"parallelism": "ddp", "batch.per_device": 1}))

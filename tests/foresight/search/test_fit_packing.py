@@ -13,11 +13,11 @@ import numpy
 import pytest
 from fit_search import SameProcessExecutor, planned, searched, tiny
 
-from recipes.cli import fit
-from recipes.data import dataset
-from recipes.foresight.search import candidates, data_cache, fit_options, packed_rows, present, space
-from recipes.models import packing
-from recipes.records import record_file
+from legroom.cli import fit
+from legroom.data import dataset
+from legroom.foresight.search import candidates, data_cache, fit_options, packed_rows, present, space
+from legroom.models import packing
+from legroom.records import record_file
 
 LENGTH = 128
 KEPT = ("precision", "checkpointing", "loss", "model.attention", "adapter", "optim")
@@ -178,7 +178,7 @@ def test_extrapolations_order_packed_and_padded_rows(talks, words):
     search = packing_search(talks, *words, "batch.effective=8")
     made, why, _ = candidates.candidates_of(search, 2**60, SameProcessExecutor())
     assert not why and {one.chosen["data.packing"] for one in made} == {False, True} and len(made) == search.count()
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     for one in made:
         outcome, why = runner.predict(search.overrides_of(one.chosen))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from support.fit_search import SameProcessExecutor, tiny
 
-from recipes.cli import fit
-from recipes.foresight.search import fit_options, places
-from recipes.foresight.search.places import Place
-from recipes.machine import host
-from recipes.options import menus
-from recipes.paths import CONF
+from legroom.cli import fit
+from legroom.foresight.search import fit_options, places
+from legroom.foresight.search.places import Place
+from legroom.machine import host
+from legroom.options import menus
+from legroom.paths import CONF
 
 # One configuration for each, so that a search is two extrapolations and an estimate.
 NOTHING_LEFT = ("checkpointing=none", "loss=standard", "optim=adamw", "model.attention=sdpa", "batch.per_device=2")
@@ -169,7 +169,7 @@ def test_where_nothing_fits_the_closest_comes_first(in_this_process, capsys):
 
 
 def test_ctrl_c_in_the_second_search_keeps_the_first(in_this_process, capsys, monkeypatch):
-    from recipes.foresight.search import runner
+    from legroom.foresight.search import runner
 
     run, calls = runner.run, []
 

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from conftest import compose, small
 
-from recipes.foresight import simulation
-from recipes.foresight.speed import anatomy, calibrated, cpu, roofline
-from recipes.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
-from recipes.foresight.speed.operations import Operation, Tally
-from recipes.records import step_file
-from recipes.records.record import OPERATION_GROUPS
+from legroom.foresight import simulation
+from legroom.foresight.speed import anatomy, calibrated, cpu, roofline
+from legroom.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.records import step_file
+from legroom.records.record import OPERATION_GROUPS
 
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
 
@@ -146,9 +146,9 @@ def test_what_cannot_be_seen_is_refused(mode):
 
 
 def test_the_summary_and_the_table_have_the_groups(train):
-    from recipes.cli import summary
-    from recipes.report.files import csv_text
-    from recipes.report.rows import table
+    from legroom.cli import summary
+    from legroom.report.files import csv_text
+    from legroom.report.rows import table
 
     run = train(*V100)
     text = summary.summary(run.record, run.folder)

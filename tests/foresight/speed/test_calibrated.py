@@ -6,12 +6,12 @@ import pytest
 import torch
 from conftest import compose
 
-from recipes import config
-from recipes.foresight import prediction
-from recipes.foresight.speed import calibrated, cpu, efficiencies, operations
-from recipes.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL
-from recipes.foresight.speed.operations import Operation, Tally
-from recipes.machine import gpu_specs
+from legroom import config
+from legroom.foresight import prediction
+from legroom.foresight.speed import calibrated, cpu, efficiencies, operations
+from legroom.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.machine import gpu_specs
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes import config
-from recipes.foresight.speed import compiled, roofline
-from recipes.foresight.speed.operation_names import ATTENTION, ELEMENTWISE, MATMUL
-from recipes.foresight.speed.operations import Operation, Tally
-from recipes.machine import gpu_specs
+from legroom import config
+from legroom.foresight.speed import compiled, roofline
+from legroom.foresight.speed.operation_names import ATTENTION, ELEMENTWISE, MATMUL
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.machine import gpu_specs
 
 aten = torch.ops.aten
 

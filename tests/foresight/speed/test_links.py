@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from test_roofline import device, ideal
 
-from recipes.foresight.speed import links, roofline
-from recipes.foresight.speed.links import BY_LINK, BY_MACHINE_LINK
-from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE
-from recipes.foresight.speed.operations import Operation, Tally
+from legroom.foresight.speed import links, roofline
+from legroom.foresight.speed.links import BY_LINK, BY_MACHINE_LINK
+from legroom.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE
+from legroom.foresight.speed.operations import Operation, Tally
 
 # Each A100 has 300 GB/s to the others of its machine and 32 GB/s to its host, and a machine 100 GB/s to the others, of
 # which three quarters are taken.

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes import config
-from recipes.foresight.fake_gpu.op_cache import signature_of
-from recipes.foresight.speed import calibrated, efficiencies, links, operations, products, roofline
-from recipes.foresight.speed.efficiencies import Efficiencies
-from recipes.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, HOST_COPY, MATMUL
-from recipes.foresight.speed.operations import Operation, Tally
-from recipes.foresight.validation import published_speed
-from recipes.machine import gpu_specs
-from recipes.measure.memory_ledger import MemoryLedger
+from legroom import config
+from legroom.foresight.fake_gpu.op_cache import signature_of
+from legroom.foresight.speed import calibrated, efficiencies, links, operations, products, roofline
+from legroom.foresight.speed.efficiencies import Efficiencies
+from legroom.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, HOST_COPY, MATMUL
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.validation import published_speed
+from legroom.machine import gpu_specs
+from legroom.measure.memory_ledger import MemoryLedger
 
 aten = torch.ops.aten
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -188,12 +188,12 @@ def test_heads_that_share_keys_and_values_work_as_many():
 
 
 def test_an_operation_that_no_table_knows_is_named():
-    @torch.library.custom_op("headroom_tests::strange", mutates_args=())
+    @torch.library.custom_op("legroom_tests::strange", mutates_args=())
     def strange(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
     tally, x = Tally(), torch.ones(8)
-    func = torch.ops.headroom_tests.strange.default
+    func = torch.ops.legroom_tests.strange.default
     tally.add(func, (x,), {}, func(x), "forward", call_key(func, (x,)))
     assert tally.unknown == {"strange"}
     found = roofline.predict(tally, device(), "fp32")

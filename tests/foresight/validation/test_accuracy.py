@@ -8,9 +8,9 @@ import time
 import pytest
 from conftest import compose
 
-from recipes.cli import accuracy
-from recipes.foresight.validation import accuracy_page
-from recipes.records.record import Memory, Record, Speed
+from legroom.cli import accuracy
+from legroom.foresight.validation import accuracy_page
+from legroom.records.record import Memory, Record, Speed
 
 GIB = 2**30
 

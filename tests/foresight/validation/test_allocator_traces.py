@@ -8,9 +8,9 @@ import sys
 import pytest
 from conftest import ROOT
 
-from recipes.foresight.memory import allocator
-from recipes.foresight.validation import allocator_traces
-from recipes.foresight.validation.trace_recording import FOLDER
+from legroom.foresight.memory import allocator
+from legroom.foresight.validation import allocator_traces
+from legroom.foresight.validation.trace_recording import FOLDER
 
 MIB = 2**20
 RECORDED = sorted(FOLDER.glob("*.json.gz"))

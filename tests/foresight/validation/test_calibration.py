@@ -9,12 +9,12 @@ import sys
 import pytest
 from conftest import ROOT
 
-from recipes import config
-from recipes.foresight.speed import efficiencies, roofline
-from recipes.foresight.speed.operation_names import ATTENTION, ELEMENTWISE, MATMUL
-from recipes.foresight.speed.operations import Operation, Tally
-from recipes.foresight.validation import calibration
-from recipes.machine import gpu_specs
+from legroom import config
+from legroom.foresight.speed import efficiencies, roofline
+from legroom.foresight.speed.operation_names import ATTENTION, ELEMENTWISE, MATMUL
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.validation import calibration
+from legroom.machine import gpu_specs
 
 A100 = config.from_dict(gpu_specs.options()["a100_80gb"], config.Gpu)
 TRUE = dataclasses.replace(

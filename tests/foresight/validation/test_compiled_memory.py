@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from recipes.foresight.validation import compiled_memory
+from legroom.foresight.validation import compiled_memory
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler")

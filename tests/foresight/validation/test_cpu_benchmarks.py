@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.foresight.speed import cpu
-from recipes.foresight.validation import cpu_benchmarks, cpu_probes
-from recipes.units import MIB
+from legroom.foresight.speed import cpu
+from legroom.foresight.validation import cpu_benchmarks, cpu_probes
+from legroom.units import MIB
 
 
 @pytest.fixture

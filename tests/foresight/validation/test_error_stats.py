@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.foresight.validation.error_stats import rank_correlation, signed, summary
+from legroom.foresight.validation.error_stats import rank_correlation, signed, summary
 
 
 def test_an_error_is_below_zero_where_too_little_was_predicted():

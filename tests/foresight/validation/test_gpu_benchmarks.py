@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from recipes import config
-from recipes.foresight.speed import calibrated, efficiencies, roofline
-from recipes.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER
-from recipes.foresight.speed.operations import Operation
-from recipes.foresight.validation import gpu_benchmarks
-from recipes.machine import gpu_specs
+from legroom import config
+from legroom.foresight.speed import calibrated, efficiencies, roofline
+from legroom.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER
+from legroom.foresight.speed.operations import Operation
+from legroom.foresight.validation import gpu_benchmarks
+from legroom.machine import gpu_specs
 
 
 @pytest.mark.parametrize("name,dtype,size", [("bf16", "bf16", 2), ("tf32", "fp32", 4), ("fp32", "fp32", 4)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.foresight.validation import held_out
+from legroom.foresight.validation import held_out
 
 needs_files = pytest.mark.skipif(not held_out.STEPS.exists(), reason=held_out.MISSING)
 

@@ -10,8 +10,8 @@ import torch
 import transformers
 from conftest import ROOT
 
-from recipes.foresight.validation import published_runs, published_table
-from recipes.foresight.validation.published_models import ARCHITECTURES, causal_forward_4_48
+from legroom.foresight.validation import published_runs, published_table
+from legroom.foresight.validation.published_models import ARCHITECTURES, causal_forward_4_48
 
 GIB = 2**30
 # The same job on xMem's two cards differs by up to 14 %: a test may not ask for more than that.

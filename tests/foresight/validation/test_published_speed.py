@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.foresight.speed.operation_names import MATMUL
-from recipes.foresight.validation import held_out, published_speed, published_steps
+from legroom.foresight.speed.operation_names import MATMUL
+from legroom.foresight.validation import held_out, published_speed, published_steps
 
 needs_files = pytest.mark.skipif(not held_out.STEPS.exists(), reason=held_out.MISSING)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.foresight.speed import efficiencies, roofline
-from recipes.foresight.speed.operation_names import MATMUL
-from recipes.foresight.speed.operations import Operation, Tally
-from recipes.foresight.validation import held_out, published_speed, step_fit
+from legroom.foresight.speed import efficiencies, roofline
+from legroom.foresight.speed.operation_names import MATMUL
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.validation import held_out, published_speed, step_fit
 
 needs_files = pytest.mark.skipif(not held_out.STEPS.exists(), reason=held_out.MISSING)
 # Name in hardware.csv -> chip, device name. That of the GH200 is of another board than the one in conf/gpu/.

@@ -1,3 +1,0 @@
-"""Headroom: recipes that fit a bigger model and train it faster."""
-
-__version__ = "0.1.0"

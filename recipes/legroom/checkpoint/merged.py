@@ -1,0 +1,70 @@
+"""A model whose adapter is added to its weights: what save.merge=true writes.
+
+The model that was trained is not changed: each layer's weight is computed apart. Weights that were quantised are
+dequantised first.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from legroom.models import quantized
+from legroom.options import adapter
+from legroom.third_party import transformers_models_private
+
+
+@torch.no_grad()
+def save(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write a whole model that AutoModel loads. model: a PeftModel. dtype: of weights that were quantised."""
+    trained = adapter.base_model(model)
+    config = copy.deepcopy(trained.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        plain: PreTrainedModel = type(trained)(config)
+    weights = _merged(trained, plain, "", dtype)
+    for name in transformers_models_private.tied_weight_names(plain):
+        weights.pop(name, None)
+    known = plain.state_dict()
+    assert not known.keys() - weights.keys() - set(transformers_models_private.tied_weight_names(plain))
+    plain.save_pretrained(folder, state_dict={name: weights[name] for name in known if name in weights})
+
+
+def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Name -> tensor of a module and all inside it, on the CPU. plain: the same module of a model without adapter."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    if isinstance(module, ModulesToSaveWrapper):
+        chosen = module.modules_to_save[module.active_adapters[0]]
+        return _merged(chosen, plain, prefix, dtype)
+    layer = module.get_base_layer() if isinstance(module, LoraLayer) else module
+    own = dict(layer.named_parameters(recurse=False)) | dict(layer.named_buffers(recurse=False))
+    found = {prefix + name: tensor.detach().cpu() for name, tensor in own.items()}
+    if quantized.is_quantised(layer) or isinstance(module, LoraLayer):
+        weight = quantized.dequantised(layer, dtype)
+        if isinstance(module, LoraLayer):
+            weight = _with_adapter(module, weight)
+        if isinstance(plain, Conv1D) and not isinstance(layer, Conv1D):
+            weight = weight.T.contiguous()
+        found[f"{prefix}weight"] = weight.cpu()
+        return found
+    for name, child in layer.named_children():
+        found |= _merged(child, getattr(plain, name), f"{prefix}{name}.", dtype)
+    return found
+
+
+def _with_adapter(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+    """The weight of a layer with its adapter's product added, in the weight's dtype."""
+    name = layer.active_adapters[0]
+    variant = layer.lora_variant.get(name)  # DoRA
+    if variant is not None:
+        return variant.merge_safe(layer, name, weight).to(weight.dtype)
+    return (weight.float() + layer.get_delta_weight(name).float()).to(weight.dtype)

@@ -1,0 +1,60 @@
+"""Finds the checkpoint from which a training resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from legroom import config
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.options import resume
+from legroom.ranks import collectives
+from legroom.records import checkpoint_files, checkpoint_values
+from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
+from legroom.records.printable import printable
+
+
+def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest complete checkpoint of the run's own folder or of the folder that `resume` names; None without one.
+
+    Rank 0 searches and sends the result to the other ranks. A broken checkpoint is skipped with a warning.
+    Raises Refusal if `resume` names a folder without a complete checkpoint.
+    """
+    if cfg.resume is None:
+        return None
+    checkpoint, reason = None, ""
+    if collectives.rank_index() == 0:
+        assert folder is not None, "rank 0 makes the folder"
+        paths = checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume)
+        for path in paths:
+            try:
+                checkpoint = _of_this_training(cfg, checkpoint_files.verify(path))
+                break
+            except BrokenCheckpoint as broken:
+                reason = reason or printable(str(broken))
+                warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
+    checkpoint, reason = collectives.all_gather((checkpoint, reason))[0]
+    if checkpoint is None and cfg.resume != resume.LATEST:
+        raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole: {reason}.")
+    return checkpoint
+
+
+def _of_this_training(cfg: Config, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint. Raises BrokenCheckpoint if another training saved it; the parent looks at the newest alone."""
+    try:
+        theirs = checkpoint.values["config"]
+        others = resume.differences(config.to_dict(cfg), theirs, any_length=cfg.resume != resume.LATEST)
+    except (KeyError, TypeError):
+        others = ["its configuration is not complete"]
+    if others:
+        raise BrokenCheckpoint(f"it was saved by another training: {', '.join(others)}")
+    return checkpoint
+
+
+def step_log_state(checkpoint: Checkpoint) -> dict[str, list]:
+    """What `StepLog.state` returned when the checkpoint was saved. Raises Refusal without it."""
+    found = checkpoint_values.step_log(checkpoint.values)
+    if found is None:
+        raise Refusal(f"{checkpoint.folder} has no log of its steps: it is not a checkpoint of a training.")
+    return found

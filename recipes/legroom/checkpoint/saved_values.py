@@ -1,0 +1,137 @@
+"""Compares what a checkpoint holds besides tensors with the optimizer and the scheduler that it is restored into.
+
+A checkpoint may be of another training, another version or another person: what has not the form of our own values is
+refused before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from legroom.errors import Refusal
+
+PARAMETERS = "parameters"  # the names of a group's parameters, in a checkpoint
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON: numbers in place of tensors of one, as compiled optimizers keep their learning rate."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def with_tensors_of(ours: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The saved numbers, or lists of them, as tensors where our own are."""
+    return {key: _like(ours[key], value) for key, value in saved.items()}
+
+
+def _like(ours: Any, saved: Any) -> Any:
+    if isinstance(ours, torch.Tensor):
+        return torch.full_like(ours, saved)
+    if isinstance(ours, list) and len(ours) == len(saved):
+        return [_like(one, other) for one, other in zip(ours, saved)]
+    return saved
+
+
+def check_dtype(name: str, saved: torch.dtype, ours: torch.dtype) -> None:
+    """Raises Refusal for a tensor of another type, which a copy would convert in silence."""
+    if saved != ours:
+        raise Refusal(f"{name} is {saved} in the checkpoint and {ours} in this model: it is of another training.")
+
+
+def group_indices(groups: list[list[str]], saved_groups: list[dict]) -> list[int]:
+    """For each parameter group, the index of the saved group with its parameters.
+
+    groups: the names of each group's parameters. The groups depend on the parallelism: an optimizer of a model that
+    tensor parallelism split in part has the split parameters in groups of their own. Raises Refusal if a group's
+    parameters were not in one group, or were in several.
+    """
+    if not any(PARAMETERS in saved for saved in saved_groups):  # saved before checkpoints had these names
+        if len(saved_groups) != len(groups):
+            raise Refusal(
+                f"the checkpoint has {len(saved_groups)} parameter groups and this optimizer {len(groups)}. Resume in "
+                "the mode in which it was saved."
+            )
+        return list(range(len(groups)))
+    named = [saved.get(PARAMETERS) for saved in saved_groups]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named):
+        raise Refusal("a parameter group of the checkpoint does not name its parameters: it is damaged.")
+    index = {name: i for i, names in enumerate(named) for name in names or []}
+    ours = {name for names in groups for name in names}
+    if sum(len(names or []) for names in named) != len(index) or index.keys() != ours:
+        raise Refusal("the parameter groups of the checkpoint are not of this model: it is of another training.")
+    settings = [{key: value for key, value in saved.items() if key != PARAMETERS} for saved in saved_groups]
+    result = []
+    for names in groups:
+        found = sorted({index[name] for name in names})
+        if not found or any(settings[i] != settings[found[0]] for i in found):
+            raise Refusal(
+                "the optimizer's parameter groups are not those of the checkpoint: it is of another training."
+            )
+        result.append(found[0])
+    return result
+
+
+def restore_group(group: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Sets the settings of a parameter group. Raises Refusal for one of another type."""
+    for key, value in saved.items():
+        if key == PARAMETERS:
+            continue
+        if key == "params":
+            raise Refusal("the checkpoint's optimizer has a setting with the name of the parameters: it is damaged.")
+        ours = group.get(key)  # None also for what an optimizer adds in its first step
+        check_like(value, ours.item() if isinstance(ours, torch.Tensor) else ours, f"the optimizer's {key}")
+        if isinstance(ours, torch.Tensor):  # a compiled optimizer
+            ours.fill_(value)
+        else:  # JSON has no tuples
+            group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def check_state_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises Refusal for a tensor that is no optimizer's state; bytes are an 8-bit optimizer's."""
+    if not dtype.is_floating_point and dtype != torch.uint8:
+        raise Refusal(f"the optimizer's state {name} is {dtype} in the checkpoint: it is damaged.")
+
+
+def check_states(states: dict[str, dict], names: set[str]) -> None:
+    """What optimizer states have besides tensors: plain values, of our parameters. Raises Refusal."""
+    for name, state in states.items():
+        plain = (value for value in state.values() if not isinstance(value, bool | int | float | str | None))
+        if name not in names or any(True for _ in plain):
+            raise Refusal(f"the optimizer's state of {name!r:.60} in the checkpoint is not of this model.")
+
+
+def known(saved: dict[str, Any], ours: dict[str, Any], what: str) -> dict[str, Any]:
+    """The saved values of what we have a value of, too: other versions of a library have others. Raises Refusal."""
+    found = {key: value for key, value in saved.items() if key in ours}
+    check_like(found, {key: ours[key] for key in found}, what)
+    return found
+
+
+def check_like(saved: Any, ours: Any, what: str) -> None:
+    """Compare a value from JSON with our own of the same meaning. Raises Refusal where the forms differ.
+
+    Any number may stand for another, and anything plain for null.
+    """
+    if isinstance(ours, dict):
+        alike = isinstance(saved, dict) and saved.keys() == ours.keys()
+    elif isinstance(ours, list | tuple):
+        alike = isinstance(saved, list) and len(saved) == len(ours)
+    elif ours is None:
+        alike = isinstance(saved, bool | int | float | str | None)
+    elif isinstance(ours, int | float) and not isinstance(ours, bool):
+        alike = isinstance(saved, int | float) and not isinstance(saved, bool)
+    else:
+        alike = type(saved) is type(ours)
+    if not alike:
+        raise Refusal(f"{what} in the checkpoint does not have the form of this training's: it is of another training.")
+    if isinstance(ours, dict):
+        for key, value in ours.items():
+            check_like(cast(dict, saved)[key], value, what)
+    elif isinstance(ours, list | tuple):
+        for one, other in zip(cast(list, saved), ours, strict=True):
+            check_like(one, other, what)

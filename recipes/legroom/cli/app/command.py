@@ -1,0 +1,72 @@
+"""The command `scripts/app.py`: start the server, say where it is, and wait for Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import webbrowser
+from pathlib import Path
+
+from legroom import paths
+from legroom.cli import console
+from legroom.cli.app.estimates import Estimates
+from legroom.cli.app.form import Form
+from legroom.cli.app.server import LOOPBACK, Server
+from legroom.machine import worker_environment
+from legroom.options import compose
+from legroom.ranks.rank_info import RankInfo
+
+
+def main(argv: list[str]) -> int:
+    """Run the app until Ctrl-C. Returns 0, or 2 for a folder or an address that cannot be used."""
+    asked = _parser().parse_args(argv)
+    folders = [folder.expanduser().absolute() for folder in asked.models]
+    problems = [
+        f"{folder} has no config.json, so it is no folder of a model. Name the folder that has one."
+        for folder in folders
+        if not (folder / "config.json").is_file()
+    ]
+    if problems:
+        console.say_problems(problems)
+        return 2
+    cfg, _ = compose.compose_valid(paths.CONF, "recipe=estimate", "gpu=t4_16gb")
+    worker_environment.prepare(cfg, RankInfo())  # of all its estimates
+    with tempfile.TemporaryDirectory(prefix="legroom-app-") as folder:
+        estimates = Estimates(Path(folder, "estimates"))
+        try:
+            server = Server(asked.host, asked.port, Form(Path(folder, "pasted"), folders), estimates)
+        except OSError as error:
+            console.say_problems(
+                [f"{asked.host}:{asked.port} cannot be used ({error.strerror}). Choose another --port."]
+            )
+            return 2
+        with server:
+            address = f"http://{asked.host}:{server.server_address[1]}/"
+            console.say(f"Will it fit? {address} (Ctrl-C ends it)")
+            if asked.host not in LOOPBACK:
+                console.say("Everybody who reaches this address can start estimates on this machine.")
+            if asked.open:
+                webbrowser.open(address)
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                return 0
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/app.py", description="Will it fit? A page in the browser that answers with estimates."
+    )
+    parser.add_argument(
+        "--models",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FOLDER",
+        help="folders with a config.json to choose from; no other folder can be read through the page",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; this machine alone by default")
+    parser.add_argument("--port", type=int, default=7860, help="0: any that is free")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    return parser

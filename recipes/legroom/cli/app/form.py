@@ -1,0 +1,163 @@
+"""What a person can choose in the app, and the command line that it stands for."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from legroom import paths
+from legroom.errors import Refusal
+from legroom.options import menus
+
+# The menus of the page, in its order, with its title for each.
+MENUS = {
+    "precision": "Precision",
+    "adapter": "Adapter",
+    "checkpointing": "Activation checkpointing",
+    "optim": "Optimizer",
+    "loss": "Loss",
+}
+MODES = {"ddp": "DDP: a whole model on each", "fsdp": "FSDP: weights, gradients and states divided"}
+# Numbers: key -> (title, default, largest).
+NUMBERS = {
+    "data.seq_len": ("Tokens a row", 512, 2**20),
+    "batch.per_device": ("Rows a GPU (batch)", 4, 2**14),
+    "accumulation.steps": ("Accumulation steps", 1, 2**12),
+}
+MOST_GPUS = 1024
+MOST_CONFIG_BYTES = 2**16
+
+
+@dataclass
+class Form:
+    """The choices of the page.
+
+    folders: of models, named when the app was started; no other folder can be read through it. pasted: where a
+    config.json that was pasted is put.
+    """
+
+    pasted: Path
+    folders: list[Path] = field(default_factory=list)
+
+    def choices(self) -> dict[str, Any]:
+        """What the page offers, in JSON's types."""
+        return {
+            "models": self._models(),
+            "gpus": gpus(),
+            "menus": [{"key": key, "title": title, "options": _options(key)} for key, title in MENUS.items()],
+            "modes": [{"name": name, "title": title} for name, title in MODES.items()],
+            "numbers": [
+                {"key": key, "title": title, "value": default, "largest": largest}
+                for key, (title, default, largest) in NUMBERS.items()
+            ],
+        }
+
+    def _models(self) -> list[dict[str, str]]:
+        listed = [{"name": name, "title": _about("model", name)} for name in menus.options("model", [paths.CONF])]
+        return listed + [{"name": f"folder {n}", "title": str(path)} for n, path in enumerate(self.folders)]
+
+    def overrides(self, values: Any) -> list[str]:
+        """The command line of what was chosen. values: from the page. Raises Refusal for what it does not offer."""
+        if not isinstance(values, dict):
+            raise Refusal("The request is not an object of choices.")
+        overrides = [
+            "recipe=estimate",
+            *self._model(values),
+            f"gpu={_one_of(values, 'gpu', [g['name'] for g in gpus()])}",
+        ]
+        for key in MENUS:
+            names = [option["name"] for option in _options(key)]
+            if values.get(key) is not None and (chosen := _one_of(values, key, names)) != default_option(key):
+                overrides.append(f"{key}={chosen}")
+        for key, (title, _, largest) in NUMBERS.items():
+            number = _number(values, key, title, largest)
+            if key != "accumulation.steps" or number > 1:
+                overrides.append(f"{key}={number}")
+        count = _number({"gpus": 1} | values, "gpus", "Number of GPUs", MOST_GPUS)
+        if count > 1:
+            mode = _one_of({"mode": "fsdp"} | values, "mode", list(MODES))
+            overrides += [f"parallelism={mode}", f"parallelism.num_processes={count}"]
+        return overrides + (["estimate.explain=true"] if values.get("explain") is True else [])
+
+    def _model(self, values: dict[str, Any]) -> list[str]:
+        if values.get("config"):
+            return [f"model.pretrained={self._paste(values['config'])}"]
+        names = [model["name"] for model in self._models()]
+        chosen = _one_of(values, "model", names)
+        if chosen.startswith("folder "):
+            return [f"model.pretrained={_quoted(self.folders[int(chosen.split()[1])])}"]
+        return [f"model={chosen}"]
+
+    def _paste(self, text: Any) -> Path:
+        """The folder with a config.json that was pasted; equal texts have the same. Raises Refusal."""
+        if not isinstance(text, str) or len(text.encode()) > MOST_CONFIG_BYTES:
+            raise Refusal(f"The config.json must be a text of at most {MOST_CONFIG_BYTES // 1024} KiB.")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"What was pasted is not JSON: {error}") from error
+        if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+            raise Refusal("What was pasted has no model_type. Paste the config.json of a model of transformers.")
+        folder = self.pasted / hashlib.sha256(text.encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(text)
+        return folder
+
+
+@functools.cache
+def gpus() -> list[dict[str, Any]]:
+    """Every GPU of the menu, the smallest first: name, device_name and memory_bytes."""
+    found = []
+    for name, path in menus.options("gpu", [paths.CONF]).items():
+        values = yaml.safe_load(path.read_text())
+        if values.get("memory_bytes"):  # `auto` is whatever is installed
+            found.append({"name": name} | {key: values[key] for key in ("device_name", "memory_bytes")})
+    return sorted(found, key=lambda gpu: (gpu["memory_bytes"], gpu["name"]))
+
+
+@functools.cache
+def default_option(menu: str) -> str:
+    """The option of a menu when nothing is typed."""
+    entries = yaml.safe_load((paths.CONF / "config.yaml").read_text())["defaults"]
+    return next(entry[menu] for entry in entries if isinstance(entry, dict) and menu in entry)
+
+
+@functools.cache
+def _options(menu: str) -> list[dict[str, Any]]:
+    """The options of a menu, the default one first."""
+    first = default_option(menu)
+    names = sorted(menus.options(menu, [paths.CONF]), key=lambda name: name != first)
+    return [{"name": name, "title": _about(menu, name)} for name in names]
+
+
+@functools.cache
+def _about(menu: str, option: str) -> str:
+    """The first line of an option's YAML, which says what it is."""
+    line = menus.options(menu, [paths.CONF])[option].read_text().partition("\n")[0]
+    return line.removeprefix("#").strip() if line.startswith("#") else ""
+
+
+def _one_of(values: dict[str, Any], key: str, names: list[str]) -> str:
+    chosen = values.get(key)
+    if chosen not in names:
+        raise Refusal(f"{key}: choose one of {', '.join(names)}.")
+    return chosen
+
+
+def _number(values: dict[str, Any], key: str, title: str, largest: int) -> int:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        raise Refusal(f"{title} must be a whole number from 1 to {largest:,}.")
+    return value
+
+
+def _quoted(path: Path) -> str:
+    """A path as Hydra reads it as one text."""
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

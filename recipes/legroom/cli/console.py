@@ -1,0 +1,176 @@
+"""Prints for a person: a screen while a job runs, and lines on stdout and stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from legroom.cli.job_state import JobState, clock
+from legroom.ranks import rank_info
+from legroom.records.messages import Message, PhaseStarted, Shown, StepsDone, WarningRaised
+from legroom.records.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress
+
+ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
+
+
+def spinner(encoding: str) -> str:
+    """The name of rich's spinner that a terminal of this encoding can show."""
+    return "dots" if encoding.lower().startswith("utf") else "line"
+
+
+class Console:
+    """The screen of a running job on stderr: a bar, and below it loss, speed and memory; plain lines where stderr is no
+    terminal, or one that cannot move its cursor.
+
+    label, number, jobs: in a sweep, the job's overrides, its number from 1, and the number of jobs (None: not known).
+    quiet: draw nothing, for jobs that run at the same time, whose bars would overwrite each other.
+    left(): in a sweep, the seconds until its end, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        label: str = "",
+        number: int = 0,
+        jobs: int | None = None,
+        quiet: bool = False,
+        left: Callable[[], float | None] = lambda: None,
+    ):
+        from rich.console import Console
+
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.in_sweep, self.quiet, self.left = number > 0, quiet, left
+        self.position = f"{number}{f'/{jobs}' if jobs else ''}" if self.in_sweep else ""
+        self.label = label
+        self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.state = JobState()
+        self.progress = _progress(self, quiet)
+        self.task = self.progress.add_task(self.state.phase, total=None, text="", left="")
+
+    def __enter__(self) -> Console:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.progress.stop()
+
+    def on_message(self, message: Message) -> None:
+        """Show a message of the worker."""
+        if self.state.on_message(message):
+            self._update(message)
+        elif isinstance(message, WarningRaised):
+            self.warn(message.text)
+        elif isinstance(message, Shown):
+            self._show(message.text)
+
+    def lines(self) -> tuple[str, str]:
+        """What stands above the bar and below it."""
+        left = clock(self.left())
+        above = "  ".join(filter(None, [self.position, f"{left} left" if left else "", self.label]))
+        figures = "  ".join(self.state.figures())
+        return self._can_show(above), f"  {figures}" if figures else ""
+
+    def warn(self, text: str) -> None:
+        """Print a warning, in a line of its own."""
+        if not self.quiet:
+            with contextlib.suppress(OSError):
+                self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)
+
+    def _show(self, text: str) -> None:
+        """Print a text of the worker as it is."""
+        if not self.quiet:
+            with contextlib.suppress(OSError):
+                self.console.print(printable(text, keep="\n\t"), markup=False)
+
+    def _can_show(self, text: str) -> str:
+        """The text in the terminal's encoding."""
+        encoding = self.console.encoding
+        return printable(text).encode(encoding, "backslashreplace").decode(encoding)
+
+    def _update(self, message: Message) -> None:
+        state = self.state
+        if isinstance(message, PhaseStarted):
+            # total=None: a bar without an end, as in add_task
+            total, name = state.total or None, self._can_show(state.phase)
+            self.progress.reset(self.task, description=name, total=total, completed=state.step, text="", left="")  # type: ignore[arg-type]
+            return
+        steps, left = f"{state.step}/{state.total}", clock(state.seconds_left())
+        self.progress.update(self.task, completed=state.step, text=steps, left=f"{left} left" if left else "")
+        if not self.draws and not self.in_sweep:
+            if isinstance(message, StepsDone):
+                self.console.print(f"{steps}  loss {message.loss:.4f}  {message.samples_per_second:.1f} samples/s")
+            else:
+                self.console.print(f"{state.phase} {steps}")
+
+
+def _progress(screen: Console, quiet: bool) -> Progress:
+    """The bar, between the two lines of the screen. rich draws it in a thread, five times a second."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Screen(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            above, below = screen.lines()
+            for text in (above, self.make_tasks_table(self.tasks), below):
+                if text:  # a line that is too long is cut: one that wraps would stay on the terminal
+                    yield Text(text, no_wrap=True, overflow="crop") if isinstance(text, str) else text
+
+    def cut() -> Column:  # not with an ellipsis, which an ASCII terminal does not have
+        return Column(no_wrap=True, overflow="crop")
+
+    return Screen(
+        SpinnerColumn(spinner(screen.console.encoding), table_column=cut()),
+        TextColumn("{task.description}", markup=False, table_column=cut()),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[text]}", table_column=cut()),
+        TimeElapsedColumn(table_column=cut()),
+        TextColumn("{task.fields[left]}", table_column=cut()),
+        console=screen.console,
+        transient=True,
+        refresh_per_second=5,
+        disable=quiet or not screen.draws,
+    )
+
+
+def say(text: str) -> None:
+    """Print on stdout, on rank 0 alone. A reader that has left (`| head`) is no error: the record holds everything."""
+    _print(text, sys.stdout)
+
+
+def say_problems(problems: list[str]) -> None:
+    """Print refusals on stderr, a line each."""
+    for problem in problems:
+        _print(f"refused: {problem}", sys.stderr)
+
+
+@contextlib.contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Inside, Python's warnings are one line each, without the file and the line of the library that gave them."""
+
+    def show(message: Warning | str, *_, **__) -> None:
+        _print(f"warning: {printable(' '.join(str(message).split()))}", sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _print(text: str, stream: TextIO) -> None:
+    if not rank_info.current_rank().is_main:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.translate(ASCII_LINES)
+    try:
+        shown = printable(text, keep="\n\t").encode(encoding, "backslashreplace").decode(encoding)
+        print(shown, file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python flushes again at exit and would complain

@@ -1,0 +1,133 @@
+"""From the command line to an exit code: Hydra composes, this package checks, starts jobs and reports.
+
+Hydra's experimental callbacks (on_multirun_start, on_multirun_end) are not used for the start and the end of a sweep:
+they cannot set the exit code, and on_multirun_end is not called when the sweep ends with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from legroom.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
+from legroom.cli import sweep as sweeps
+from legroom.jobs import launch
+from legroom.options import compose, hydra_errors, overrides, yaml_files
+from legroom.ranks.rank_info import RankInfo, current_rank
+from legroom.third_party import hydra_private
+
+REFUSED = single_run.EXIT_CODES["refused"]
+REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
+
+
+def run(conf: Path, source: launch.WorkerSource | None = None) -> int:
+    """Run what the command line says. Returns the exit code.
+
+    conf: the folder of the menus. source: what starts the worker of a single run; see `launch.start`.
+    """
+    code = _run(conf, source)
+    if code == REFUSED and not current_rank().is_main:
+        time.sleep(REFUSAL_DELAY_SECONDS)  # a launcher ends all ranks when one exits, and only rank 0 prints the reason
+    return code
+
+
+def _run(conf: Path, source: launch.WorkerSource | None) -> int:
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
+    compose.store_schema()
+    typed, problems = _checked(conf, sys.argv[1:])
+    if problems:
+        return _refuse(*problems)
+    sys.argv[1:] = typed
+    rank_info = current_rank()
+    if rank_info.launched and argv.MULTIRUN & set(sys.argv[1:]):
+        return _refuse(_sweep_under_launcher(rank_info))
+    sys.argv[1:] = argv.expand_argv(sys.argv[1:], rank_info)
+    statuses: list[str] = []  # of the jobs that this process has run
+    sweep, folder = sweeps.new(conf), argv.sweep_folder(sys.argv[1:])
+    if folder is not None and not any(argument.startswith("hydra/launcher=") for argument in sys.argv[1:]):
+        sweeps.fork_server()  # imports while Hydra composes; other launchers run jobs in processes of their own
+    try:
+        with (
+            submitit_jobs.followed(sweep, folder),
+            hydra_private.flags_decide_the_mode(),
+            console.one_line_warnings(),
+        ):
+            _hydra_main(conf, sweep, statuses, source)()
+    except KeyboardInterrupt:  # before a job, or between two
+        statuses.append("interrupted")
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        return _refuse(hydra_errors.explain(error, conf))  # no job was started, also in a sweep
+    except OSError as error:
+        return _refuse(single_run.unwritable(error, "hydra.run.dir" if folder is None else "hydra.sweep.dir"))
+    except Exception as error:
+        if hydra_private.raised_by_hydra(error):
+            return _refuse(hydra_errors.explain(error, conf))
+        if not hydra_private.raised_by_plugin(error):
+            raise
+        if sweeps.INVALID not in statuses:  # whose reason was said
+            console.say_problems([f"the sweeper or launcher ended with {type(error).__name__}: {error}"])
+            statuses.append("failed")
+    if folder is not None:
+        return sweep_run.conclude(sweep, folder, statuses)
+    return single_run.EXIT_CODES.get(statuses[-1], 1) if statuses else 0
+
+
+def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
+    """(the command line with its flags in front and its paths in quotes, why it cannot be used)."""
+    line = flags.split(typed)
+    if line.problems or line.names & flags.NO_JOBS:
+        return line.flags + line.overrides, line.problems
+    too_large = yaml_files.problems(line.config_dir) if line.config_dir is not None else []
+    if too_large:
+        return line.flags + line.overrides, too_large
+    other_menus = line.names & flags.CONFIG_PATH or any(each.startswith("hydra.searchpath=") for each in line.overrides)
+    folders = [] if other_menus else [conf] if line.config_dir is None else [conf, line.config_dir]
+    in_quotes = overrides.quoted(line.overrides)
+    problems = overrides.problems(in_quotes, folders, bool(line.names & argv.MULTIRUN))
+    return line.flags + argv.leave_auto_out(in_quotes), problems
+
+
+def _hydra_main(
+    conf: Path, sweep: sweeps.Sweep, statuses: list[str], source: launch.WorkerSource | None
+) -> Callable[[], None]:
+    """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses."""
+
+    @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
+    def job(composed: DictConfig) -> str | float:
+        hydra_config = HydraConfig.get()
+        if hydra_config.mode == RunMode.MULTIRUN:
+            if {"interrupted", "preempted", sweeps.INVALID} & set(statuses):  # these end the whole sweep
+                return statuses[-1]
+            sweep_dir = Path(hydra_config.sweep.dir).absolute()
+            status, number = sweep_run.run_in_sweep(composed, hydra_config, sweep, sweep_dir)
+            statuses.append(status)
+            if number is not None:
+                return number  # to the sweeper
+        else:
+            statuses.append(single_run.run_alone(composed, hydra_config, conf, source))
+        return statuses[-1]
+
+    return job
+
+
+def _refuse(*problems: str) -> int:
+    console.say_problems(list(problems))
+    return REFUSED
+
+
+def _sweep_under_launcher(rank_info: RankInfo) -> str:
+    return (
+        f"a sweep starts the ranks of each job itself, and a launcher has started {rank_info.world_size} already. Type "
+        f"python train.py -m ... parallelism.num_processes={rank_info.world_size} instead, without the launcher."
+    )

@@ -1,0 +1,142 @@
+"""The command `scripts/fit.py`: search for the fastest configurations that fit, print and measure them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from legroom import paths
+from legroom.cli import console, single_run
+from legroom.foresight.search import fit_options, packed_rows, places, plan, pool, present, space
+from legroom.jobs import fork_client, launch, supervise
+from legroom.options import compose
+from legroom.records.record import Record
+
+if TYPE_CHECKING:
+    from legroom.foresight.search.runner import Found  # imports torch
+
+# What a measured run differs in from the command that is printed.
+MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Returns its exit code: 0 if something fits, 3 if nothing does, 2 if refused, 130 for Ctrl-C."""
+    try:
+        return find(argv)
+    except KeyboardInterrupt:
+        return single_run.EXIT_CODES["interrupted"]
+
+
+def find(argv: list[str]) -> int:
+    """Search for what the command line leaves open, and print it. Returns the exit code."""
+    options, overrides, problems = fit_options.read_options(argv)
+    asked, others, more = ([], [], []) if problems else places.asked(overrides, options)
+    if problems + more:
+        console.say_problems(problems + more)
+        return single_run.EXIT_CODES["refused"]
+    try:
+        if len(asked) > 1:
+            return _find_places(asked, others, options)
+        (place,) = asked
+        typed_once = f"gpu={place.gpu}" in overrides and len(others) == len(overrides) - 1
+        as_typed = place.gpu is None or typed_once and not options.prices
+        return _find_one(overrides if as_typed else place.overrides(others, options), place.options(options))
+    except BrokenProcessPool:
+        console.say_problems(["a worker process was killed; this machine may be out of memory."])
+        return 1
+
+
+def _find_one(overrides: list[str], options: fit_options.Options) -> int:
+    """Search for one GPU, or one number of them, and print the table. Returns the exit code."""
+    search, problems = plan.plan(overrides, options)
+    if search is None:
+        console.say_problems(problems)
+        return single_run.EXIT_CODES["refused"]
+    reads_rows, reads_model = space.PACKING in search.values, bool(search.base.model.pretrained)
+    if not reads_rows and not reads_model:
+        console.say(present.heading(search))
+    start = time.monotonic()
+    with pool.worker_pool(search.base) as workers, status_line() as show_status:
+        from legroom.foresight.search import runner  # imports torch, which a refusal need not wait for
+
+        if reads_model and (why := workers.submit(runner.refused_model, search.base).result()):
+            console.say_problems([why])
+            return single_run.EXIT_CODES["refused"]
+        if reads_rows:
+            show_status("reading the data")
+            packed_rows.enter(search, workers)
+        if reads_rows or reads_model:
+            console.say(present.heading(search))
+        result = runner.run(search, options.top, workers, show_status)
+    console.say(present.report(search, result, time.monotonic() - start))
+    if options.measure and result.fits:
+        measure(search, result.rows[: options.measure])
+    return 0 if result.fits else single_run.EXIT_CODES["oom"]
+
+
+def _find_places(asked: list[places.Place], others: list[str], options: fit_options.Options) -> int:
+    """Search for each of several GPUs or numbers of them, and print what each is best with. Returns the exit code."""
+    with status_line() as show_status:
+        planned, refused = places.plan_all(asked, others, options, show_status)
+    if not planned:
+        console.say_problems(list(dict.fromkeys(line for lines in refused.values() for line in lines)))
+        return single_run.EXIT_CODES["refused"]
+    start, done, interrupted = time.monotonic(), [], False
+    with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
+        from legroom.foresight.search import present_places, runner  # import torch
+
+        first = planned[0][1].base
+        if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
+            console.say_problems([why])
+            return single_run.EXIT_CODES["refused"]
+        show_status("reading the data")
+        packed_rows.enter_all([search for _, search in planned], workers)
+        console.say(present_places.heading(planned, refused))
+        try:
+            for number, (place, search) in enumerate(planned, 1):
+                at = f"{number} of {len(planned)}, {place.label}: "
+                result = runner.run(search, 1, workers, lambda text, at=at: show_status(at + text))
+                done.append(present_places.Searched(place, search, result))
+        except KeyboardInterrupt:  # what was found is not lost
+            interrupted = True
+            console.say(f"Interrupted: {len(done)} of {len(planned)} are searched.")
+    if done:
+        console.say(present_places.report(done, options, time.monotonic() - start))
+    if interrupted:
+        return single_run.EXIT_CODES["interrupted"]
+    return 0 if any(each.result.fits for each in done) else single_run.EXIT_CODES["oom"]
+
+
+@contextlib.contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """A line on stderr, where that is a terminal, that shows the progress. Gives the function that changes it."""
+    terminal = Console(stderr=True)
+    with terminal.status("", spinner=console.spinner(terminal.encoding)) as line:
+        yield line.update
+
+
+def measure(
+    search: space.SearchSpace, rows: list[Found], fork_server: fork_client.ForkServer | None = None
+) -> list[Record]:
+    """Run configurations for a few steps on the installed GPU, and print predicted beside measured.
+
+    Returns the records of the runs.
+    """
+    records = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, found in enumerate(rows, 1):
+            outcome = compose.compose_record(paths.CONF, *search.overrides_of(found.chosen), *MEASURED)
+            if outcome.status != "refused":
+                folder = Path(scratch, str(number))
+                folder.mkdir()
+                outcome = supervise.run(launch.Job(outcome, folder), lambda *_: None, fork_server)
+            records.append(outcome)
+    console.say(present.comparison([found.record for found in rows], records))
+    return records

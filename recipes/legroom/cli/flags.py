@@ -1,0 +1,86 @@
+"""The flags of a command line: Hydra's own, wherever they stand, and those of other programs, which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from legroom.options import keys, suggestions
+from legroom.third_party import hydra_private
+
+CONFIG_DIR = {"-cd", "--config-dir"}
+CONFIG_PATH = {"-cp", "--config-path"}
+NO_JOBS = {"--hydra-help", "-sc", "--shell-completion"}  # after these Hydra prints something and runs no jobs
+MISSPELT = 0.75  # as close to one of Hydra's flags as a flag must be that means it
+RERUN = "--experimental-rerun"  # it opens a pickle, which can run any code
+
+
+class CommandLine(NamedTuple):
+    """flags: with their values. overrides: all that is no flag. problems: a line for each flag that does not exist."""
+
+    flags: list[str]
+    overrides: list[str]
+    problems: list[str]
+
+    @property
+    def names(self) -> set[str]:
+        """The flags without their values."""
+        return {text.partition("=")[0] for text in self.flags}
+
+    @property
+    def config_dir(self) -> Path | None:
+        """The folder of more menus that --config-dir names."""
+        for place, text in enumerate(self.flags):
+            name, equals, value = text.partition("=")
+            if name in CONFIG_DIR:
+                return Path(value if equals else self.flags[place + 1])
+        return None
+
+
+def split(argv: list[str]) -> CommandLine:
+    """The flags and the overrides of a command line, wherever they stand.
+
+    Hydra's parser takes overrides in one group only: `optim=adamw,sgd -m data.seq_len=32` is an error there.
+    """
+    flags, overrides, problems, known = [], [], [], hydra_private.flags()
+    rest = [each for each in argv if each != "--"]
+    while rest:
+        text = rest.pop(0)
+        if text == "hydra.mode=MULTIRUN":
+            flags.append("--multirun")
+            continue
+        if not text.startswith("-"):
+            overrides.append(text)
+            continue
+        typed, equals, value = text.partition("=")
+        name = _full_name(typed, known)
+        value_follows = not equals and bool(rest) and not rest[0].startswith("-")
+        if name is None:
+            if value_follows and "=" not in rest[0] and not rest[0].startswith("~"):
+                equals, value = "=", rest.pop(0)
+            problems.append(_foreign(typed, value if equals else None))
+            continue
+        if name == RERUN:
+            problems.append(f"{RERUN} is not supported. A run's page has the command that repeats it.")
+        flags.append(name + equals + value)
+        if value_follows and (known[name].takes_value or rest[0] in known[name].optional_values):
+            flags.append(rest.pop(0))
+    problem = None if problems else hydra_private.flag_problem(flags)
+    return CommandLine(flags, overrides, problems + ([f"{problem}."] if problem else []))
+
+
+def _full_name(typed: str, known: Collection[str]) -> str | None:
+    """Hydra's flag of a name, or of the start of a long one, which its parser accepts, too."""
+    starts = [each for each in known if typed.startswith("--") and len(typed) > 2 and each.startswith(typed)]
+    return typed if typed in known else starts[0] if len(starts) == 1 else None
+
+
+def _foreign(flag: str, value: str | None) -> str:
+    """The line for a flag that is not Hydra's, as `--learning_rate 1e-4`."""
+    typed, key = suggestions.shown(flag if value is None else f"{flag}={value}"), flag.lstrip("-").replace("-", "_")
+    instead = keys.instead_of(key, value)
+    if instead is not None:
+        return f"{typed}: keys are typed without dashes. Type {suggestions.shown(instead)}."
+    known = keys.known_argument(key, value) or suggestions.nearest(flag, hydra_private.flags(), MISSPELT)
+    return f"{typed}: there is no such flag.{known or keys.suggestion(key, value)}"

@@ -1,0 +1,60 @@
+"""The command `scripts/report.py`: make a report from records, print its table and where its files are."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+from pathlib import Path
+
+from legroom.cli import console
+from legroom.errors import Refusal
+from legroom.report import read, report, screen_table
+from legroom.report.page import sweep_page
+
+
+def main(argv: list[str], description: str) -> int:
+    """Run the command. Returns its exit code: 0, or 2 without records or where the files cannot be written."""
+    arguments = _parser(description).parse_args(argv)
+    folders = arguments.folders
+    target = arguments.into or (folders[0] if len(folders) == 1 else Path("outputs", "report"))
+    try:
+        found, warnings = read.read_with_folders(folders)
+        for line in warnings:
+            print(f"warning: {line}", file=sys.stderr)
+        if not found:
+            raise Refusal(f"There are no records in {', '.join(map(str, folders))}.")
+        made = report.compare([record for record, _ in found], arguments.baseline)
+        paths = report.write(made, target, folders={id(record): folder for record, folder in found})
+    except Refusal as problem:
+        print(f"refused: {problem}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"refused: {error.filename or target} cannot be written: {error.strerror or error}. "
+            "Choose another folder with --into.",
+            file=sys.stderr,
+        )
+        return 2
+    shown = min(str(target), os.path.relpath(target), key=len)
+    names = ", ".join(path.name for path in paths)
+    console.say(f"{screen_table.screen_text(made)}\n\nWritten to {shown}: {names}")
+    page = target / sweep_page.PAGE
+    if arguments.open and not webbrowser.open(page.resolve().as_uri()):
+        console.say(f"No browser was found: open {page} yourself.")
+    return 0
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder with runs, at any depth")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="the folder for the files")
+    parser.add_argument(
+        "--baseline",
+        metavar="CONDITIONS",
+        help="the job that the others are compared with: keys and values of its configuration, or the start of its "
+        "config_key (default: the first job that ended ok; of the guide's experiments, vanilla)",
+    )
+    return parser

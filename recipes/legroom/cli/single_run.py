@@ -1,0 +1,209 @@
+"""One run, from its composed configuration to the summary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.conf import HydraConf
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from legroom.cli import console, live, summary
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.jobs import launch, post_mortem, run_lock, supervise
+from legroom.options import compose, hydra_errors, parallelism, resume, validate
+from legroom.ranks.rank_info import current_rank
+from legroom.records import checkpoint_files, record, record_file, run_folder
+from legroom.records.messages import Message
+from legroom.report.page import run_page
+from legroom.tracking import trackers
+
+# One run's exit code by its status; 1 for any other.
+EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
+
+
+def run_alone(
+    composed: DictConfig, hydra_config: HydraConf, conf: Path, source: launch.WorkerSource | None = None
+) -> str:
+    """Run one configuration and print its summary. Returns its status; raises only KeyboardInterrupt.
+
+    hydra_config: Hydra's own node. conf: the folder of the menus. source: what starts the worker; see `launch.start`.
+    """
+    try:
+        cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
+    except OmegaConfBaseException as error:
+        return _refuse([hydra_errors.explain(error, conf)])
+    if cfg is None or outcome is None:
+        return _refuse(problems)
+    if cfg.measure.repeats > 1:
+        problems.append("measure.repeats runs the jobs of a sweep several times: add -m.")
+    if cfg.objective is not None:
+        problems.append("objective is what a sweeper compares: add -m and a sweeper, as hydra/sweeper=optuna.")
+    is_main = current_rank().is_main
+    new_folder = Path(hydra_config.runtime.output_dir if is_main else hydra_config.sweep.dir).absolute()
+    if problems:
+        return _run_and_report(new_folder, cfg, outcome, problems)
+    folder = resume.resume_folder(cfg, new_folder, hydra_config.overrides.hydra)
+    if folder != new_folder and is_main:
+        with contextlib.suppress(OSError):
+            new_folder.rmdir()  # Hydra has created it
+    before = resume.matching_record(cfg, folder)
+    if before is not None and resume.is_finished(cfg, folder, before):
+        return _report_finished(cfg, before, folder)
+    if cfg.resume == resume.LATEST:
+        problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
+        if problems:
+            return _refuse(problems)
+    return _run_and_report(folder, cfg, outcome, [], before, source)
+
+
+def _refuse(problems: list[str]) -> str:
+    console.say_problems(problems)
+    return "refused"
+
+
+def _report_finished(cfg: Config, before: record.Record, folder: Path) -> str:
+    """Print the summary of a run that resume=latest finds finished."""
+    console.say(summary.summary(before, folder))
+    if resume.model_missing(cfg, folder):
+        console.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
+    return "ok"
+
+
+def _run_and_report(
+    folder: Path,
+    cfg: Config,
+    outcome: record.Record,
+    problems: list[str],
+    before: record.Record | None = None,
+    source: launch.WorkerSource | None = None,
+) -> str:
+    """Run a job in its folder, or refuse it for its problems, and print its summary. Returns its status.
+
+    before: the record of the training that is resumed, which the new one replaces.
+    """
+    if before is None and is_occupied(folder):
+        other_record = (
+            f"{folder} holds another run's record. Choose another folder with hydra.run.dir=, or continue that "
+            "training: resume=latest."
+        )
+        return _refuse(problems or [other_record])
+    if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
+        return run_nonzero_rank(outcome, problems, source)
+    try:
+        with run_lock.hold(folder):
+            outcome = run_in(folder, cfg, outcome, problems, console.Console(), source)
+            if resume.keep_figures(before, outcome, folder):
+                write_page(outcome, folder)
+    except Refusal as error:
+        return _refuse([str(error)])
+    except OSError as error:
+        trained = isinstance(error, post_mortem.UnwrittenRecord)
+        if trained:
+            console.say(summary.summary(error.record, folder))
+        console.say_problems([unwritable(error)])
+        return "failed" if trained else "refused"
+    if outcome.status == "refused" and outcome.error is not None:
+        console.say_problems(outcome.error.message.splitlines())
+    else:
+        console.say(summary.summary(outcome, folder))
+    return outcome.status
+
+
+def run_nonzero_rank(outcome: record.Record, problems: list[str], source: launch.WorkerSource | None = None) -> str:
+    """Run a rank that a launcher started beside rank 0, which has the folder and the console. Returns its status."""
+    if problems:
+        return "refused"
+    return supervise.run(launch.Job(outcome, None, current_rank()), lambda _: None, source).status
+
+
+def is_occupied(folder: Path) -> bool:
+    """Whether a folder holds a run's record. That of a refusal, which trained nothing, may be replaced."""
+    try:
+        return record_file.read(folder).status != "refused"
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):  # a record that cannot be read must not be overwritten
+        return True
+
+
+def run_in(
+    folder: Path,
+    cfg: Config,
+    outcome: record.Record,
+    problems: list[str],
+    display: console.Console,
+    source: launch.WorkerSource | None = None,
+    group: str | None = None,
+    differs: Sequence[str] = (),
+    sweep: live.SweepState | None = None,
+) -> record.Record:
+    """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
+
+    group, differs: for the tracker, the sweep's name and the overrides in which the job differs from its others.
+    sweep: for the page that follows it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if problems:
+        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
+        record_file.write(outcome, folder)
+        return outcome
+    run_folder.check_files(folder)
+    record_file.prepare(folder)  # raises OSError now, before hours of training, if no record could be written
+    for name in (record_file.FILE_NAME, *run_folder.PAGE_FILES):  # of the training that is resumed
+        Path(folder, name).unlink(missing_ok=True)
+    outcome.warnings += parallelism.ignored(cfg, outcome.overrides) + validate.warnings(cfg)
+    tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
+
+    follower = live.follower(cfg, outcome, folder, " ".join(differs), sweep)
+
+    def on_message(message: Message) -> None:
+        display.on_message(message)
+        tracker.on_message(message)
+        if follower is not None:
+            follower.on_message(message)
+
+    with display:
+        for line in outcome.warnings:
+            display.warn(line)
+        outcome = supervise.run(launch.Job(outcome, folder, current_rank()), on_message, source)
+        new_warnings = write_page(outcome, folder, None if group is None else folder.parent)
+        if follower is not None:
+            follower.end(outcome)
+        with run_page.standing_alone(outcome, folder, tracker.takes_page) as page:
+            new_warnings += tracker.finish(outcome, page)
+    if new_warnings:
+        outcome.warnings += new_warnings
+        with contextlib.suppress(OSError):  # a full disk: the record is there without them, and the summary prints them
+            record_file.write(outcome, folder)
+    if tracker.line:
+        console.say(tracker.line)
+    return outcome
+
+
+def write_page(outcome: record.Record, folder: Path, sweep: Path | None = None) -> list[str]:
+    """Write the run's page, which shows its record. Returns a warning where that fails.
+
+    sweep: the folder of the run's sweep. A run that was interrupted gets none: it ends within a second.
+    """
+    if outcome.status == "interrupted":
+        return []
+    try:
+        run_page.write(outcome, folder, sweep)
+    except Exception as error:  # the record is complete, and the page can be made from it later
+        return [
+            f"the page could not be made ({type(error).__name__}: {error}). When this is mended, run "
+            f"python scripts/report.py {folder}"
+        ]
+    return []
+
+
+def unwritable(error: OSError, key: str = "hydra.run.dir") -> str:
+    """The refusal of a folder that cannot be written. key: what to type to choose another one."""
+    return (
+        f"{error.filename or 'the run folder'} cannot be written: {error.strerror or error}. "
+        f"Choose another folder with {key}=."
+    )

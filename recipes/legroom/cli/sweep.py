@@ -1,0 +1,207 @@
+"""A sweep's state: the notes of its jobs, the records of earlier runs, and the fork server for its workers.
+
+A job's folder is named after its `config_key`: a second sweep into the same folder adds to the first, and the same
+sweep runs only the jobs that are missing or have no final record. The jobs of a command are noted in files, because
+launchers may run them in other processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.conf import HydraConf
+
+from legroom.jobs import fork_client
+from legroom.machine.worker_environment import SIMULATIONS
+from legroom.ranks import rank_info
+from legroom.records import checkpoint_files, record, record_file
+from legroom.records.printable import printable
+from legroom.third_party import hydra_private
+
+FINAL = {"ok", "oom", "refused"}  # results: not run again
+SUCCESS = {"ok", "oom", "preempted"}
+JOBS_FOLDER = ".jobs"
+# The statuses that only notes have, and no record:
+INVALID = "invalid"  # the command line has a key that does not exist, so no job is run
+STARTED = "started"  # the job has started and has not ended
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A command's sweep.
+
+    name: tells its jobs from those of an earlier command into the same folder. conf: the folder of the menus.
+    argv: the command line. pid, started_at: the process that waits for the jobs, and its start in seconds since 1970.
+    """
+
+    name: str
+    conf: Path
+    argv: tuple[str, ...] = ()
+    pid: int = 0
+    started_at: float = 0.0
+
+    def note(
+        self,
+        folder: Path,
+        number: int,
+        key: str,
+        status: str,
+        lines: Sequence[str] = (),
+        initial_record: record.Record | None = None,
+    ) -> None:
+        """Note the state of a job in the sweep's folder.
+
+        key: the job's `config_key`. lines: more lines for the command to print. initial_record: the record of a job
+        that starts.
+
+        Each job has a file, which is replaced as a whole: where jobs run on several machines, a shared file system may
+        lose lines that two of them append at the same time. Of several ranks only rank 0 writes.
+        """
+        if not rank_info.current_rank().is_main:
+            return
+        notes_folder = Path(folder, JOBS_FOLDER, self.name)
+        notes_folder.mkdir(parents=True, exist_ok=True)
+        path, part = notes_folder / f"{number}.json", notes_folder / f".{number}-{os.getpid()}"
+        before = json.loads(path.read_text())["lines"] if path.exists() else []  # of a job that was requeued
+        note = {
+            "job": number,
+            "key": key,
+            "status": status,
+            "lines": [*before, *lines],
+            "record": json.loads(record_file.to_json(initial_record)) if initial_record is not None else None,
+        }
+        part.write_text(json.dumps(note))
+        part.replace(path)
+
+    def jobs(self, folder: Path) -> list[dict[str, Any]]:
+        """The notes of this command's jobs so far, in the order of their numbers."""
+        notes = []
+        for path in Path(folder, JOBS_FOLDER, self.name).glob("*.json"):
+            with contextlib.suppress(OSError):  # just replaced, on another machine
+                notes.append(json.loads(path.read_text()))
+        return sorted(notes, key=lambda note: note["job"])
+
+    def command_runs(self) -> bool:
+        """Whether the process that waits for the jobs is alive. To be called on the machine of that process."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            command = psutil.Process(self.pid)
+            return command.create_time() == self.started_at and command.status() != psutil.STATUS_ZOMBIE
+        return False
+
+
+def new(conf: Path) -> Sweep:
+    """The sweep of this process, with a unique name."""
+    import psutil
+
+    return Sweep(
+        f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}",
+        conf,
+        tuple(sys.argv[1:]),
+        os.getpid(),
+        psutil.Process().create_time(),
+    )
+
+
+def final_record(folder: Path) -> record.Record | None:
+    """The record in a job's folder if the job need not run again, or None. A record of another job does not count."""
+    with contextlib.suppress(OSError, ValueError):
+        outcome = record_file.read(folder)
+        return outcome if outcome.status in FINAL and outcome.config_key == folder.name else None
+    return None
+
+
+def unusable_record(folder: Path) -> str | None:
+    """A warning about the file in a job's folder that is not the job's record, or None. The job replaces it."""
+    try:
+        outcome = record_file.read(folder)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return printable(f"the record in this job's folder is replaced, since it cannot be used: {error}")
+    if outcome.config_key == folder.name:
+        return None
+    return printable(
+        f"the record in this job's folder is replaced, since it is that of another job, {outcome.config_key}."
+    )
+
+
+def clear(folder: Path, resume: bool = False) -> None:
+    """Empty the folder of an unfinished run.
+
+    A folder with checkpoints is left as it is if the job was preempted, and with `resume` in any case: the new run
+    resumes from them.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        before = record_file.read(folder)
+        resume = resume or (before.status == "preempted" and before.config_key == folder.name)
+    if resume and checkpoint_files.found(folder):
+        return
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def job_environment(hydra_config: HydraConf, jobs: int | None) -> dict[str, Any]:
+    """A job's entries for its record's environment: its number, how many jobs run at once, and its start.
+
+    hydra_config: Hydra's own node of the job. jobs: the number of the sweep's jobs, if known.
+    """
+    launcher, at_once = hydra_config.launcher, 1
+    target = str(launcher.get("_target_", ""))
+    if "joblib" in target:
+        at_once = int(launcher.get("n_jobs", 1) or 1)
+        if at_once < 0:
+            at_once = (os.cpu_count() or 1) + 1 + at_once  # joblib counts a negative number from the end
+    elif target.endswith("submitit_launcher.LocalLauncher"):  # all at once; SLURM gives each its own cores and GPUs
+        at_once = min(filter(None, [jobs, hydra_config.sweeper.get("max_batch_size")]), default=2)
+    return {
+        "job_number": int(hydra_config.job.num),
+        "jobs_at_once": at_once,
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def count_jobs(sweep: Sweep) -> tuple[int | None, set[str]]:
+    """(number of jobs, swept keys) of a sweep; None as the number if only its sweeper can count them."""
+    jobs: int | None = 1
+    swept = set()
+    for override in hydra_private.parse_overrides(sweep.argv):
+        if override.is_sweep_override():
+            swept.add(override.get_key_element().lstrip("+"))
+            jobs = jobs * len(list(override.sweep_string_iterator())) if jobs and override.is_discrete_sweep() else None
+    other_sweeper = any(text.startswith("hydra/sweeper=") for text in sweep.argv)
+    return None if other_sweeper else jobs, swept
+
+
+def distinguishing_overrides(overrides: list[str], swept: set[str]) -> list[str]:
+    """The overrides in which a job differs from the others: those of the swept keys, or all if no key is swept."""
+    return [override for override in overrides if override.lstrip("+").split("=")[0] in swept or not swept]
+
+
+_fork_servers: list[fork_client.ForkServer] = []
+
+
+def fork_server() -> fork_client.ForkServer:
+    """This process's fork server, which the first call starts. Once it has ended, its jobs run in new processes."""
+    if not _fork_servers:
+        shared = tempfile.TemporaryDirectory(prefix="legroom-")  # its workers share simulated steps there
+        atexit.register(shared.cleanup)
+        os.environ[SIMULATIONS] = shared.name  # the server starts with it
+        try:
+            _fork_servers.append(fork_client.ForkServer())
+        finally:
+            del os.environ[SIMULATIONS]
+        atexit.register(_fork_servers[-1].close)
+    return _fork_servers[-1]

@@ -1,0 +1,185 @@
+"""The jobs of a sweep, and its end: the report, the tracker's table and the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from hydra.conf import HydraConf
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from legroom import config
+from legroom.cli import console, live, single_run, submitit_jobs, summary
+from legroom.cli import sweep as sweeps
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.jobs import post_mortem, run_lock
+from legroom.options import compose, hydra_errors, objective, resume
+from legroom.options import tracker as tracker_options
+from legroom.ranks import rank_info
+from legroom.records import checkpoint_files, record_file
+from legroom.records.record import Record
+from legroom.report import read, report
+from legroom.report.page import live_page, sweep_page
+from legroom.tracking import trackers
+
+BASIC_SWEEPER = "BasicSweeper"  # Hydra's own, which compares nothing
+NO_OBJECTIVE = "this sweeper compares a number of each job's record. Type which one, as objective=evaluation.loss."
+
+
+def run_in_sweep(
+    composed: DictConfig, hydra_config: HydraConf, sweep: sweeps.Sweep, folder: Path
+) -> tuple[str, float | None]:
+    """Run one job of a sweep, or print what an earlier command recorded of it. Never raises.
+
+    hydra_config: Hydra's own node of the job. folder: the sweep's. Returns its status, and the number of its record
+    that `objective` names; None without an objective or a record.
+    """
+    number, in_task = int(hydra_config.job.num), submitit_jobs.enter(sweep)
+    try:
+        cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
+    except OmegaConfBaseException as error:
+        cfg, outcome, problems = None, None, [hydra_errors.explain(error, sweep.conf)]
+    if cfg is not None and cfg.objective is None and BASIC_SWEEPER not in str(hydra_config.sweeper.get("_target_")):
+        cfg, problems = None, [NO_OBJECTIVE]
+    if cfg is None or outcome is None:
+        console.say_problems(problems)
+        sweep.note(folder, number, "", sweeps.INVALID, problems)
+        return sweeps.INVALID, None
+    jobs, swept = sweeps.count_jobs(sweep)
+    outcome.environment |= sweeps.job_environment(hydra_config, jobs)
+    label = sweeps.distinguishing_overrides(outcome.overrides, swept)
+    state = _state(sweep, folder, cfg, jobs, alone=not in_task and outcome.environment["jobs_at_once"] == 1)
+    job_folder = folder / outcome.config_key
+    with submitit_jobs.preemptible(in_task) as requeue:
+        before = sweeps.final_record(job_folder)
+        if not rank_info.current_rank().is_main:
+            return before.status if before else single_run.run_nonzero_rank(outcome, problems), None
+        try:
+            if before is None:
+                quiet = in_task or outcome.environment["jobs_at_once"] > 1
+                display = console.Console(" ".join(label), number + 1, jobs, quiet, state.seconds_left)
+                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label, state)
+            else:
+                outcome = before
+            state.job_ends(" ".join(label), outcome, ran=before is None)
+            line = summary.job_line(outcome, number + 1, label, before is not None)
+            console.say(line)
+            sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])
+        except Refusal as refusal:  # another command holds the lock of the job's folder
+            console.say_problems([str(refusal)])
+            sweep.note(folder, number, outcome.config_key, "refused", [str(refusal)] if in_task else [])
+            return "refused", None
+        except OSError as error:
+            if isinstance(error, post_mortem.UnwrittenRecord):
+                console.say(summary.job_line(error.record, number + 1, label, False))
+            console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
+            return "failed", None
+        if outcome.status == "preempted":
+            requeue()
+    return outcome.status, None if cfg.objective is None else objective.value(cfg, outcome)
+
+
+def _run_new(
+    cfg: Config,
+    outcome: Record,
+    problems: list[str],
+    display: console.Console,
+    sweep: sweeps.Sweep,
+    folder: Path,
+    in_task: bool,
+    differs: list[str],
+    state: live.SweepState,
+) -> Record:
+    """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record.
+
+    differs: the overrides in which it differs from the sweep's other jobs.
+    """
+    job_folder, number = folder / outcome.config_key, outcome.environment["job_number"]
+    with run_lock.hold(job_folder):
+        unusable = sweeps.unusable_record(job_folder)
+        outcome.warnings += [unusable] if unusable else []
+        sweeps.clear(job_folder, cfg.resume == resume.LATEST)
+        if checkpoint_files.found(job_folder):
+            cfg.resume = outcome.config["resume"] = resume.LATEST
+        if in_task:
+            sweep.note(folder, number, outcome.config_key, sweeps.STARTED, initial_record=outcome)
+        fork_server = None if problems or in_task else sweeps.fork_server()
+        if fork_server is not None and number == 0:
+            report.prepare()  # while the fork server imports
+        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs, state)
+
+
+def _state(sweep: sweeps.Sweep, folder: Path, cfg: Config, jobs: int | None, alone: bool) -> live.SweepState:
+    """The state of this process's sweep, at the start of a job.
+
+    alone: no other process runs jobs of it. Only then one page follows the whole sweep.
+    """
+    state = _states.setdefault(sweep.name, live.SweepState(jobs))
+    if cfg.measure.live and alone and state.folder is None:
+        state.folder = folder
+        with contextlib.suppress(OSError):
+            page = live_page.write(folder, f"A sweep of {jobs or 'several'} jobs", "", folder)
+            console.say(f"Follow it in a browser: {page}")
+    state.began = time.monotonic()
+    return state
+
+
+_states: dict[str, live.SweepState] = {}  # by the sweep's name
+
+
+def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
+    """Report a sweep: its table and pictures, and the jobs without a result. Returns the exit code.
+
+    statuses: of the jobs that this process has run.
+    """
+    jobs = [job for job in sweep.jobs(folder) if job["status"] != sweeps.STARTED]
+    ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
+    if sweeps.INVALID in ended:
+        return single_run.EXIT_CODES["refused"]
+    if jobs:
+        try:
+            paths = report.make([folder], folder)
+            console.say(report.for_screen([folder]))
+            console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+            if sweep.name in _states:
+                _states[sweep.name].write(None, "ended")
+            for line in send_report(jobs, folder, [path for path in paths if path.suffix == ".png"]):
+                console.say(line)
+        except Exception as error:  # the records are complete, and the report can be made from them later
+            problem = (
+                f"the report could not be made ({type(error).__name__}: {error}). When this is fixed, run "
+                f"python scripts/report.py {folder}"
+            )
+            console.say_problems([problem])
+            ended.add("failed")
+    if any(text.startswith("gpu=glob(") for text in sweep.argv) and ended - {"refused"}:
+        ended.discard("refused")  # cards that cannot compute what is asked are rows with their reason
+    without_result = [job for job in jobs if job["status"] not in sweeps.SUCCESS]
+    for job in without_result:
+        if job["status"] != "refused":  # their reasons stand under the table
+            console.say(f"{job['status']}: {folder / job['key']}")
+    if {"interrupted", "preempted"} & set(statuses) or any(j["status"] not in sweeps.FINAL for j in without_result):
+        console.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
+    if "interrupted" in statuses:
+        return single_run.EXIT_CODES["interrupted"]
+    return 0 if ended <= sweeps.SUCCESS else 1
+
+
+def send_report(jobs: list[dict], folder: Path, pictures: list[Path]) -> list[str]:
+    """Send the sweep's table and pictures to the tracker of its jobs. Returns lines for the screen."""
+    cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
+    page = None
+    if tracker_options.sends(cfg):
+        page = folder / ".whole-page.html"
+        page.write_text(sweep_page.whole(report.compare(read.read_all([folder])[0])), encoding="utf-8")
+    try:
+        warnings, line = trackers.finish_sweep(cfg, folder.name, folder, folder / "results.csv", pictures, page)
+    finally:
+        trackers.close()
+        if page is not None:
+            page.unlink(missing_ok=True)
+    return [f"warning: {text}" for text in warnings] + [line] * bool(line)

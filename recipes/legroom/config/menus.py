@@ -1,0 +1,188 @@
+"""The schema of the menus: a dataclass for each folder of conf/, with the values that each key takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from legroom.config.fields import LABEL, RUN, TRAINING, UNSET, Menu, at_least, fraction, key, one_of
+
+
+@dataclass
+class Recipe(Menu):
+    pass
+
+
+@dataclass
+class Model(Menu):
+    family: str = one_of("bert", "gpt2", "llama", "mixtral")
+    layers: int = at_least(1)
+    width: int = at_least(1)
+    heads: int = at_least(1)
+    kv_heads: int = at_least(1)
+    feed_forward: int = at_least(1)
+    experts: int = at_least(1)
+    experts_per_token: int = at_least(1)
+    vocab: int = at_least(2)
+    positions: int = at_least(1)
+    classes: int = at_least(1)
+    tied: bool = UNSET
+    dropout: float = fraction()
+    attention: str = one_of(
+        "auto",
+        "sdpa",
+        "eager",
+        "flash_attention_2",
+        "flash_attention_3",
+        "flex_attention",
+        "kernels-community/flash-attn2",
+        "kernels-community/flash-attn3",
+        "kernels-community/vllm-flash-attn3",
+    )
+    pretrained: str | None = UNSET
+    learning_rate: float = at_least(0, identity=(RUN, TRAINING))
+
+
+@dataclass
+class Data(Menu):
+    samples: int | None = at_least(1)
+    seq_len: int = at_least(2)
+    eval_samples: int | None = at_least(1)
+    eval_fraction: float = fraction()
+    eval_path: str | None = UNSET
+    path: str | None = UNSET
+    subset: str | None = UNSET
+    split: str = UNSET
+    eval_split: str | None = UNSET
+    streaming: bool = UNSET
+    task: str | None = one_of("classification", "language_modelling", "chat", None)
+    text_column: str = UNSET
+    pair_column: str | None = UNSET
+    label_column: str = UNSET
+    messages_column: str = UNSET
+    prompt_column: str = UNSET
+    completion_column: str = UNSET
+    train_on: str = one_of("answers", "all")
+    packing: bool = UNSET
+    group_by_length: bool = UNSET
+    preview: int = at_least(0, identity=())
+    tokenizer: str | None = UNSET
+    encoding: str | None = UNSET
+    separator: str | None = one_of("comma", "semicolon", "tab", "bar", None)
+    pad_to_multiple_of: int = at_least(1)
+    pin_memory: bool = key(identity=(RUN, LABEL))
+    workers: int = at_least(0, identity=(RUN, LABEL))
+
+
+@dataclass
+class Precision(Menu):
+    pass
+
+
+@dataclass
+class Optim(Menu):
+    transformers_name: str = UNSET
+    beta1: float = fraction()
+    beta2: float = fraction()
+    epsilon: float = at_least(0)
+    momentum: float = fraction()
+    in_backward: bool = key(identity=(RUN, LABEL))
+    # Further arguments of the optimizer: TrainingArguments.optim_args.
+    args: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
+
+
+@dataclass
+class Accumulation(Menu):
+    steps: int = at_least(1)
+    reason: str | None = UNSET  # why auto chose what it did; derived
+
+
+@dataclass
+class Checkpointing(Menu):
+    every_n_layers: int = at_least(1, identity=(RUN, LABEL))
+
+
+@dataclass
+class Adapter(Menu):
+    bits: int = one_of(4, 8)
+    rank: int = at_least(1)
+    alpha: float = at_least(0)
+    dropout: float = fraction()
+    targets: Any = UNSET  # "all-linear", or a list of names
+    dora: bool = UNSET
+    rslora: bool = UNSET
+    modules_to_save: list[str] | None = UNSET
+    learning_rate: float = at_least(0)
+
+
+@dataclass
+class Loss(Menu):
+    rows: int | None = at_least(1)
+
+
+@dataclass
+class Kernels(Menu):
+    pass
+
+
+@dataclass
+class Parallelism(Menu):
+    num_processes: int | None = at_least(1)
+    replicas: int = UNSET  # micro-batches trained on at a time; derived
+    gradient_as_bucket_view: bool = UNSET
+    bucket_cap_mb: int = at_least(1)
+    find_unused_parameters: bool = UNSET
+    static_graph: bool = UNSET
+    nccl_p2p: bool = UNSET
+    strategy: str = one_of("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+    shard_size: int | None = at_least(1)
+    tensor_size: int = at_least(2)
+    wrap: str = one_of("layer", "size", "none")
+    wrap_min_parameters: int = at_least(1)
+    cpu_offload: bool = UNSET
+    sync_each_batch: bool | None = UNSET
+    stage: int = one_of(1, 2, 3)
+    offload: str = one_of("none", "optimizer", "all")
+    live_parameters: int = at_least(1)
+
+    @property
+    def world_size(self) -> int:
+        """`num_processes` of a resolved configuration, where it always has a value."""
+        assert self.num_processes is not None, "options.parallelism.resolve fills in num_processes"
+        return self.num_processes
+
+
+@dataclass
+class Tracker(Menu):
+    project: str = UNSET
+    tags: list[str] | None = UNSET
+    entity: str | None = UNSET
+    mode: str | None = UNSET
+    finish_seconds: float = at_least(1)
+
+
+@dataclass
+class Gpu(Menu):
+    """A GPU to predict for. Peaks are dense; one that the hardware lacks is null."""
+
+    chip: str = UNSET
+    device_name: str = UNSET
+    memory_bytes: int = at_least(1)
+    capability: str = key(pattern=r"\d+\.\d+", example="8.6")
+    fp32_tflops: float | None = at_least(0)
+    tf32_tflops: float | None = at_least(0)
+    fp16_tflops: float | None = at_least(0)
+    bf16_tflops: float | None = at_least(0)
+    bandwidth_gb_per_second: float = at_least(1)
+    sm_count: int = at_least(1)
+    link: str = one_of("nvlink", "pcie", "xgmi")
+    link_gb_per_second: float = at_least(1)
+    host_link_gb_per_second: float = at_least(0.1)
+    context_bytes: int = at_least(0)
+    context_from: str = one_of("measured", "assumed")
+    nccl_bytes: int = at_least(0)
+    nccl_from: str = one_of("measured", "published", "assumed")
+    host_factor: float = at_least(0.01)
+    machines: int = at_least(1)
+    machine_link_gb_per_second: float | None = at_least(0.01)
+    price_per_hour: float | None = at_least(0)

@@ -1,0 +1,69 @@
+"""The schema of the sections: the plain keys of conf/config.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from legroom.config.fields import LABEL, LENGTH, RUN, TRAINING, UNSET, at_least, fraction, key, one_of
+
+
+@dataclass
+class Batch:
+    per_device: int = at_least(1)
+    effective: int | None = at_least(1)
+
+
+@dataclass
+class Train:
+    max_steps: int | None = at_least(1, identity=(RUN, LENGTH, LABEL))
+    epochs: int = at_least(1, identity=(RUN, LENGTH, LABEL))
+    learning_rate: float | None = at_least(0)
+    weight_decay: float = at_least(0)
+    max_grad_norm: float = at_least(0)
+    schedule: str = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial")
+    warmup_steps: int = at_least(0)
+    seed: int = key(identity=(RUN, TRAINING), minimum=0, below=2**32)  # NumPy's bound
+    log_seconds: float = at_least(0, identity=(RUN,))
+
+
+@dataclass
+class Eval:
+    enabled: bool = UNSET
+    batch: int = at_least(1)
+    precision: str | None = one_of("fp16", "bf16", None)
+    window: int | None = at_least(2)
+    stride: int | None = at_least(1)
+    max_samples: int | None = at_least(1)
+    every_steps: int | None = at_least(1)
+
+
+@dataclass
+class Save:
+    final: bool = key(identity=(RUN, LABEL))
+    merge: bool = key(identity=(RUN, LABEL))
+    every_steps: int | None = at_least(1)
+    keep: int = at_least(1)
+    on_signal: bool = UNSET
+
+
+@dataclass
+class Measure:
+    warmup_steps: int = at_least(0)
+    ledger: bool = UNSET
+    operations: bool = key(identity=(RUN,))
+    live: bool = key(identity=())
+    repeats: int = at_least(1, identity=())
+    repeat: int = at_least(0, identity=(RUN,))
+
+
+@dataclass
+class Launch:
+    timeout_seconds: float | None = at_least(0)
+    memory_limit_gib: float | None = at_least(0, identity=(RUN, LABEL))
+    oversubscribe: bool = UNSET
+
+
+@dataclass
+class Estimate:
+    explain: bool = UNSET
+    margin: float = fraction()

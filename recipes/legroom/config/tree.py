@@ -1,0 +1,124 @@
+"""The configuration of a job as a tree of dataclasses, and its way to and from plain dictionaries."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, Menu, key, one_of, section
+from legroom.config.menus import (
+    Accumulation,
+    Adapter,
+    Checkpointing,
+    Data,
+    Gpu,
+    Kernels,
+    Loss,
+    Model,
+    Optim,
+    Parallelism,
+    Precision,
+    Recipe,
+    Tracker,
+)
+from legroom.config.sections import Batch, Estimate, Eval, Launch, Measure, Save, Train
+
+
+@dataclass
+class Config:
+    """The configuration of one job: the menus, then the sections, then the plain keys."""
+
+    recipe: Recipe = section(Recipe)
+    model: Model = section(Model)
+    data: Data = section(Data)
+    precision: Precision = section(Precision)
+    optim: Optim = section(Optim)
+    accumulation: Accumulation = section(Accumulation, identity=(RUN, LABEL))
+    checkpointing: Checkpointing = section(Checkpointing)
+    adapter: Adapter = section(Adapter)
+    loss: Loss = section(Loss)
+    kernels: Kernels = section(Kernels)
+    parallelism: Parallelism = section(Parallelism, identity=(RUN, LABEL))
+    tracker: Tracker = section(Tracker, identity=())
+    gpu: Gpu = section(Gpu)
+    batch: Batch = section(Batch, identity=(RUN, LABEL))
+    train: Train = section(Train)
+    eval: Eval = section(Eval, identity=(RUN, LABEL))
+    save: Save = section(Save, identity=(LABEL,))
+    measure: Measure = section(Measure, identity=(RUN, LABEL))
+    launch: Launch = section(Launch, identity=())
+    estimate: Estimate = section(Estimate)
+    objective: str | None = key(identity=())
+    resume: str | None = key(identity=(LABEL,))
+    compile: bool = UNSET
+    compile_mode: str = one_of("default", "max-autotune-no-cudagraphs")
+    compile_regions: bool = UNSET
+    device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
+
+
+@functools.cache
+def node_types(cls: type = Config) -> Mapping[str, Any]:
+    """Key -> type of a class of the schema, with `Optional[T]` as T."""
+
+    def bare(kind):
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
+            return next(k for k in typing.get_args(kind) if k is not type(None))
+        return kind
+
+    hints = typing.get_type_hints(cls)
+    return types.MappingProxyType({f.name: bare(hints[f.name]) for f in dataclasses.fields(cls)})
+
+
+GROUPS = [name for name, kind in node_types().items() if isinstance(kind, type) and issubclass(kind, Menu)]
+ESTIMATE_ONLY = ["gpu", "estimate"]  # menus and sections that only recipe=estimate reads
+
+
+@functools.cache
+def identity_of(key: str) -> frozenset[str]:
+    """What the value of a key identifies. key: as typed, 'train.seed', 'resume'; a menu's name stands for its option.
+
+    A key that the schema does not have, as of an older record, has the identity of its section.
+    """
+    kinds, (section, _, leaf) = node_types(), key.partition(".")
+    fields = {each.name: each.metadata for each in dataclasses.fields(Config)}
+    inherited = fields.get(section, {}).get("identity", IDENTITY)
+    if not leaf or not dataclasses.is_dataclass(kinds.get(section)):
+        return frozenset(inherited)
+    leaves = {each.name: each.metadata for each in dataclasses.fields(kinds[section])}
+    return frozenset(leaves.get(leaf, {}).get("identity", inherited))
+
+
+def from_dict(values: dict, cls: type = Config):
+    """The typed tree of a plain dictionary: what Hydra composed, or the `config` of a record.
+
+    Keys without a value become None, so that `cfg.data.path` can be read whatever the option.
+    """
+    kinds = node_types(cls)
+    return cls(
+        **{
+            name: from_dict(values.get(name) or {}, kind)
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+            else (None if values.get(name, MISSING) == MISSING else values[name])
+            for name, kind in kinds.items()
+        }
+    )
+
+
+def to_dict(cfg: Config) -> dict:
+    """The typed tree as a dictionary, for the record: None where a key has no value. Facts are left out."""
+
+    def values_of(node: Any) -> dict:
+        found = {}
+        for each in dataclasses.fields(node):
+            value, recorded = getattr(node, each.name), each.metadata.get("recorded", True)
+            if recorded is True or (recorded == "if set" and value is not None):
+                found[each.name] = values_of(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+        return found
+
+    return values_of(cfg)

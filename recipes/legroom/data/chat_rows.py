@@ -1,0 +1,101 @@
+"""Rows from conversations: token ids, with labels where the loss looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import datasets
+
+from legroom.config import Config
+from legroom.data import packing, rows, tokens
+from legroom.data.chat_template import ChatTemplate
+from legroom.data.collate import IGNORE_INDEX
+from legroom.data.text_data import Warn
+from legroom.data.text_rows import Built
+from legroom.errors import Refusal
+
+
+class _Notes:
+    """What happened to conversations: counts, and the place of the first."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.first: dict[str, str] = {}
+
+    def add(self, what: str, place: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+        self.first.setdefault(what, place)
+
+    def warnings(self, total: int, use: str) -> list[str]:
+        """A line each. total: conversations. use: what for."""
+        return [
+            f"{count:,} of {total:,} conversations to {use} {what} (the first: {self.first[what]})."
+            for what, count in self.counts.items()
+        ]
+
+
+def build(cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn) -> Built:
+    """The rows of conversations.
+
+    vocab: of the model. warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
+    """
+    encoder, notes = tokens.for_data(cfg, vocab)
+    for note in notes:
+        warn(note)
+    template = ChatTemplate(encoder, str(cfg.data.tokenizer), str(cfg.data.train_on), warn)
+    if cfg.data.samples is not None:
+        talks = talks.select(range(min(cfg.data.samples, len(talks))))
+    train = _rows(cfg, talks, template, "train on", warn)
+    if not len(train):
+        raise Refusal(
+            f"data.path={cfg.data.path} leaves nothing to train on: no answer has a token within "
+            f"data.seq_len={cfg.data.seq_len}. Type a larger data.seq_len, or data.train_on=all."
+        )
+    if cfg.data.packing:
+        train = packing.packed(train, cfg.data.seq_len)
+    if held_out is None:
+        return train, None, [], encoder
+    evaluated = _rows(cfg, held_out, template, "evaluate on", warn)
+    kept = rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)
+    return train, (evaluated.select(kept), len(evaluated)), [], encoder
+
+
+def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn) -> datasets.Dataset:
+    """The rows of conversations, each of at most data.seq_len tokens, without those that have no token to train on."""
+    notes, longest = _Notes(), cfg.data.seq_len
+    special = re.compile("|".join(map(re.escape, template.tokenizer.all_special_tokens)) or r"(?!)")
+
+    def made() -> Iterator[dict[str, Any]]:
+        for talk in cast(Iterable[dict[str, Any]], talks):
+            place, messages = talk["place"], talk["messages"]
+            found, text = template.rows(messages, f"data={cfg.data.name}: {place}")
+            _note_contents(messages, text, special, place, notes)
+            if len(found) > 1:
+                notes.add("become a row for each answer, because the chat template changes earlier turns", place)
+            if not found:
+                notes.add("are left out: they have no answer", place)
+            for row in found:
+                cut = len(row.ids) > longest
+                ids, labels = row.ids[-longest:], row.labels[-longest:]
+                if not (labels[1:] != IGNORE_INDEX).any():  # the first token of a row is never predicted
+                    said = f"the end that fits into data.seq_len={longest}" if cut else "them"
+                    notes.add(f"are left out: nothing of {said} is trained on", place)
+                    continue
+                if cut:
+                    notes.add(f"have more than data.seq_len={longest} tokens: the end is kept", place)
+                yield {"input_ids": ids, "labels": labels}
+
+    built = rows.ragged(made())
+    for line in notes.warnings(len(talks), use):
+        warn(line)
+    return built
+
+
+def _note_contents(messages: list[dict[str, str]], text: str, special: re.Pattern, place: str, notes: _Notes) -> None:
+    """Notes contents that the template has changed, and those that hold a special token."""
+    if any(message["content"].strip() not in text for message in messages):
+        notes.add("have a message that the chat template changes or leaves out", place)
+    if any(special.search(message["content"]) for message in messages):
+        notes.add("have the text of a special token in a message, which becomes that token", place)

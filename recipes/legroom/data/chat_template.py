@@ -1,0 +1,152 @@
+"""Conversations to token ids by a tokenizer's chat template, with what the assistant says marked.
+
+A template is a program: it may trim contents, leave earlier turns out, or change them. The tokens of the answers are
+therefore found in what it renders: an answer begins where the messages before it end, rendered with the prompt for an
+answer, and ends where the messages up to it end. Templates with transformers' `generation` blocks mark them themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import numpy
+
+from legroom.data.collate import IGNORE_INDEX
+from legroom.data.text_data import Warn
+from legroom.data.tokens import Tokens
+from legroom.errors import Refusal
+
+PLAIN = (
+    "{% for message in messages %}{{ message['role'] }}:\n{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' and eos_token is defined %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+# Behind the token that begins a text, if the tokenizer puts it there.
+PLAIN_SHOWN = "role:, the content in the next line, the token that ends a text after an answer, an empty line"
+MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+REFUSED_BY_TEMPLATE = (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError)
+Messages = list[dict[str, str]]
+Span = tuple[int, int]  # the first character, and the one after the last
+
+
+@dataclass
+class Rendered:
+    """A conversation as a row: ids (T,) and labels (T,), IGNORE_INDEX where the loss does not look."""
+
+    ids: numpy.ndarray
+    labels: numpy.ndarray
+
+
+@contextlib.contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """Turns what a template raises into a Refusal that begins with `where`."""
+    try:
+        yield
+    except REFUSED_BY_TEMPLATE as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Refusal(f"{where}: the chat template does not take this conversation: {first}") from error
+
+
+class ChatTemplate:
+    """Renders conversations with the chat template of a tokenizer; with PLAIN, which the tokenizer then has, if it has
+    none.
+
+    train_on: "answers" or "all". warn: is given what was assumed. Raises Refusal for a tokenizer that does not say
+    where its tokens lie in the text, or has only templates with other names than 'default'.
+    """
+
+    def __init__(self, tokens: Tokens, name: str, train_on: str, warn: Warn):
+        self.tokenizer, self.name, self.train_on = tokens.tokenizer, name, train_on
+        if not self.tokenizer.is_fast:
+            raise Refusal(
+                f"data.tokenizer={name} does not say where its tokens lie in a text, so the answers of a conversation "
+                "cannot be found. Give a tokenizer with a tokenizer.json."
+            )
+        if self.tokenizer.chat_template is None:
+            begins = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id]
+            self.tokenizer.chat_template = "{{ bos_token }}" * begins + PLAIN
+            warn(f"data.tokenizer={name} has no chat template: a plain one is used ({PLAIN_SHOWN}).")
+            if self.tokenizer.eos_token is None:
+                warn(
+                    f"data.tokenizer={name} has no token that ends a text, so the model does not learn to end answers."
+                )
+        try:
+            template = self.tokenizer.get_chat_template()
+        except ValueError as error:
+            raise Refusal(f"data.tokenizer={name} has no chat template of the name 'default'.") from error
+        if "strftime_now" in template:
+            warn("the chat template may write the date of the day into the rows, which then differ from day to day.")
+        self.marks_answers = MARKS_ANSWERS.search(template) is not None
+
+    def render(self, messages: Messages, where: str, prompt: bool = False) -> str:
+        """The text of messages; prompt: with the beginning of an answer behind them. Raises Refusal."""
+        with _refusing(where):
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+
+    def rows(self, messages: Messages, where: str) -> tuple[list[Rendered], str]:
+        """(rows of a conversation, its text): one row; one for each answer if the template changes earlier turns.
+
+        Raises Refusal if the template does not take the conversation, or its answers cannot be found.
+        """
+        whole = self.render(messages, where)
+        if self.train_on == "all":
+            return [self._encoded(whole, [(0, len(whole))])], whole
+        if self.marks_answers:
+            return [self._marked(messages, where)], whole
+        answers = self._answers(messages, whole, where)
+        if not answers:
+            return [], whole
+        if all(whole.startswith(text) for text, _ in answers):
+            return [self._encoded(whole, [span for _, span in answers])], whole
+        return [self._encoded(text, [span]) for text, span in answers], whole
+
+    def _answers(self, messages: Messages, whole: str, where: str) -> list[tuple[str, Span]]:
+        """For each answer the text up to its end, and where the answer lies in it."""
+        found = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if index == 0:
+                raise Refusal(
+                    f"{where}: the first message is of the assistant, which answers nothing. Begin with one of the "
+                    "user, or type data.train_on=all."
+                )
+            text = whole if index == len(messages) - 1 else self.render(messages[: index + 1], where)
+            prompt = self.render(messages[:index], where, prompt=True)
+            if not text.startswith(prompt) or len(text) == len(prompt):
+                raise Refusal(
+                    f"{where}: the chat template of data.tokenizer={self.name} writes an answer otherwise than after "
+                    "its own prompt for one, so its tokens cannot be found. Type data.train_on=all, or give the "
+                    "template {% generation %} blocks around what the assistant says."
+                )
+            found.append((text, (len(prompt), len(text))))
+        return found
+
+    def _encoded(self, text: str, spans: list[Span]) -> Rendered:
+        """The tokens of a text; those that lie in the spans, also in part, are trained on."""
+        encoded = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=False, verbose=False
+        )
+        ids = numpy.asarray(encoded["input_ids"], dtype=numpy.int64)
+        places = numpy.asarray(encoded["offset_mapping"], dtype=numpy.int64).reshape(-1, 2)
+        trained = numpy.zeros(len(ids), dtype=bool)
+        for first, last in spans:
+            trained |= (places[:, 0] < last) & (places[:, 1] > first)
+        return Rendered(ids, numpy.where(trained, ids, IGNORE_INDEX))
+
+    def _marked(self, messages: Messages, where: str) -> Rendered:
+        """The tokens of a conversation with those that the template's `generation` blocks mark."""
+        with _refusing(where):
+            encoded: Any = self.tokenizer.apply_chat_template(
+                messages,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                tokenizer_kwargs={"split_special_tokens": False, "verbose": False},
+            )
+        ids = numpy.asarray(encoded["input_ids"], dtype=numpy.int64)
+        return Rendered(ids, numpy.where(numpy.asarray(encoded["assistant_masks"]) == 1, ids, IGNORE_INDEX))

@@ -1,0 +1,187 @@
+"""Builds the rows of the menu `data`: token ids with their labels, for training and for evaluation.
+
+Shapes: T tokens. A row has `input_ids` (T,) and `labels`: () for classification, (T,) for language modelling, where
+-100 marks tokens that the loss ignores.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy
+
+from legroom.config import Config
+from legroom.data import collate, rows, sources, text_rows
+from legroom.data import tokens as tokens_module
+from legroom.errors import Refusal
+from legroom.options import batch, parallelism
+from legroom.options import data as data_options
+from legroom.options.data_sources import BYTE_VOCAB
+
+DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # range of random ids in the Hugging Face guide
+Head = Mapping[str, int] | None
+"""label -> class of a pretrained classification head; None: the head is new"""
+EVAL_FILE_INTERVAL = 10  # data=source: every tenth file is in the evaluation split
+
+
+@dataclass
+class Data:
+    """The rows of a data set, and how they become batches.
+
+    train, eval: datasets.Dataset in the torch format; eval is None without an evaluation split.
+    collate: list of rows -> batch. vocab: one more than the largest possible token id.
+    classes, names: their number and names; no names if unknown. tokenizer: of transformers, None for random ids.
+    eval_available: rows of the evaluation split, of which eval.max_samples may have kept fewer; 0: those in eval.
+    group_by_length: rows of about the same length come together.
+    warnings: what was assumed, left out or cut.
+    rank, ranks: of the parts into which every batch is split, this process has part `rank`.
+    """
+
+    task: str
+    train: Any
+    eval: Any
+    collate: Callable
+    vocab: int
+    classes: int = 0
+    pad_token_id: int = 0
+    tokenizer: Any = None
+    names: list[str] = field(default_factory=list)
+    rank: int = 0
+    ranks: int = 1
+    eval_available: int = 0
+    group_by_length: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+# --- building ----------------------------------------------------------------------------------
+
+
+def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: int | None = None) -> Data:
+    """The rows of the chosen data set.
+
+    task: "classification" or "language_modelling". vocab: of the model. head: see `labels.classes_of`. last_id:
+    the token that the model's head looks for at the end of each row, which all rows need.
+    Raises Refusal for data that cannot be used.
+    """
+    if cfg.data.name == "dummy":
+        built = _dummy(cfg, task, vocab, last_id)
+    elif cfg.data.name == "source":
+        built = _source(cfg, task, vocab, head)
+    else:
+        built = _tokenised(cfg, task, vocab, head, last_id)
+    built.rank, built.ranks = parallelism.data_share(cfg)
+    if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
+        raise Refusal(
+            "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
+            "none here. Leave them out."
+        )
+    if built.eval is not None and len(built.eval) < built.eval_available and cfg.eval.enabled:
+        built.warnings.append(
+            f"the evaluation is on {len(built.eval):,} of {built.eval_available:,} samples, drawn by train.seed. Type "
+            "eval.max_samples=null for all of them."
+        )
+    return built
+
+
+def _samples(cfg: Config) -> int:
+    """The number of rows to make, of data that has no end."""
+    assert cfg.data.samples is not None, "options.data refuses null"
+    return cfg.data.samples
+
+
+def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
+    """Random ids with random labels, as in the Hugging Face guide; with the ids as labels for a language model."""
+    random = numpy.random.default_rng(cfg.train.seed)
+    low, high = (DUMMY_LOW, min(DUMMY_HIGH, vocab)) if vocab > 2 * DUMMY_LOW else (0, vocab)
+    classes = cfg.model.classes if task == "classification" else 0
+
+    def part(count: int) -> datasets.Dataset:
+        ids = random.integers(low, high, (count, cfg.data.seq_len))
+        if last_id is not None:
+            ids[:, -1] = last_id
+        return rows.dataset(ids, random.integers(0, classes, count) if classes else ids)
+
+    count, held_out = _samples(cfg), cfg.data.eval_samples
+    return Data(task, part(count), part(held_out) if held_out else None, collate.stack, high, classes)
+
+
+def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
+    """Blocks of bytes from the files of Python's standard library. Whole files are held out for the evaluation."""
+    root, length = Path(sysconfig.get_paths()["stdlib"]), cfg.data.seq_len
+    excluded = {"site-packages", "dist-packages", "test"}
+    paths = sorted(p for p in root.rglob("*.py") if not excluded & set(p.relative_to(root).parts))
+    if not paths:
+        raise Refusal(f"data=source found no Python file in {root}. Choose data=text with data.path=.")
+
+    def part(files: list[Path], count: int, window: int, stride: int) -> datasets.Dataset:
+        text = b"\0".join(path.read_bytes() for path in files)
+        tokens = numpy.frombuffer(text, dtype=numpy.uint8).astype(numpy.int64) + 1
+        tokens[tokens == 1] = 0  # a zero byte between files ends a text
+        blocks = len(tokens) // length
+        if count > blocks:
+            raise Refusal(
+                f"the standard library holds {blocks} sequences of data.seq_len={length}, fewer than the {count} that "
+                f"are configured. Type data.samples={blocks} or a smaller data.seq_len."
+            )
+        starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # evenly over all files
+        return rows.windows(tokens, window, stride, [(start, start + length) for start in starts])[0]
+
+    encoder, warnings = tokens_module.for_data(cfg, vocab)
+    train = part([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
+    held_out = (
+        part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
+        if cfg.data.eval_samples
+        else None
+    )
+    pad = (
+        collate.stack
+        if data_options.window_and_stride(cfg) == (length, length)
+        else collate.Padding(1, length, 0, with_mask=False)
+    )
+    return Data(task, train, held_out, pad, BYTE_VOCAB, tokenizer=encoder.tokenizer, warnings=warnings)
+
+
+def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
+    """Texts or conversations in tokens: rows of different lengths."""
+    warnings: list[str] = []
+    train, evaluated, names, tokens = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
+    held_out, available = evaluated if evaluated is not None else (None, 0)
+    if last_id is not None:
+        text_rows.check_ends(cfg, [part for part in (train, held_out) if part], last_id, tokens.pad)
+    return Data(
+        task,
+        train,
+        held_out or None,
+        collate.Padding(cfg.data.pad_to_multiple_of, cfg.data.seq_len, tokens.pad, task == "classification"),
+        tokens.vocab,
+        classes=len(names),
+        pad_token_id=tokens.pad,
+        tokenizer=tokens.tokenizer,
+        names=names,
+        eval_available=available,
+        group_by_length=bool(cfg.data.group_by_length),
+        warnings=warnings,
+    )
+
+
+def check_batch(cfg: Config, data: Data) -> list[str]:
+    """Warnings where a step is larger than the data. Raises Refusal if one batch is.
+
+    An estimate says it in its own words, and estimates a step on what there is.
+    """
+    at_once, count = cfg.batch.per_device * cfg.parallelism.replicas, len(data.train)
+    if cfg.recipe.name == "estimate":
+        return []
+    if count < at_once:
+        raise Refusal(batch.larger_than_data(cfg, count))
+    if count < at_once * cfg.accumulation.steps:
+        return [
+            f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {count:,} to train on: "
+            f"every step trains on those {count:,}."
+        ]
+    return []

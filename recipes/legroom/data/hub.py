@@ -1,0 +1,88 @@
+"""Data sets of the hub, or folders of the same form: read whole by `datasets`, from the network or from its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.exceptions import DatasetGenerationError
+
+from legroom.config import Config
+from legroom.data import text_data
+from legroom.data.text_data import NO_LABEL, Warn
+from legroom.data.text_files import Rows
+from legroom.errors import Refusal
+
+SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
+ERRORS = (OSError, ValueError, RuntimeError, KeyError, DatasetGenerationError)
+
+
+def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
+    """(the rows of the split that data.<key> names, how messages call it). Raises Refusal if it cannot be read."""
+    data, name = cfg.data, getattr(cfg.data, key)
+    assert data.path is not None, "options.data refuses null"
+    folder = Path(data.path).expanduser()
+    source = f"data.path={data.path}, data.{key}={name}"
+    try:
+        if any((folder / marker).is_file() for marker in SAVED):
+            return _saved_split(folder, data.path, key, name, data.subset), source
+        found = datasets.load_dataset(str(folder) if folder.exists() else data.path, data.subset, split=name)
+    except ERRORS as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if folder.exists():
+            raise Refusal(f"{source} cannot be read by datasets: {first}") from error
+        raise Refusal(
+            f"data=hub: {data.path} is no folder here, and the hub did not return it (data.{key}={name}): {first} "
+            "Without a network, give a folder: files, or what save_to_disk has written."
+        ) from error
+    assert isinstance(found, datasets.Dataset), "one split, not streamed"
+    return found, source
+
+
+def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | None) -> datasets.Dataset:
+    """A split of what save_to_disk has written."""
+    if subset is not None:
+        raise Refusal(f"data.subset={subset}: data.path={path} was written by save_to_disk and has none. Leave it out.")
+    saved: Any = datasets.load_from_disk(str(folder))
+    if isinstance(saved, datasets.Dataset):
+        if key == "split" and name == "train":
+            return saved
+        raise Refusal(
+            f"data.{key}={name}: data.path={path} is one data set without splits. Leave data.split and data.eval_split "
+            "out; data.eval_fraction keeps a part for the evaluation."
+        )
+    if name not in saved:
+        raise Refusal(f"data.{key}={name}: data.path={path} has the splits {', '.join(saved)}.")
+    return saved[name]
+
+
+def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:
+    """The rows with their places, for messages. columns: others are not read, unless the rows have none of these."""
+    wanted = [name for name in rows.column_names if name in columns]
+    for number, row in enumerate(rows.select_columns(wanted) if wanted else rows, 1):
+        yield f"row {number}", dict(row)
+
+
+def texts(
+    rows: datasets.Dataset, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
+) -> datasets.Dataset:
+    """The texts of a split, as `text_data.read` gives those of files; the names of its classes are kept."""
+    missing = [column for column in columns if column not in rows.column_names]
+    if missing:
+        raise Refusal(
+            f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {advice(missing[0])}"
+        )
+    label = next((column for column, name in columns.items() if name == "label"), "")
+    kind = rows.features.get(label)
+    classes = kind if isinstance(kind, datasets.ClassLabel) else None
+
+    def with_labels() -> Rows:
+        for place, row in placed(rows, columns):
+            yield place, row | ({label: None} if classes and row[label] == NO_LABEL else {})
+
+    values = text_data.collect(with_labels(), columns, source, advice, warn)
+    if not values["text"]:
+        raise Refusal(f"{source} has no rows.")
+    return text_data.dataset(values, classes, lambda text: warn(f"{source}: {text}"))

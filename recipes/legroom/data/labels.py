@@ -1,0 +1,166 @@
+"""The classes of labelled texts: which label is which class of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+
+from legroom.data.text_data import Warn
+from legroom.errors import Refusal
+
+MANY = 20  # labels, from which on a column that hardly repeats any is taken for an id
+SHOWN = 8  # names in a message
+FILES_SHOWN = 3
+
+
+@dataclass
+class Classes:
+    """names: of the classes in their order. index: label in the data -> class."""
+
+    names: list[str]
+    index: dict[Any, int]
+
+
+def classes_of(
+    train: datasets.Dataset, held_out: datasets.Dataset | None, head: Mapping[str, int] | None, most: int, warn: Warn
+) -> Classes:
+    """The classes of labelled texts.
+
+    head: label -> class of a pretrained classification head, which decides; None: the head is new. Labels that are
+    numbers are the classes themselves; words are numbered in the order of the alphabet.
+    train, held_out: as `text_data` describes them. most: model.classes. warn: is given what is assumed. Raises Refusal
+    for labels that are no classes of the head, or of any.
+    """
+    parts = [part for part in (train, held_out) if part is not None]
+    labels = {label for part in parts for label in part.unique("label")}
+    kind = train.features["label"]
+    if any(type(label) is str for label in labels) and not all(type(label) is str for label in labels):
+        raise Refusal(
+            f"data.path has {_kind_of(train)} as labels, and data.eval_path {_kind_of(held_out)}: write them alike."
+        )
+    given = kind.names if isinstance(kind, datasets.ClassLabel) else None
+    if head is not None:
+        return _of_head(labels, given, head, warn)
+    rows = sum(len(part) for part in parts)
+    if len(labels) == 1 < rows:
+        raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(*labels))}")
+    _refuse_ids(labels, rows, most, _files(parts))
+    if given is not None:
+        return Classes(list(given), {index: index for index in range(len(given))})
+    if all(type(label) is int and label >= 0 for label in labels):
+        count = max(labels) + 1
+        if count > max(2 * len(labels), most):
+            last = f"{shown(labels)}; the last: {_place(parts, max(labels))}"
+            raise Refusal(
+                f"{_files(parts)}the labels are {len(labels):,} different numbers up to {max(labels):,} ({last}): as "
+                f"numbers of classes they ask for {count:,} classes. Number them from 0 to {len(labels) - 1}, or write "
+                "words."
+            )
+        unused = sorted(set(range(count)) - labels)
+        if unused:
+            said = (
+                f"{_files(parts)}no row has the label {shown(unused)}: the labels are numbers of classes, of which the "
+                f"model gets {count:,}. Number them from 0 to {len(labels) - 1} for a class each"
+            )
+            if count > most:
+                raise Refusal(f"{said}, or type model.classes={count} if the data lacks some.")
+            warn(f"{said}.")
+        return Classes([str(index) for index in range(count)], {index: index for index in range(count)})
+    ordered = sorted(labels)
+    _warn_of_alike(ordered, parts, warn)
+    return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)})
+
+
+def _kind_of(part: datasets.Dataset | None) -> str:
+    value = part[0]["label"] if part is not None and len(part) else None
+    return f"words ({value})" if isinstance(value, str) else f"numbers ({value})"
+
+
+def _warn_of_alike(ordered: list[Any], parts: list[datasets.Dataset], warn: Warn) -> None:
+    """Words that differ in capital letters or spaces alone."""
+    seen: dict[str, str] = {}
+    for label in ordered:
+        other = seen.setdefault(_plain(str(label)), label)
+        if other != label:
+            warn(f"the labels {other!r:.40} and {label!r:.40} ({_place(parts, label)}) are two classes, as written.")
+            return
+
+
+def _files(parts: list[datasets.Dataset]) -> str:
+    """'reviews.csv: ', the names of the files that the rows come from, where they come from files."""
+    places = [place for part in parts if "place" in part.column_names for place in part["place"]]
+    names = list(dict.fromkeys(place.rpartition(", ")[0] for place in places))
+    if not any(names):
+        return ""
+    return f"{', '.join(names[:FILES_SHOWN])}{' and others' * (len(names) > FILES_SHOWN)}: "
+
+
+def _place(parts: list[datasets.Dataset], label: Any) -> str:
+    """Where the first row with a label is."""
+    for part in parts:
+        found = part["label"][:]
+        if label in found and "place" in part.column_names:
+            return part["place"][found.index(label)]
+    return "its place is not known"
+
+
+def _refuse_ids(labels: Collection, rows: int, most: int, files: str) -> None:
+    """Raises Refusal if nearly every row has a label of its own, unless that many classes were asked for."""
+    if len(labels) > max(MANY, rows / 2, most):
+        raise Refusal(
+            f"{files}{rows:,} rows have {len(labels):,} different labels ({shown(labels)}): this seems to be a column "
+            f"of ids, not of classes. Name another one with data.label_column=, or type model.classes={len(labels)}."
+        )
+
+
+def _of_head(labels: Collection, given: list[str] | None, head: Mapping[str, int], warn: Warn) -> Classes:
+    """The classes of a pretrained head: by the names of the labels, or by their numbers."""
+    names = [name for name, _ in sorted(head.items(), key=lambda item: item[1])]
+    known = {_plain(name): index for name, index in head.items()}
+    written = {label: str(given[label] if given is not None else label) for label in labels}
+    by_name = {label: head.get(text, known.get(_plain(text), -1)) for label, text in written.items()}
+    if -1 not in by_name.values():
+        return Classes(names, by_name)
+    unnamed = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+    if all(type(label) is int and 0 <= label < len(names) for label in labels):
+        if not unnamed or given is not None:
+            ours = (given or [str(n) for n in range(len(names))]) + ["?"] * len(names)
+            pairs = ", ".join(f"{ours[index]} = {name}" for index, name in list(enumerate(names))[:SHOWN])
+            warn(f"the labels of the data are taken as the numbers of the head's classes: {pairs}.")
+        return Classes(names, {index: index for index in range(len(names))})
+    raise Refusal(
+        f"the labels of the data ({shown(written.values())}) are not the classes of the pretrained head "
+        f"({shown(names)}). "
+        + (
+            f"The head has no names for them: write the labels as its numbers, 0 to {len(names) - 1}."
+            if unnamed
+            else "Write them as the head does, or as the numbers of its classes."
+        )
+    )
+
+
+def _plain(name: str) -> str:
+    return name.strip().casefold()
+
+
+def refuse_one_class(labels: Sequence[int], names: list[str], what: str) -> None:
+    """Raises Refusal if all labels of several rows are the same. what: the rows, for the message."""
+    if len(labels) > 1 and len(set(labels)) == 1:
+        raise Refusal(one_class(len(labels), what, names[labels[0]]))
+
+
+def one_class(count: int, what: str, label: str) -> str:
+    """What is wrong with rows of one class."""
+    return (
+        f"all {count:,} {what} have the label {label}: there is nothing to tell apart. Check data.label_column=, "
+        "data.samples= and the order of the files' rows."
+    )
+
+
+def shown(labels: Collection) -> str:
+    """The first labels of several, in their order, for a message."""
+    ordered = sorted(labels, key=lambda label: (isinstance(label, str), label))
+    return ", ".join(str(label)[:40] for label in ordered[:SHOWN]) + ", ..." * (len(ordered) > SHOWN)

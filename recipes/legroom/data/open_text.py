@@ -1,0 +1,105 @@
+"""Opens text files: compressed ones, in any encoding; and what to say of one whose encoding is not the expected one."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from legroom.options import data_sources
+from legroom.records.printable import printable
+
+SAMPLE_BYTES = 200_000  # of a file, to guess its encoding
+LONG_RUN = 3  # bytes above 127 in a row: rare in a Latin script, where most letters are below
+LONG_RUNS = 0.5  # the share of the bytes above 127 that stand in such runs where the script is another one
+SHOWN = 20  # characters on each side of the first one that is read differently
+MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16_LE: "utf-16"}
+MARKS |= {codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8"}  # byte order marks; the longer ones first
+
+
+def _zstandard(path: Path) -> Any:
+    import zstandard  # pyright: ignore[reportMissingImports]  # `options.data` has refused a .zst file without the package
+
+    return zstandard.open(path, "rb")
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    "": lambda path: open(path, "rb"),  # noqa: SIM115 (the caller closes it)
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstandard,
+}
+
+
+def open_binary(path: Path) -> Any:
+    """A file's bytes, decompressed if its suffix says that it is compressed."""
+    return OPENERS[data_sources.compression(path)](path)
+
+
+def open_text(path: Path, encoding: str, newline: str | None = None) -> io.TextIOWrapper:
+    """A file's text. encoding: in UTF-8 a byte order mark at the beginning is left out. newline: as for `open`."""
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"
+    return io.TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
+
+
+def _sample(path: Path) -> bytes:
+    with open_binary(path) as file:
+        return file.read(SAMPLE_BYTES)
+
+
+def _encoding_of(sample: bytes) -> str:
+    """The encoding that the beginning of a file seems to have."""
+    for mark, name in MARKS.items():
+        if sample.startswith(mark):
+            return name
+    runs = re.findall(rb"[\x80-\xff]+", sample)
+    high = b"".join(runs)
+    if b"\0" not in sample and sum(len(run) for run in runs if len(run) >= LONG_RUN) < LONG_RUNS * len(high):
+        return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
+    from charset_normalizer import from_bytes
+
+    # Words in English, and what JSON and CSV put around texts, say nothing.
+    spelt = b" ".join(re.findall(rb"[A-Za-z]*[\x80-\xff][A-Za-z\x80-\xff]*", sample))
+    best = from_bytes(spelt).best() or from_bytes(sample).best()
+    return "latin-1" if best is None else best.encoding.replace("_", "-")
+
+
+def _reads_as(sample: bytes, encoding: str) -> str:
+    """The text around the first character beyond ASCII, as an encoding has it: a person sees whether it is right."""
+    text = sample.decode(encoding, "replace")
+    first = next((place for place, each in enumerate(text) if not each.isascii()), 0)
+    return printable(text[max(0, first - SHOWN) : first + SHOWN].strip())
+
+
+def is_utf8_read_as(path: Path, encoding: str) -> bool:
+    """Whether a file is in UTF-8, with characters that another encoding would show as other ones without an error."""
+    if codecs.lookup(encoding).name == "utf-8":
+        return False
+    with open_binary(path) as file:
+        sample = file.read(SAMPLE_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)  # a character may be cut at the end
+    except UnicodeDecodeError:
+        return False
+    return not sample.isascii()
+
+
+def wrong_encoding(path: Path, encoding: str) -> str:
+    """What is wrong with a file that is not in `encoding`, and what to do."""
+    sample = _sample(path)
+    seems = _encoding_of(sample)
+    reads = f", as which it reads '...{_reads_as(sample, seems)}...'" if seems != encoding else ""
+    advice = (
+        f"Type data.encoding={seems}, or convert it: iconv -f {seems} -t utf-8 {path.name} > new{path.suffix}"
+        if seems != encoding
+        else "It may be damaged, or no text."
+    )
+    return f"it is not in {encoding}, and seems to be in {seems}{reads}. {advice}"

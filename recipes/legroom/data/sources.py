@@ -1,0 +1,113 @@
+"""Texts and conversations of each option of the menu `data`, as rows of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import datasets
+
+from legroom.config import Config
+from legroom.data import chat_rows, conversations, hub, text_data, text_files, text_rows
+from legroom.data.text_data import Warn
+from legroom.data.text_rows import Built
+from legroom.options import data_sources
+
+Head = Mapping[str, int] | None
+Read = Callable[[str], datasets.Dataset]
+
+
+def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+    """The files of data.path and data.eval_path."""
+    columns, advice = _columns(cfg, task)
+
+    def read(key: str) -> datasets.Dataset:
+        pattern = getattr(cfg.data, key)
+        files = data_sources.find(pattern, f"data.{key}")
+        return text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn)
+
+    texts, held_out = _parts(cfg, read, "eval_path", warn)
+    return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
+
+
+def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+    """The conversations in the files of data.path and data.eval_path."""
+
+    def read(key: str) -> datasets.Dataset:
+        pattern = getattr(cfg.data, key)
+        files = data_sources.find(pattern, f"data.{key}")
+        return conversations.read(files, _chat_columns(cfg), f"data.{key}={pattern}", _format(cfg), warn)
+
+    talks, held_out = _parts(cfg, read, "eval_path", warn)
+    return chat_rows.build(cfg, talks, held_out, vocab, warn)
+
+
+def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+    """The splits data.split and data.eval_split of a data set of the hub, or of a folder."""
+    if cfg.data.task == "chat":
+        columns = _chat_columns(cfg)
+        names = (columns.messages, columns.prompt, columns.completion)
+
+        def read(key: str) -> datasets.Dataset:
+            rows, source = hub.split(cfg, key)
+            return conversations.collect(hub.placed(rows, names), columns, source, warn)
+
+        talks, held_out = _parts(cfg, read, "eval_split", warn)
+        return chat_rows.build(cfg, talks, held_out, vocab, warn)
+    columns, advice = _columns(cfg, task)
+
+    def read_texts(key: str) -> datasets.Dataset:
+        rows, source = hub.split(cfg, key)
+        return hub.texts(rows, columns, source, advice, warn)
+
+    texts, held_out = _parts(cfg, read_texts, "eval_split", warn)
+    return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
+
+
+def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+    """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
+    # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
+    form = _format(cfg, keep_linebreaks=True)
+    texts, held_out = text_data.published(cfg.data.name, cfg.data.path, form, warn)
+    one_text = task == "language_modelling"
+    return text_rows.build(cfg, task, texts, held_out, vocab, head, warn, one_text)
+
+
+SOURCES = {"text": _text, "chat": _chat, "hub": _hub, "mrpc": _published, "wikitext": _published}
+
+
+def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], str]]:
+    """(name of a column -> text, pair or label, of those that the task needs; what to do about one that is wrong)."""
+    keys = {cfg.data.text_column: "text_column"}
+    if task == "classification":
+        keys |= {cfg.data.pair_column: "pair_column"} if cfg.data.pair_column else {}
+        keys[cfg.data.label_column] = "label_column"
+    columns = {column: key.removesuffix("_column") for column, key in keys.items()}
+    return columns, lambda column: f"Name the right one with data.{keys[column]}=."
+
+
+def _chat_columns(cfg: Config) -> conversations.Columns:
+    data = cfg.data
+    return conversations.Columns(data.messages_column, data.prompt_column, data.completion_column)
+
+
+def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """(what to train on, what to evaluate on). read(key): the rows that data.<key> names."""
+    data, texts = cfg.data, read("split" if eval_key == "eval_split" else "path")
+    if getattr(data, eval_key):
+        return texts, read(eval_key)
+    if data.eval_fraction and len(texts) > 1:
+        kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
+        split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
+        return split["train"], split["test"]
+    if data.eval_fraction and cfg.eval.enabled:
+        warn(
+            f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
+            f"is none. Give data.{eval_key}, or a file with a text in each line."
+        )
+    return texts, None
+
+
+def _format(cfg: Config, keep_linebreaks: bool = False) -> text_files.Format:
+    """How the files of data.path are written."""
+    return text_files.Format(cfg.data.encoding or "utf-8", cfg.data.separator, keep_linebreaks)

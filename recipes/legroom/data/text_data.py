@@ -1,0 +1,243 @@
+"""Texts from files or from the hub.
+
+Texts are a datasets.Dataset with the columns `text`, `pair` (the second text, if the data set has pairs) and, if it has
+labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for messages: "reviews.csv, line 3".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.exceptions import DatasetGenerationError
+from pyarrow import parquet
+
+from legroom.data import text_files
+from legroom.data.text_files import Format, Rows
+from legroom.errors import Refusal
+from legroom.options import data_sources
+
+Warn = Callable[[str], None]
+NO_LABEL = -1  # what a data set of the hub writes where a row has no class
+
+
+@dataclass
+class Dropped:
+    """Rows that are left out: what they lack -> their number, and the place of the first of all."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: str = ""
+
+    def add(self, lacks: str, place: str) -> None:
+        """Counts a row. lacks: text, pair or label."""
+        self.first = self.first or place
+        self.counts[lacks] = self.counts.get(lacks, 0) + 1
+
+    def __str__(self) -> str:
+        listed = data_sources.listed(f"{count:,} without a {lacks}" for lacks, count in self.counts.items())
+        return f"{listed} (the first: {self.first})"
+
+
+def read(
+    files: list[Path], columns: dict[str, str], source: str, advice: Callable[[str], str], form: Format, warn: Warn
+) -> datasets.Dataset:
+    """The texts of files, without rows that lack a value.
+
+    columns: name in the files -> text, pair or label. source: key and value of the option that names the files.
+    advice(column): what to do if a column is missing or has no text. warn: is given what is left out or assumed.
+    Raises Refusal for files that cannot be read, or hold no text.
+    """
+    if data_sources.kind(files[0]) == ".txt":
+        data_sources.refuse_without_labels(files, columns, source.partition("=")[2])
+        columns = {"text": "text"}
+    counts = dict.fromkeys(files, 0)
+
+    def warn_of_file(text: str) -> None:
+        warn(f"{source}: {text}")
+
+    def rows() -> Rows:
+        for path in files:
+            for place, row in text_files.rows(path, list(columns), form, source, warn_of_file):
+                counts[path] += 1
+                yield f"{path.name}, {place}", row
+
+    values = collect(rows(), columns, source, advice, warn)
+    empty = [path.name for path in files if not counts[path]]
+    if empty:
+        said = f"{source}: {data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
+        if not any(counts.values()):
+            raise Refusal(f"{said}: there is nothing to read.")
+        warn(f"{said}.")
+    separated = data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR
+    if separated:
+        for column, name in columns.items():
+            if name != "label" and all(map(_is_number, values[name])):
+                raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
+        if "label" in values and all(_is_whole(label) for label in values["label"]):
+            values["label"] = [int(label) for label in values["label"]]
+    label_column = next((column for column, name in columns.items() if name == "label"), "")
+    return dataset(values, _class_label(files[0], label_column), warn_of_file)
+
+
+def collect(
+    rows: Rows, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
+) -> dict[str, list]:
+    """text, pair, label and place -> the values of the rows that lack none. The arguments are those of `read`.
+
+    rows: (the place, column -> value). Beside a label a text of spaces alone is none. Raises Refusal for a column that
+    is not there, and for values of other kinds.
+    """
+    labelled = "label" in columns.values()
+    values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
+    dropped, names, total = Dropped(), {}, 0
+    for place, row in rows:
+        total += 1
+        if len(names) < 100:  # enough for a message about a column that is not there
+            names |= dict.fromkeys(row)
+        found = {name: _value(row.get(column), name, column, place, source, advice) for column, name in columns.items()}
+        if labelled:
+            found = {name: None if _is_blank(value) else value for name, value in found.items()} | {"place": place}
+        lacking = [name for name, value in found.items() if value is None]
+        if lacking:
+            dropped.add(lacking[0], place)
+            continue
+        for name, value in found.items():
+            values[name].append(value)
+    missing = [column for column in columns if column not in names]
+    if missing and total:
+        raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice(missing[0])}")
+    if dropped.counts:
+        said = f"{source}: {sum(dropped.counts.values()):,} of {total:,} rows are left out: {dropped}"
+        if not values["text"]:
+            raise Refusal(f"{source} has no text to use: {said.partition(': ')[2]}.")
+        warn(f"{said}.")
+    return values
+
+
+def dataset(values: dict[str, list], classes: datasets.ClassLabel | None, warn: Warn) -> datasets.Dataset:
+    """What `collect` has found as a data set. Labels are words, unless all are numbers. classes: the names of the
+    numbers, if they are known. warn: is given what is odd about the labels."""
+    features: dict[str, Any] = {name: datasets.Value("string") for name in values}
+    if "label" in values:
+        labels = values["label"]
+        _warn_of_mixed(labels, values["place"], warn)
+        numbers = all(type(label) is int and abs(label) < 2**63 for label in labels)
+        values["label"] = labels if numbers else [str(label) for label in labels]
+        if numbers:
+            features["label"] = classes or datasets.Value("int64")
+    return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+
+
+def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
+    """Labels of which some are numbers and some are words."""
+    firsts: dict[bool, Any] = {}
+    for label in dict.fromkeys(labels):
+        firsts.setdefault(type(label) is int or _is_whole(label), label)
+    if len(firsts) == 2:
+        number, word = (f"{firsts[kind]!s:.40}, {places[labels.index(firsts[kind])]}" for kind in (True, False))
+        warn(f"some labels are numbers ({number}), others words ({word}): all are taken as words.")
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) is not None
+    except ValueError:
+        return False
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return int(text) is not None
+    except ValueError:
+        return False
+
+
+def _class_label(file: Path, column: str) -> datasets.ClassLabel | None:
+    """The classes of a .parquet file that `datasets` has written."""
+    if data_sources.kind(file) != ".parquet":
+        return None
+    features = datasets.Features.from_arrow_schema(parquet.read_schema(file))
+    kind = features.get(column)
+    return kind if isinstance(kind, datasets.ClassLabel) else None
+
+
+def encodable(text: str, where: str) -> str:
+    """The text; raises Refusal, which begins with `where`, if it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refusal(f"{where} half of a surrogate pair (\\u{ord(text[error.start]):x}), not text.") from error
+    return text
+
+
+def _value(value: Any, name: str, column: str, place: str, source: str, advice: Callable[[str], str]) -> Any:
+    """A value of a row as a text, or as a label (a number or a word); None where there is none.
+
+    Raises Refusal for a text that is no text, and a label that is no class.
+    """
+    if isinstance(value, str) and value.isascii():  # nearly every value
+        return value or None
+    if value is None or value == "" or value != value:
+        return None
+    where = f"{source}: {place}: the column {column} holds"
+    if name != "label":
+        if not isinstance(value, str):
+            raise Refusal(f"{where} {_shown(value)}, not text. {advice(column)}")
+        return encodable(value, where)
+    if isinstance(value, (list, dict)):
+        raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {advice(column)}")
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise Refusal(f"{where} {value}: a class is a whole number or a word. {advice(column)}")
+        return int(value)
+    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else str(value)
+
+
+def _shown(value: Any) -> str:
+    kind = {list: "a list", dict: "an object with keys"}.get(type(value), f"{type(value).__name__} ({value!s:.20})")
+    return kind
+
+
+# --- the hub -----------------------------------------------------------------------------------
+
+
+def published(name: str, path: str | None, form: Format, warn: Warn) -> list[datasets.Dataset]:
+    """The texts of each of SPLITS of a data set, from the hub, or from files with the same columns if `path` is given.
+
+    Raises Refusal if they cannot be read.
+    """
+    known = data_sources.PUBLISHED[name]
+    if path is not None:
+        if "label" not in known.columns.values():  # the lines of one long text: an empty one takes nothing away
+            warn = _ignore
+        return [
+            read(files, known.columns, f"data.path={path}", lambda _: data_sources.expected_files(name), form, warn)
+            for files in data_sources.splits(name, path)
+        ]
+    try:  # datasets 4 and later cannot run code of a repository
+        parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Refusal(
+            f"data={name} comes from the hub ({known.repository}), which did not return it: "
+            f"{first}. Without a network, give files with data.path=: "
+            f"{data_sources.expected_files(name)}"
+        ) from error
+    return [_clean(part, known.columns) for part in parts]
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _clean(rows: Any, columns: dict[str, str]) -> datasets.Dataset:
+    """The columns of `columns`, renamed, without rows that lack a value."""
+    rows = rows.select_columns(list(columns)).rename_columns(columns)
+    return rows.filter(lambda row: all(v if key != "label" else v not in (None, NO_LABEL) for key, v in row.items()))

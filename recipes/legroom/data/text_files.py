@@ -1,0 +1,199 @@
+"""Reads the rows of text files, with the place of each: the file's name and the line.
+
+.txt: each line is a row. .csv and .tsv: the first line names the columns. .jsonl: an object per line. .json: a list of
+objects, or an object per line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from legroom.data import open_text
+from legroom.errors import Refusal
+from legroom.options import data_sources
+
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+NAMED = {name: separator for separator, name in SEPARATORS.items()}
+DEFAULT_SEPARATOR = {".csv": ",", ".tsv": "\t"}
+Rows = Iterator[tuple[str, dict[str, Any]]]  # ("line 3", column -> value)
+
+
+@dataclass
+class Format:
+    """How text files are written. separator: name of that of .csv and .tsv; None: found. keep_linebreaks: of .txt."""
+
+    encoding: str = "utf-8"
+    separator: str | None = None
+    keep_linebreaks: bool = False
+
+
+class BadFile(Exception):
+    """A file that cannot be read. The message says where and why, without the file's name."""
+
+
+def rows(path: Path, columns: list[str], form: Format, source: str, warn: Callable[[str], None]) -> Rows:
+    """The rows of a file. columns: those that are needed. source: the option that names the files, for messages.
+
+    warn: is given what was assumed. Raises Refusal for a file that cannot be read.
+    """
+    try:
+        if data_sources.kind(path) != ".parquet" and open_text.is_utf8_read_as(path, form.encoding):
+            warn(f"{path.name} seems to be in utf-8, and is read as {form.encoding}, which data.encoding says.")
+        yield from READERS[data_sources.kind(path)](path, columns, form, warn)
+    except BadFile as bad:
+        raise Refusal(f"{source}: {path.name} cannot be read: {bad}") from bad
+    except UnicodeError as error:
+        raise Refusal(
+            f"{source}: {path.name} cannot be read: {open_text.wrong_encoding(path, form.encoding)}"
+        ) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Refusal(f"{source}: {path.name} cannot be read: {reason}") from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "zstandard":  # its error, without importing an optional package
+            raise
+        raise Refusal(f"{source}: {path.name} cannot be read: {error}") from error
+
+
+def _lines(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
+    with open_text.open_text(path, form.encoding) as file:
+        for number, line in enumerate(file, 1):
+            yield f"line {number}", {"text": line if form.keep_linebreaks else line.removesuffix("\n")}
+
+
+def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
+    separator = NAMED[form.separator] if form.separator else _separator(path, columns, form, warn)
+    csv.field_size_limit(sys.maxsize)  # a field is a text of any length
+    with open_text.open_text(path, form.encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=separator, strict=True)
+        line = 1
+        try:
+            names = [name.strip() for name in next(reader, [])]
+            for name in columns:
+                if names.count(name) > 1:
+                    raise BadFile(f"line 1 names the column {name} {names.count(name)} times.")
+            line = reader.line_num + 1
+            for fields in reader:
+                if len(fields) > len(names):
+                    raise BadFile(
+                        f"line {line} has {len(fields)} fields, and the header {len(names)}. A text with "
+                        f"{SEPARATORS[separator]}s in it must be in double quotes."
+                    )
+                if fields:  # else an empty line
+                    yield f"line {line}", dict(zip(names, (field or None for field in fields)))
+                line = reader.line_num + 1
+            if line == 2 and names:
+                raise BadFile("it has a header and no rows.")
+        except csv.Error as error:
+            raise BadFile(
+                f"the row from line {line} on: {error}. A field that begins with a double quote ends with one, and "
+                "quotes in it are doubled."
+            ) from error
+
+
+def _separator(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> str:
+    """The separator of the kind of file, or the only other one by which the header has the needed columns."""
+    usual = DEFAULT_SEPARATOR[data_sources.kind(path)]
+    with open_text.open_text(path, form.encoding, newline="") as file:
+        header = file.readline().rstrip("\r\n")
+
+    def fits(separator: str) -> bool:
+        names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+        return set(columns) <= set(names) and (len(names) > 1 or separator == usual)
+
+    others = [separator for separator in SEPARATORS if separator != usual and fits(separator)]
+    if fits(usual) or len(others) != 1:
+        return usual
+    warn(f"{path.name}: the separator is taken to be a {SEPARATORS[others[0]]}, as its first line shows.")
+    return others[0]
+
+
+def _json_lines(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
+    with open_text.open_text(path, form.encoding) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise BadFile(f"line {number}: {_json_reason(error)}") from error
+            yield f"line {number}", _checked(row, f"line {number}", columns)
+
+
+def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
+    with open_text.open_text(path, form.encoding) as file:
+        text = file.read()
+    try:
+        found = json.loads(text) if text.strip() else []
+    except RecursionError as error:
+        raise BadFile(_json_reason(error)) from error
+    except ValueError as error:
+        if not _is_json(text.lstrip().partition("\n")[0]):
+            line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
+            raise BadFile(f"{line}{_json_reason(error)}") from error
+        yield from _json_lines(path, columns, form, warn)  # an object per line, in a file named .json
+        return
+    if isinstance(found, dict) and set(columns) <= found.keys() and not isinstance(found[columns[0]], list):
+        found = [found]  # the only line of such a file
+    if not isinstance(found, list):
+        keys = f" with the keys {', '.join(list(found)[:8])}" if isinstance(found, dict) else ""
+        raise BadFile(f"it holds one {_kind(found)}{keys}, not a list of objects, one for each row.")
+    for number, row in enumerate(found, 1):
+        yield f"row {number}", _checked(row, f"row {number}", columns)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}; a row is one JSON object."
+    return "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
+
+
+def _checked(row: Any, place: str, columns: list[str]) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise BadFile(f"{place} is a {_kind(row)}, not an object with the key {' and '.join(columns)}.")
+    return row
+
+
+def _kind(value: Any) -> str:
+    """What a value of JSON is called."""
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def _parquet(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
+    file = parquet.ParquetFile(path)
+    names = file.schema_arrow.names
+    wanted = [name for name in columns if name in names] or names[:1]
+    number = 0
+    for batch in file.iter_batches(columns=wanted):
+        for values in batch.to_pylist():
+            number += 1
+            yield f"row {number}", dict.fromkeys(names) | values
+
+
+READERS: dict[str, Callable[[Path, list[str], Format, Callable[[str], None]], Rows]] = {
+    ".txt": _lines,
+    ".csv": _separated,
+    ".tsv": _separated,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,203 @@
+"""Rows from texts: one per text or pair for classification, packed blocks for language modelling."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import datasets
+import numpy
+
+from legroom.config import Config
+from legroom.data import labels as labels_module
+from legroom.data import packing, rows, tokens
+from legroom.data.labels import Classes
+from legroom.data.text_data import Warn
+from legroom.data.tokens import Tokens
+from legroom.errors import Refusal
+from legroom.options import data as data_options
+from legroom.options.model_families import ENCODERS
+
+Part = tuple[datasets.Dataset, int]  # rows, and how many there are without a bound
+Built = tuple[datasets.Dataset, Part | None, list[str], Tokens]
+"""Rows to train on, rows to evaluate on, names of the classes, and the tokens."""
+
+
+def classification(
+    cfg: Config,
+    texts: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    encoder: Tokens,
+    head: Mapping[str, int] | None,
+    warn: Warn,
+) -> tuple[datasets.Dataset, Part | None, list[str]]:
+    """(rows to train on, rows to evaluate on, names of the classes). Texts longer than data.seq_len are cut.
+
+    head: see `labels.classes_of`.
+    """
+    data = cfg.data
+    classes = labels_module.classes_of(texts, held_out, head, cfg.model.classes or 2, warn)
+    # Only encoders have token types; pretrained weights have their own tokenizer, which knows.
+    with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
+    if data.samples is not None:
+        texts = texts.select(range(min(data.samples, len(texts))))
+    train, cut = _classified(texts, encoder, data.seq_len, classes, with_types)
+    if cut:
+        warn(f"{cut:,} of {len(texts):,} texts to train on are longer than data.seq_len={data.seq_len} and are cut.")
+    if len(train):
+        labels_module.refuse_one_class(train.with_format(None)["labels"][:], classes.names, "rows to train on")
+    if held_out is None:
+        return train, None, classes.names
+    available, kept = len(held_out), held_out.select(_evaluated(cfg, len(held_out)))
+    evaluated, _ = _classified(kept, encoder, data.seq_len, classes, with_types)
+    return train, (evaluated, available), classes.names
+
+
+def check_ends(cfg: Config, parts: list[datasets.Dataset], last_id: int, pad: int) -> None:
+    """Raises Refusal unless each row has the token at which the model reads it, and all rows equally often.
+
+    pad: the id of padding, which must be another one.
+    """
+    name = (
+        f"model.pretrained={cfg.model.pretrained} reads a row at its end token (eos_token_id {last_id} in config.json)"
+    )
+    tokenizer = f"data.tokenizer={cfg.data.tokenizer}"
+    if pad == last_id:
+        raise Refusal(
+            f"{name}, and {tokenizer} pads with the same token. Take the tokenizer that the weights were trained with: "
+            "data.tokenizer=."
+        )
+    counts = []
+    for part in parts:
+        ids, ends = rows.flat(part, "input_ids")
+        counts.append(numpy.add.reduceat(ids == last_id, numpy.concatenate([[0], ends[:-1]]), dtype=numpy.int64))
+    found = numpy.concatenate(counts)
+    without = int((found == 0).sum())
+    if without:
+        raise Refusal(
+            f"{name}, which {without:,} of {len(found):,} rows have not: {tokenizer} does not write it. Take the "
+            "tokenizer that the weights were trained with: data.tokenizer=."
+        )
+    if found.min() != found.max():
+        raise Refusal(
+            f"{name}, and the rows of data={cfg.data.name} have {found.min()} to {found.max()} of it: some texts "
+            "hold it themselves. Take it out of the texts."
+        )
+
+
+def _evaluated(cfg: Config, count: int) -> list[int]:
+    """The rows to evaluate on: the first data.eval_samples, or eval.max_samples of all."""
+    if cfg.data.eval_samples is not None:
+        return list(range(min(cfg.data.eval_samples, count)))
+    return rows.chosen(count, cfg.eval.max_samples, cfg.train.seed)
+
+
+def _classified(
+    texts: datasets.Dataset, encoder: Tokens, longest: int, classes: Classes, with_types: bool
+) -> tuple[datasets.Dataset, int]:
+    """One row per text or pair of at most `longest` tokens, and how many of them were cut. with_types: keep
+    token_type_ids."""
+    were_cut = 0
+
+    def made() -> Iterator[dict]:
+        nonlocal were_cut
+        for text in cast(Iterable[dict[str, Any]], texts):
+            if "pair" in text:
+                row, cut = encoder.pair(text["text"], text["pair"], longest)
+            else:
+                row, cut = encoder.row(text["text"], longest)
+            if not with_types:
+                row.pop("token_type_ids", None)
+            were_cut += cut
+            if len(row["input_ids"]):
+                yield row | {"labels": classes.index[text["label"]]}
+
+    return rows.ragged(made()), were_cut
+
+
+def language_modelling(
+    cfg: Config, texts: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens, one_text: bool
+) -> tuple[datasets.Dataset, Part | None]:
+    """(rows to train on, rows to evaluate on). one_text: the texts are the lines of one."""
+    if cfg.data.packing:
+        return _texts_apart(cfg, texts, held_out, encoder)
+    if cfg.data.group_by_length:
+        raise Refusal(data_options.even_rows(cfg))
+    length = cfg.data.seq_len
+
+    def ids(part: datasets.Dataset, count: int | None) -> numpy.ndarray:
+        all_ids = _stream(part, encoder, one_text)
+        return all_ids if count is None else all_ids[: count * length]
+
+    train, _ = rows.windows(ids(texts, cfg.data.samples), length, length)
+    if held_out is None:
+        return train, None
+    count = cfg.data.eval_samples
+    most = cfg.eval.max_samples if count is None else None
+    settings = data_options.window_and_stride(cfg)
+    return train, rows.windows(ids(held_out, count), *settings, most=most, seed=cfg.train.seed)
+
+
+def _texts_apart(
+    cfg: Config, texts: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens
+) -> tuple[datasets.Dataset, Part | None]:
+    """`language_modelling` with samples that begin with a text, and end with it or after data.seq_len tokens: packed to
+    train on, alone to evaluate on."""
+    length = cfg.data.seq_len
+
+    def samples(part: datasets.Dataset) -> Iterator[dict[str, Any]]:
+        for text in part["text"]:
+            ids = _ended(text, encoder)
+            for begin in range(0, len(ids) - 1, length):  # one token predicts nothing
+                if len(ids) - begin > 1:
+                    yield {"input_ids": ids[begin : begin + length], "labels": ids[begin : begin + length]}
+
+    train = packing.packed(rows.ragged(itertools.islice(samples(texts), cfg.data.samples)), length)
+    if held_out is None:
+        return train, None
+    evaluated = rows.ragged(samples(held_out))
+    return train, (evaluated.select(rows.chosen(len(evaluated), cfg.eval.max_samples, cfg.train.seed)), len(evaluated))
+
+
+def _ended(text: str, encoder: Tokens) -> numpy.ndarray:
+    """The ids of a text with the end id behind them, (T,)."""
+    ids = numpy.asarray(encoder.ids(text), dtype=numpy.int64)
+    return ids if len(ids) and ids[-1] == encoder.end else numpy.append(ids, encoder.end)
+
+
+def _stream(texts: datasets.Dataset, encoder: Tokens, one_text: bool) -> numpy.ndarray:
+    """All texts concatenated, (N,) ids, each followed by the end id. one_text: they are lines of one text, without."""
+    flat = array("q")
+    for text in texts["text"]:
+        ids = numpy.asarray(encoder.ids(text, special=False), dtype=numpy.int64) if one_text else _ended(text, encoder)
+        flat.frombytes(ids.tobytes())
+    return numpy.frombuffer(flat, dtype=numpy.int64)
+
+
+def build(
+    cfg: Config,
+    task: str,
+    texts: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    vocab: int,
+    head: Mapping[str, int] | None,
+    warn: Warn,
+    one_text: bool = False,
+) -> Built:
+    """The rows of texts for a task.
+
+    Raises Refusal if there is nothing to train on.
+    """
+    encoder, notes = tokens.for_data(cfg, vocab)
+    for note in notes:
+        warn(note)
+    names: list[str] = []
+    if task == "classification":
+        train, evaluated, names = classification(cfg, texts, held_out, encoder, head, warn)
+    else:
+        train, evaluated = language_modelling(cfg, texts, held_out, encoder, one_text)
+    if not len(train):
+        raise Refusal(f"data.path={cfg.data.path} holds no text of two tokens or more.")
+    return train, evaluated, names, encoder

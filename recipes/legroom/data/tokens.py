@@ -1,0 +1,146 @@
+"""Texts to token ids, and whether these are the ids that pretrained weights were trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+from transformers import AutoTokenizer
+
+from legroom.config import Config
+from legroom.data import byte_tokenizer
+from legroom.errors import Refusal
+
+LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
+
+
+class Tokens:
+    """Converts texts to token ids.
+
+    name: bytes, the folder of a tokenizer, or a hub id. key: what names it, for messages.
+    Raises Refusal if the tokenizer cannot be loaded.
+    end: id at the end of a text. pad: id of padding. vocab: one more than the largest id. tokenizer: of transformers.
+    in_bytes: whether the ids are bytes + 1, which are then found without the tokenizer.
+    """
+
+    def __init__(self, name: str, key: str = "data.tokenizer"):
+        if name == "bytes":
+            self.tokenizer: Any = byte_tokenizer.byte_tokenizer()
+        else:
+            self.tokenizer = _load(name, key)
+        self.in_bytes = byte_tokenizer.is_byte_tokenizer(self.tokenizer)
+        self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep")
+        self.vocab = len(self.tokenizer)
+
+    def _special(self, *kinds: str) -> int:
+        """The id of the first of these kinds of special token that the tokenizer has, or 0."""
+        found = (getattr(self.tokenizer, f"{kind}_token_id") for kind in kinds)
+        return next((number for number in found if number is not None), 0)
+
+    def ids(self, text: str, special: bool = True) -> Any:
+        """The ids of a text, (T,). special: with the special tokens that the tokenizer adds."""
+        if self.in_bytes:
+            return byte_ids(text)
+        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+
+    def row(self, text: str, longest: int) -> tuple[dict[str, Any], bool]:
+        """A text as one row of at most `longest` tokens, and whether it was cut.
+
+        Returns input_ids, and token_type_ids if the tokenizer has them.
+        """
+        if self.in_bytes:
+            ids = byte_ids(text)
+            return {"input_ids": ids[:longest]}, len(ids) > longest
+        return self._encoded(longest, text)
+
+    def pair(self, first: str, second: str, longest: int) -> tuple[dict[str, Any], bool]:
+        """Two texts as one row, like `row`; the longer text is cut first."""
+        if not self.in_bytes:
+            return self._encoded(longest, first, second)
+        one, two = byte_ids(first), byte_ids(second)
+        room = longest - 1  # without the end id between the two
+        cut = len(one) + len(two) > room
+        one = one[: max(room - len(two), (room + 1) // 2)]
+        return {"input_ids": numpy.concatenate([one, [self.end], two[: room - len(one)]])}, cut
+
+    def _encoded(self, longest: int, *texts: str) -> tuple[dict[str, Any], bool]:
+        row = self.tokenizer(
+            *texts, truncation=True, max_length=longest, return_overflowing_tokens=False, verbose=False
+        )
+        cut = len(row["input_ids"]) >= longest and len(self.tokenizer(*texts, verbose=False)["input_ids"]) > longest
+        return {key: row[key] for key in ("input_ids", "token_type_ids") if key in row}, cut
+
+
+def byte_ids(text: str) -> numpy.ndarray:
+    """The ids of a text in bytes: byte b is token b + 1."""
+    return numpy.frombuffer(text.encode(), dtype=numpy.uint8).astype(numpy.int64) + 1
+
+
+def _load(name: str, key: str) -> Any:
+    folder = Path(name).expanduser()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Refusal(
+            f"{key}={name} cannot be loaded: {first} "
+            + (
+                "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
+                if key == "data.tokenizer"
+                else no_tokenizer_advice()
+            )
+        ) from error
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # made up for want of files
+        raise Refusal(f"{key}={name} brings no tokenizer: no file with a vocabulary is there. {no_tokenizer_advice()}")
+    return tokenizer
+
+
+def no_tokenizer_advice() -> str:
+    """What to do about a model without a tokenizer."""
+    return (
+        "Save the tokenizer that the weights were trained with into the folder (tokenizer.save_pretrained), or name it "
+        "with data.tokenizer=."
+    )
+
+
+def for_data(cfg: Config, vocab: int) -> tuple[Tokens, list[str]]:
+    """The tokens of `data.tokenizer`, or bytes for data without this key; and warnings.
+
+    vocab: of the model. Raises Refusal if pretrained weights were trained on other ids than bytes, and bytes are what
+    the data is in.
+    """
+    name, pretrained = cfg.data.tokenizer or "bytes", cfg.model.pretrained
+    asked = f"data.tokenizer={name}" if cfg.data.tokenizer else f"data={cfg.data.name} (bytes)"
+    if not pretrained:
+        return Tokens(name), []
+    if name == pretrained:
+        return Tokens(name, "model.pretrained"), []
+    tokens = Tokens(name)
+    try:
+        own = _load(pretrained, "model.pretrained")
+    except Refusal:
+        if not tokens.in_bytes or vocab <= LARGEST_BYTE_VOCAB:
+            return tokens, [
+                f"model.pretrained={pretrained} brings no tokenizer: its weights are assumed to have been trained on "
+                f"the ids of {asked}."
+            ]
+        raise Refusal(
+            f"{asked}: the vocabulary of model.pretrained={pretrained} has {vocab:,} tokens, so it is not one of "
+            f"bytes, and no tokenizer lies beside the weights. {no_tokenizer_advice()}"
+        ) from None
+    if own.get_vocab() == tokens.tokenizer.get_vocab():
+        return tokens, []
+    if tokens.in_bytes:
+        raise Refusal(
+            f"{asked}: the weights of model.pretrained={pretrained} were trained on the {len(own):,} tokens of its own "
+            "tokenizer, not on bytes. "
+            + (
+                "Leave data.tokenizer out."
+                if cfg.data.tokenizer
+                else "Choose data=text with data.path=, which takes the model's tokenizer."
+            )
+        )
+    return tokens, [
+        f"{asked} is not the tokenizer of model.pretrained={pretrained}: the weights were trained on other ids."
+    ]

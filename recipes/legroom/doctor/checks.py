@@ -1,0 +1,196 @@
+"""Examine this machine for the doctor: packages, GPUs, menus, memory and disks.
+
+Imports the standard library alone at the top, because the doctor also runs where the other packages are missing. They
+are tried in separate processes (`recipes/legroom/doctor/probe.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from legroom.doctor import probe
+from legroom.machine import host, nvml
+from legroom.machine.nvml import Card, Driver
+from legroom.paths import CHECKOUT, CONF, PACKAGE
+from legroom.units import GIB
+
+LEAST_FREE_BYTES = GIB  # with less, saved models and compiled kernels soon fill the disk
+NAME = "legroom"  # of the distribution
+ALSO = ("wandb", "flash-attn")  # useful packages that pyproject.toml may not list
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that the project needs or can use. `extra`: None if required, '' if in no extra of the project."""
+
+    name: str
+    version: str | None
+    bound: str | None  # the lowest version that pyproject.toml accepts
+    extra: str | None
+    error: str | None = None  # why it cannot be imported
+
+    @property
+    def install(self) -> str:
+        """The pip command that installs it."""
+        if self.extra == "":
+            return f"pip install {self.name}" + (" --no-build-isolation" if self.name == "flash-attn" else "")
+        where, name = ("", NAME) if CHECKOUT is None else ("-e ", ".")
+        return f"pip install {where}'{name}[{self.extra}]'" if self.extra else f"pip install {where}{name}"
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine around the GPUs."""
+
+    memory_bytes: int | None
+    cpu_bf16: bool | None  # the CPU has instructions for it
+    headers: bool  # Python.h, which compiled code includes
+    disks: dict[str, tuple[Path, int]]  # content -> folder, free bytes
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the doctor found. `probes`: probe -> its facts, with 'error' where it failed."""
+
+    python_bound: str
+    packages: list[Package]
+    driver: Driver
+    cards: list[Card]
+    links: dict[tuple[int, int], str | None]
+    jobs_gpus: tuple[nvml.Gpu, ...]  # those that a job sees, in CUDA's order
+    jobs_error: str | None  # why the query for them, with which every job begins, fails
+    probes: dict[str, dict]
+    host: Host
+    other_packages: list[Path]  # other packages of this name that Python could import
+
+    def version(self, name: str) -> str | None:
+        """A package's version, or None."""
+        return next((p.version for p in self.packages if p.name == name), None)
+
+    @property
+    def torch_cuda(self) -> str | None:
+        """The CUDA that torch is built for; None for a CPU build."""
+        return self.probes.get("torch", {}).get("cuda")
+
+
+def examine() -> Findings:
+    """Examine everything; takes as long as importing the libraries."""
+    queries = nvml.Nvml()
+    cards = queries.cards()  # before the probes, which use memory themselves
+    try:
+        # A job ignores a GPU that NVML does not describe; the doctor reports NVML's error.
+        gpus, error = host.gpus() or (nvml.visible_gpus() if cards and host.cuda_is_possible() else ()), None
+    except Exception as failure:  # pynvml's own errors: a lost GPU, one without memory of its own
+        gpus, error = (), f"{type(failure).__name__}: {failure}"
+    bound, wanted = packages()
+    others = [p.name for p in wanted if p.version and p.name not in ("torch", "bitsandbytes")]
+    bitsandbytes = any(p.name == "bitsandbytes" and p.version for p in wanted)
+    calls = [f"devices(bitsandbytes={bitsandbytes})", f"imports({others})"]
+    with ThreadPoolExecutor() as pool:
+        results = pool.map(probe.run, [f"from legroom.doctor import probe; probe.{call}" for call in calls])
+        probes = {name: facts for result in results for name, facts in result.items()}
+    wanted = [replace(p, error=probes.get(p.name, {}).get("error") if p.version else None) for p in wanted]
+    links = queries.links(len(cards))
+    return Findings(
+        bound, wanted, queries.driver, cards, links, gpus, error, probes, examine_host(), find_other_packages()
+    )
+
+
+def find_other_packages() -> list[Path]:
+    """Packages or modules called `legroom` in the folders of sys.path, other than this one."""
+    specs = [PathFinder.find_spec("legroom", [entry or os.curdir]) for entry in sys.path]
+    files = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
+    return [file for file in dict.fromkeys(files) if file.parent != PACKAGE]
+
+
+def packages(pyproject: Path | None = CHECKOUT and CHECKOUT / "pyproject.toml") -> tuple[str, list[Package]]:
+    """The lowest Python, and each package that the project needs or can use.
+
+    pyproject: None where legroom was installed, whose metadata say the same.
+    """
+    lowest_python, lines = _installed_requirements() if pyproject is None else _requirements(pyproject)
+    found: dict[str, Package] = {}
+    for extra, line in lines:
+        requirement = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line)
+        assert requirement, line
+        name, bound = requirement.groups()
+        if name != NAME and extra != "dev":  # an extra lists other extras
+            found.setdefault(name, Package(name, host.version(name), bound, extra))
+    for name in ALSO:
+        found.setdefault(name, Package(name, host.version(name), None, ""))
+    return lowest_python.removeprefix(">="), list(found.values())
+
+
+def _requirements(pyproject: Path) -> tuple[str, list[tuple[str | None, str]]]:
+    """The lowest Python, and (extra, requirement) of each line of a pyproject.toml."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    groups = {None: project["dependencies"], **project.get("optional-dependencies", {})}
+    return project["requires-python"], [(extra, line) for extra, group in groups.items() for line in group]
+
+
+def _installed_requirements() -> tuple[str, list[tuple[str | None, str]]]:
+    """The same from the metadata of the installed package."""
+    lines = []
+    for line in metadata.requires(NAME) or []:
+        extra = re.search(r"""extra\s*==\s*["']([\w-]+)""", line)
+        lines.append((extra[1] if extra else None, line))
+    return metadata.metadata(NAME)["Requires-Python"], lines
+
+
+def is_below(version: str | None, bound: str | None) -> bool:
+    """Whether a release is older than a bound. 2.11 equals 2.11.0; a suffix (rc1, +cpu) is ignored."""
+
+    def release(text: str) -> list[int]:
+        numbers = [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])]
+        while numbers and not numbers[-1]:
+            numbers.pop()
+        return numbers
+
+    return version is not None and bound is not None and release(version) < release(bound)
+
+
+def examine_host() -> Host:
+    """Memory, instructions, headers and disks."""
+    try:
+        cpu_bf16 = bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", Path("/proc/cpuinfo").read_text()))
+    except OSError:
+        cpu_bf16 = None
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    folders = {
+        "outputs/": Path("outputs").absolute(),
+        "Hugging Face cache": Path(os.environ.get("HF_HUB_CACHE") or home).expanduser().absolute(),
+    }
+    disks = {}
+    for what, folder in folders.items():
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        disks[what] = (folder, shutil.disk_usage(existing).free)
+    return Host(host.memory_bytes(), cpu_bf16, Path(sysconfig.get_paths()["include"], "Python.h").is_file(), disks)
+
+
+def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
+    """Menu -> option -> why this machine cannot run it (empty: it can), from the menu's facts and hooks."""
+    from legroom import config
+    from legroom.options import compile, menus, validate
+
+    def cfg(**values):
+        return config.from_dict({"device": "auto", **values})
+
+    found = {"recipe": {name: [] for name in menus.options("recipe", [CONF])}}
+    for group in ("precision", "optim"):
+        values = {name: menus.option_values(group, name, [CONF]) for name in menus.options(group, [CONF])}
+        found[group] = {name: validate.section_problems(cfg(**{group: own}), group) for name, own in values.items()}
+        for name, own in values.items():
+            needs_it = (own.get("facts") or {}).get("package") == "bitsandbytes"
+            if needs_it and not found[group][name] and probe.failures(probes, "bitsandbytes"):
+                found[group][name] = ["bitsandbytes fails here, see below."]
+    return found | {"compile": {"true": compile.problems(cfg(compile=True))}}

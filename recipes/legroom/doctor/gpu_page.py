@@ -1,0 +1,150 @@
+"""The doctor's sections on GPUs: each card, and the links between them."""
+
+from __future__ import annotations
+
+from legroom.doctor.checks import Findings
+from legroom.doctor.lines import NOT_AVAILABLE, Page
+from legroom.machine.nvml import IDLE_GPU_BYTES, Card
+from legroom.units import GIB
+
+# Lowest compute capability: NVIDIA's CUDA programming guide, and flash-attn's own README for the last
+SUPPORT = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "flash attention 2": (8, 0)}
+HOT_CELSIUS = 80  # the guide's 'Custom hardware for training': below it is good, throttling from 84 to 90
+# The guide's DDP of GPT-2 on 2 TITAN RTX, seconds for 200 steps
+NVLINK_SECONDS, PCIE_SECONDS = 101.9, 131.4
+LEGEND = {
+    "NV": "that many NVLinks",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PSB": "a switch on one board",
+    "PHB": "the CPU's PCIe host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "the link between CPUs or NUMA nodes",
+}
+
+
+def card_section(out: Page, found: Findings, card: Card) -> None:
+    """A card: its memory, what it supports, and what slows it down."""
+    out.head(f"GPU {card.index}: {card.name or 'name ' + NOT_AVAILABLE}")
+    if card.memory_bytes is None or card.used_bytes is None:
+        out.row("memory", NOT_AVAILABLE)
+    else:
+        out.row(
+            "memory",
+            f"{card.memory_bytes / GIB:.1f} GiB, {card.used_bytes / GIB:.1f} GiB of it in use before this check",
+        )
+    if card.processes:
+        holders = ", ".join(
+            f"{name} (pid {pid}{f', {size / GIB:.1f} GiB' if size else ''})" for pid, name, size in card.processes
+        )
+        out.row("in use by", f"{holders}: a run beside it gets less memory and time", "yellow")
+    elif (card.used_bytes or 0) > IDLE_GPU_BYTES:
+        out.row("in use by", "programs that NVML does not name, in another container perhaps", "yellow")
+    out.row("supports", supports(found, card))
+    out.row("power limit", *power(card))
+    out.row("temperature", *temperature(card, advise=card is found.cards[0]))
+    if card.throttled_by:
+        out.row("slowed down", f"at this moment, by {' and '.join(card.throttled_by)}", "yellow")
+    out.row("torch", *torch_use(found, card))
+
+
+def torch_use(found: Findings, card: Card) -> tuple[str, str]:
+    """Whether torch uses a card, and as which device; and a style."""
+    if "cuda" in found.probes.get("torch", {}) and not found.torch_cuda:
+        return "cannot use it: this torch is a CPU build", "yellow"
+    if found.jobs_error or card.uuid is None:
+        return NOT_AVAILABLE, ""
+    if card.mig:
+        return "gets one slice of it (MIG is on); the figures above are the whole GPU's", ""
+    order = [g.uuid for g in found.jobs_gpus]
+    if card.uuid not in order:
+        return "does not see it: CUDA_VISIBLE_DEVICES hides it", ""
+    device = f"cuda:{order.index(card.uuid)}"
+    name = found.probes.get(f"torch on {device}", {}).get("name")
+    if name is None:
+        return "did not get to use it, see below", "red"
+    return f"uses it as {device}" + (f", and calls it {name}" if name != card.name else ""), ""
+
+
+def supports(found: Findings, card: Card) -> str:
+    """What a card's compute capability supports."""
+    if card.capability is None:
+        return NOT_AVAILABLE
+    have = [name for name, lowest in SUPPORT.items() if card.capability >= lowest]
+    lack = [f"{name} (from {lowest[0]}.{lowest[1]})" for name, lowest in SUPPORT.items() if card.capability < lowest]
+    if "flash attention 2" in have and not found.version("flash-attn"):
+        have[-1] += " (once flash-attn is installed)"
+    return f"compute capability {card.capability[0]}.{card.capability[1]}: " + "; ".join(
+        filter(None, [", ".join(have), "not " + ", ".join(lack) if lack else ""])
+    )
+
+
+def power(card: Card) -> tuple[str, str]:
+    """The power limit against the card's default, and a style."""
+    if card.limit_watts is None:
+        return NOT_AVAILABLE, ""
+    most = f" (at most {card.maximum_watts:.0f} W)" if card.maximum_watts else ""
+    if card.default_watts and card.limit_watts < card.default_watts - 0.5:
+        return (
+            f"{card.limit_watts:.0f} W, below its default of {card.default_watts:.0f} W{most}: slower than others "
+            f"of its kind; sudo nvidia-smi -i {card.index} -pl {card.default_watts:.0f} lifts it"
+        ), "yellow"
+    return f"{card.limit_watts:.0f} W{', its default' if card.limit_watts == card.default_watts else ''}{most}", ""
+
+
+def temperature(card: Card, advise: bool = False) -> tuple[str, str]:
+    """Degrees now, the card's own thresholds, the guide's advice, and a style."""
+    statements = [NOT_AVAILABLE if card.celsius is None else f"{card.celsius} C"]
+    statements += [
+        f"{word} at {value} C"
+        for word, value in (("slows down", card.slowdown_celsius), ("shuts down", card.shutdown_celsius))
+        if value
+    ]
+    if card.slowdown_celsius is None and card.margin_celsius is not None:
+        statements.append(f"slows down {card.margin_celsius} C above that")
+    hot = card.celsius is not None and card.celsius >= HOT_CELSIUS
+    if hot:
+        statements.append(
+            "HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and a throttled one is slower"
+        )
+    elif advise:
+        statements.append("under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C")
+    return "; ".join(statements), "yellow" if hot else ""
+
+
+def links_section(out: Page, found: Findings) -> None:
+    """How the GPUs are linked, and what that means for the two ways to use several."""
+    out.head("Links between GPUs, as `nvidia-smi topo -m` has them")
+    links, count = {pair: word or NOT_AVAILABLE for pair, word in found.links.items()}, len(found.cards)
+    if len(set(links.values())) == 1:
+        out.row("every pair" if count > 2 else "0 and 1", links[0, 1])
+    else:
+        out.lines.append(("      " + "".join(f"{b:>5}" for b in range(count)), ""))
+        for a in range(count):
+            cells = [found.links[min(a, b), max(a, b)] or "?" if a != b else "x" for b in range(count)]
+            out.lines.append((f"  {a:>4}" + "".join(f"{cell:>5}" for cell in cells), ""))
+    kinds = [kind for kind in LEGEND if any(word.startswith(kind) for word in links.values())]
+    if kinds:
+        out.row("", "; ".join(f"{kind + '#' * (kind == 'NV')}: {LEGEND[kind]}" for kind in kinds))
+    joined = [pair for pair, word in links.items() if word.startswith("NV")]
+    measured = f"The guide measured {NVLINK_SECONDS} s with NVLink, {PCIE_SECONDS} s without (GPT-2 on 2 TITAN RTX)"
+    if len(joined) == len(links):
+        out.row(
+            "DDP",
+            f"sends gradients only, and NVLink carries them well. {measured}; NCCL_P2P_DISABLE=1 shows "
+            "the difference here.",
+        )
+        out.row("FSDP", "sends parameters and gradients, and wants NVLink: here it is.")
+        return
+    out.row("DDP", f"sends gradients only: it works over PCIe, and is slower. {measured}.")
+    out.row(
+        "FSDP",
+        "sends parameters too, and wants NVLink. Over PCIe take it for a model that does not fit "
+        "otherwise, not for speed.",
+    )
+    if joined:
+        out.row(
+            "",
+            f"NVLink joins {', '.join(f'{a} and {b}' for a, b in joined)}: a job of two does best on such "
+            f"a pair, CUDA_VISIBLE_DEVICES={joined[0][0]},{joined[0][1]}.",
+        )

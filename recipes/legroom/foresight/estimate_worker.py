@@ -1,0 +1,57 @@
+"""One estimate in a process of its own: what the app starts for each question, and may end at any time."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any, Protocol
+
+import legroom.training.preload
+from legroom import paths
+from legroom.errors import Refusal, UnknownOperation
+from legroom.foresight import estimate
+from legroom.options import compose
+from legroom.records import record_file
+from legroom.report.page import run_page, settings
+
+legroom.training.preload.import_libraries()
+
+
+class Sender(Protocol):
+    """The end of a pipe."""
+
+    def send(self, value: Any, /) -> None: ...
+
+
+class _Silent:
+    """A worker's progress that nobody follows."""
+
+    def enter(self, phase: str, text: str) -> None:
+        pass
+
+
+def answer(overrides: list[str], folder: Path, pipe: Sender, advise: bool = False) -> None:
+    """Estimate a command line, leave its record and page in `folder`, and send what was found.
+
+    advise: see `estimate.run`.
+
+    Sends {"record", "command"}, or {"refused": why}, or {"failed": what}.
+    """
+    try:
+        pipe.send(_estimated(overrides, folder, advise))
+    except (Refusal, UnknownOperation) as error:
+        pipe.send({"refused": str(error)})
+    except Exception as error:  # whatever a model of someone else raises
+        traceback.print_exc()
+        pipe.send({"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"})
+
+
+def _estimated(overrides: list[str], folder: Path, advise: bool) -> dict[str, Any]:
+    cfg, outcome, problems = compose.compose(paths.CONF, *overrides)
+    if cfg is None or outcome is None or problems:
+        return {"refused": " ".join(problems)}
+    folder.mkdir(parents=True, exist_ok=True)
+    estimate.run(cfg, outcome, folder, _Silent(), advise)
+    record_file.write(outcome, folder)
+    run_page.write(outcome, folder)
+    return {"record": run_page.data(outcome, folder)["record"], "command": settings.command(outcome)}

@@ -1,0 +1,91 @@
+"""The memory of an evaluation, which decides whether a job fits where its batches need more than a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from legroom.config import Config
+from legroom.data import collate, data_loader, rows
+from legroom.data.dataset import Data
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.op_trace import OpTrace
+from legroom.foresight.memory.allocator import Demand
+from legroom.records.record import DOES_NOT_FIT, TIGHT, Error, Record
+from legroom.training import accelerate_loop, evaluate
+from legroom.training.setup import Training
+from legroom.units import MIB
+
+LESS = "Make eval.batch smaller, or leave the evaluation out with eval.enabled=false."
+BATCHES = 2  # a step of two micro-batches, which also adds to gradients; an evaluation of two batches
+
+
+def requests(
+    cfg: Config, training: Training, fake: FakeDevice, optimizer: torch.optim.Optimizer
+) -> list[tuple[int, int]] | None:
+    """The requests to the allocator of two steps on the longest rows and of an evaluation of the longest behind them.
+
+    training: after its first steps. The evaluation is that of a training, on two batches. None where there is none.
+    """
+    if training.data.eval is None or not cfg.eval.enabled:
+        return None
+    loop: Any = training.loop  # of the raw recipe
+    data = training.data
+    trace = OpTrace(fake, loop.bare_model, optimizer)
+    step = next(accelerate_loop.chunks(data_loader.largest_step(data, training.args), BATCHES))
+    with trace:
+        figures = loop.step(step)
+    del figures
+    ends = [len(trace.log.events)]
+    longest = data.eval.select(_longest(data, BATCHES * cfg.eval.batch * data.ranks))
+    with trace, evaluate.evaluating(cfg, loop) as forward:
+        loader = data_loader.batch_loader(data, longest, training.args, cfg.eval.batch, shuffle=False)
+        figures = evaluate.totals(forward, loader, data.task, loop.accelerator.device)
+    del figures
+    ends.append(len(trace.log.events))
+    return trace.allocator_events_of(ends, [0, 0, 1])
+
+
+def _longest(data: Data, count: int) -> list[int]:
+    if data.collate is collate.stack:
+        return list(range(min(count, len(data.eval))))
+    return numpy.argsort(-rows.lengths(data.eval), kind="stable")[:count].tolist()
+
+
+def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Callable[[int], Demand]) -> None:
+    """Enter into a filled record what the evaluation needs. The verdict changes where it needs more than the step.
+
+    Cached memory of the steps is given back to make room, so the evaluation counts where it finds none after that.
+    demand_within: a capacity -> what the requests ask of the allocator there.
+    """
+    estimate = outcome.estimate
+    assert estimate is not None
+    if estimate.verdict == DOES_NOT_FIT:
+        return
+    kept = estimate.kept_bytes or 0
+    demand = demand_within(capacity_bytes)  # of less where PYTORCH_ALLOC_CONF limits it
+    beside_margin = demand_within(max(0, demand.capacity_bytes - kept))
+    estimate.evaluation_reserved_bytes = demand.peak_reserved_bytes
+    # More may be missing beside the margin than the margin: by what is given back there, and not here.
+    margin = -demand.missing_bytes or max(0, kept - beside_margin.missing_bytes)
+    if not beside_margin.missing_bytes or margin >= estimate.margin_bytes:
+        return
+    if margin >= 0 and estimate.verdict == TIGHT:  # of the step, and said already
+        return
+    estimate.margin_bytes, estimate.fits = margin, False
+    estimate.verdict = DOES_NOT_FIT if margin < 0 else TIGHT
+    trained = outcome.memory.peak_reserved_bytes or 0
+    needs = (
+        f"the evaluation (eval.batch={cfg.eval.batch}) needs {demand.peak_reserved_bytes / MIB:,.0f} MiB beside the "
+        f"context, more than a training step, which needs {trained / MIB:,.0f}"
+    )
+    if margin >= 0:
+        outcome.warnings.append(f"tight: {needs}. {LESS}")
+        return
+    outcome.status = "oom"
+    outcome.error = Error(
+        "eval", "PredictedOutOfMemory", f"it would not fit: {needs}. {-margin / MIB:,.0f} MiB are missing.", LESS
+    )

@@ -1,0 +1,256 @@
+"""CUDA's autocast for the fake GPU: which operations run in 16 bits, which in fp32, and the cached copies of weights.
+
+torch registers these lists for CUDA only; a PrivateUse1 backend has to bring its own. The lists are those of
+ATen/autocast_mode.h in torch 2.13, the casts those of autocast_mode.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from legroom.third_party.torch_backend_private import (
+    dispatch_keys,
+    excluded_dispatch_keys,
+    fallthrough_for,
+    is_view,
+    observed_autocast_exit,
+    registered_kernels,
+)
+from legroom.third_party.torch_private import overload_name, schema
+
+LOWER = [
+    "_convolution.deprecated",
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "einsum",
+    "mm",
+    "mv",
+    "linalg_vecdot",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention",
+    "scaled_dot_product_attention",
+]
+FP32 = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "group_norm",
+    "frobenius_norm.dim",
+    "nuclear_norm",
+    "nuclear_norm.dim",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "pdist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+    "upsample_nearest1d",
+    "_upsample_nearest_exact1d",
+    "upsample_nearest2d",
+    "_upsample_nearest_exact2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa",
+]
+FP32_RESULT = [
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "linalg_matrix_norm",
+    "linalg_matrix_norm.str_ord",
+    "sum",
+    "sum.dim_IntList",
+]  # unless the caller passes a dtype
+FP32_APPENDED = ["norm.Scalar", "norm.ScalarOpt_dim"]
+WIDEST = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+]
+
+
+@contextlib.contextmanager
+def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterator[None]:
+    """Inside, autocast on a device type casts as CUDA's does. key: the device's dispatch key for autocast."""
+    policies = _Policies(device_type, key)
+    kernels: dict[str, Callable] = {}
+    for names, policy in (
+        (LOWER, policies.lower),
+        (FP32, policies.fp32),
+        (FP32_RESULT, policies.fp32_result),
+        (FP32_APPENDED, policies.fp32_appended),
+        (WIDEST, policies.widest),
+    ):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            if hasattr(torch.ops.aten, packet):  # not in a later torch that has dropped it
+                func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+                kernels[name] = functools.partial(policy, func)
+    with fallthrough_for(key), registered_kernels(key, kernels), observed_autocast_exit(policies.clear_cache):
+        yield
+
+
+class _Policies:
+    """What autocast does with the arguments of an operation: one method for each list."""
+
+    def __init__(self, device_type: str, key: str):
+        self.device_type = device_type
+        self._keys = dispatch_keys(key)
+        self._cache: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # id of a weight -> (weight, its cast)
+
+    def clear_cache(self) -> None:
+        self._cache.clear()
+
+    # --- casts ---
+
+    def _eligible(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.device.type == self.device_type
+            and value.is_floating_point()
+            and value.dtype != torch.float64
+        )
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """cached_cast: a weight that is used twice is cast once."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._cast(item, dtype) for item in value)
+        if not self._eligible(value) or value.dtype == dtype:
+            return value
+        cacheable = (
+            dtype == torch.get_autocast_dtype(self.device_type)
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not is_view(value)
+            and torch.is_autocast_cache_enabled()
+        )
+        if not cacheable:
+            return value.to(dtype)
+        known = self._cache.get(id(value))
+        if known is None or known[0]() is not value:
+            known = self._cache[id(value)] = (weakref.ref(value), value.to(dtype))
+        return known[1]
+
+    def _call(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype | None = None) -> Any:
+        with excluded_dispatch_keys(self._keys):
+            if dtype is not None:
+                args = [self._cast(value, dtype) for value in args]
+                kwargs = {name: self._cast(value, dtype) for name, value in kwargs.items()}
+            return func(*args, **kwargs)
+
+    # --- policies ---
+
+    def lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """lower_precision_fp: in autocast's dtype."""
+        return self._call(func, args, kwargs, torch.get_autocast_dtype(self.device_type))
+
+    def fp32(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._call(func, args, kwargs, torch.float32)
+
+    def fp32_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """fp32_set_opt_dtype: the result is fp32, unless the caller passes a dtype."""
+        names = [argument.name for argument in schema(func).arguments]
+        dtype_index = names.index("dtype")
+        dtype = kwargs.get("dtype") or (args[dtype_index] if dtype_index < len(args) else None)
+        if self._eligible(args[0]) and dtype is None:
+            args = args[:dtype_index]
+            kwargs = kwargs | {"dtype": torch.float32}
+        return self._call(func, args, kwargs)
+
+    def fp32_appended(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """fp32_append_dtype: the overload with a dtype is called instead."""
+        if not self._eligible(args[0]):
+            return self._call(func, args, kwargs)
+        with_dtype = {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}[overload_name(func)]
+        return self._call(getattr(torch.ops.aten.norm, with_dtype), args, kwargs | {"dtype": torch.float32})
+
+    def widest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """promote: in fp32 if an argument is fp32, in autocast's dtype otherwise."""
+        flat = itertools.chain.from_iterable(
+            v if isinstance(v, (list, tuple)) else [v] for v in (*args, *kwargs.values())
+        )
+        dtypes = {value.dtype for value in flat if self._eligible(value)}
+        lower = torch.get_autocast_dtype(self.device_type)
+        return self._call(func, args, kwargs, torch.float32 if torch.float32 in dtypes else lower)

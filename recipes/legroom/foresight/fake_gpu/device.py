@@ -1,0 +1,236 @@
+"""A GPU whose tensors hold no data: a training step runs on it in seconds, on any machine.
+
+torch dispatches every operation below autograd to the active dispatch mode. FakeDevice is such a mode. It does not run
+operations of its device; it returns tensors of the right shape and dtype, on storages of the right size without memory
+(op_cache, fake_storages). They are plain tensors, so autograd, autocast, checkpointing and optimizers work unchanged.
+What torch does differently on CUDA is added by `cuda_behaviour`.
+
+The CPU can be faked, too: then the tensors made inside `building` have no memory, and the CPU's rules apply. Other
+tensors on the host are real: a step counter can be read, and a batch is small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
+
+import torch
+from transformers.initialization import no_init_weights
+
+from legroom.foresight.fake_gpu import backend, error_guard, fake_storages, known_values
+from legroom.foresight.fake_gpu.cuda_behaviour import as_cuda
+from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
+from legroom.foresight.fake_gpu.op_cache import (
+    COLLECTIVE,
+    READ,
+    build_result,
+    call_signature,
+    infer_result,
+    replace_tensors,
+)
+from legroom.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
+from legroom.foresight.speed.operations import Operation
+from legroom.measure import compound_ops
+from legroom.measure.op_observer import OpObserver, have_own_dispatch
+from legroom.third_party.patching import patched
+from legroom.third_party.torch_backend_private import registered_kernels
+from legroom.third_party.torch_private import DispatchMode, dispatching_to, op_name, runs_on_fake_tensors
+
+CPU = torch.device("cpu")
+# Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)
+ON_ONE_DEVICE = {*PRODUCTS, *CONVOLUTIONS, "embedding", "add", "sub", "mul", "div"}
+is_pinned = torch.ops.aten.is_pinned.default
+
+
+class KernelObserver(OpObserver, Protocol):
+    """What an observer of the fake device receives beside the dispatched operations."""
+
+    def launched(self, operation: Operation) -> None:
+        """A kernel runs that torch.compile would write. Its results have been allocated."""
+
+
+class FakeDevice(DispatchMode):
+    """`with FakeDevice((7, 0)) as fake:` operations on `fake.device` compute nothing, all others run.
+
+    capability: compute capability of the GPU; None: the fake device is the CPU. warnings: what had to be assumed, one
+    line each. Raises UnknownOperation for an operation whose result cannot be inferred.
+    """
+
+    def __init__(self, capability: tuple[int, int] | None):
+        super().__init__()
+        if capability is not None:
+            backend.register()
+        self.capability = capability
+        self.device = CPU if capability is None else torch.device(DEVICE_TYPE, 0)
+        self.warnings: dict[str, None] = {}
+        self._observer: KernelObserver | None = None
+        self._descriptions: dict[Hashable, Any] = {}  # call signature -> description of the result
+        self._building = False
+        self._contexts = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def building(
+        self, without_values: Callable[[], contextlib.AbstractContextManager] = no_init_weights
+    ) -> Iterator[None]:
+        """Inside, every new tensor is fake and on the device, and weights are not initialised. without_values: sees to
+        the latter; transformers' own way also leaves weights untied."""
+        self._building = True
+        try:
+            with self.device, without_values():
+                yield
+        finally:
+            self._building = False
+
+    @contextlib.contextmanager
+    def observed_by(self, observer: KernelObserver) -> Iterator[None]:
+        """Inside, the observer receives every operation, those on the host too."""
+        self._observer = observer
+        try:
+            yield
+        finally:
+            self._observer = None
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, made_by: Any) -> torch.Tensor:
+        """A new tensor on the device, also where that is the CPU. The observer hears that the operation `made_by`
+        comes, and then of an allocation."""
+        func, args, kwargs = (
+            torch.ops.aten.empty_strided.default,
+            (size, stride),
+            {"dtype": dtype, "device": self.device},
+        )
+        made = fake_storages.empty(size, stride, dtype, _bytes(size, stride, dtype), self.device)
+        if self._observer is not None:
+            self._observer.before(made_by, [])
+            self._observer.after(func, args, kwargs, made, call_signature(func, args, kwargs)[0])
+        return made
+
+    def launched(self, operation: Operation) -> None:
+        """Tell the observer of a kernel that no dispatched operation stands for."""
+        if self._observer is not None:
+            self._observer.launched(operation)
+
+    # --- operations ---
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        observer = self._observer
+        if runs_on_fake_tensors(types):
+            return func(*args, **kwargs)
+        if types and have_own_dispatch(types):
+            if observer is not None:
+                observer.on_subclass(func)
+            return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
+        signature, tensors = call_signature(func, args, kwargs)
+        if observer is None:
+            return self._compute(func, args, kwargs, signature, tensors)
+        observer.before(func, tensors)
+        compound = compound_ops.parts_of(func)
+        if compound is None:
+            result = self._compute(func, args, kwargs, signature, tensors)
+        else:
+            with dispatching_to(self):
+                result = compound(*args, **kwargs)
+        observer.after(func, args, kwargs, result, signature)
+        return result
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation, without observer."""
+        return self._compute(func, args, kwargs, *call_signature(func, args, kwargs))
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
+        device = kwargs.get("device")
+        if any(map(is_fake, tensors)) or self._makes_fake(device):
+            return self._pretend(func, args, kwargs, signature, tensors, device)
+        if func is is_pinned:
+            return True  # DDP insists on pinned memory for its list of used parameters; a fake tensor says the same
+        if kwargs.get("pin_memory"):  # a host without a GPU cannot pin memory
+            kwargs = kwargs | {"pin_memory": False}
+        return func(*args, **kwargs)
+
+    def _makes_fake(self, device: Any) -> bool:
+        if self.capability is None:
+            return self._building and (device is None or torch.device(device).type != "meta")
+        return device is not None and torch.device(device).type == DEVICE_TYPE
+
+    def _pretend(
+        self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor], device: Any
+    ) -> Any:
+        if func in known_values.SHAPE_FROM_VALUES:
+            if func is torch.ops.aten.index.Tensor:
+                args = known_values.without_masks(args)
+                signature, tensors = call_signature(func, args, kwargs)
+            else:
+                found = known_values.computed(func, args, kwargs, tensors)
+                if found is not None:
+                    return self._with_known_value(found)
+        description = self._descriptions.get(signature)
+        if description is None:
+            if self.capability is not None:
+                _check_one_device(func, tensors)
+            device_is_meta = self._building and self.capability is None
+            description = infer_result(func, args, kwargs, tensors, device_is_meta)
+            self._descriptions[signature] = description
+        if description is READ:
+            return known_values.read(args[0], self.warnings)
+        if description is COLLECTIVE:  # torch's fake process group copies its inputs: on a fake CPU, real ones instead
+            real = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and is_fake(t) else t for t in tensors}
+            return func(*[replace_tensors(value, real) for value in args], **kwargs)
+        if device is None:  # tensors that FSDP has offloaded to the host stay there
+            on_host = tensors and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)
+            result_device = CPU if on_host else self.device
+        else:
+            result_device = self.device if torch.device(device).type == DEVICE_TYPE else torch.device(device)
+        leaves_device = func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_cpu
+        if leaves_device and not tensors[0].is_floating_point():
+            return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
+        result = build_result(description, tensors, result_device)
+        if isinstance(result, torch.Tensor) and not result.is_floating_point():
+            known_values.follow(func, args, kwargs, tensors, result)
+        return result
+
+    def _with_known_value(self, value: Any) -> Any:
+        """A tensor on the fake device whose value is known; of a tuple or list, one for each tensor in it."""
+        if not isinstance(value, torch.Tensor):
+            return type(value)(map(self._with_known_value, value))
+        made = fake_storages.empty(value.shape, value.stride(), value.dtype, value.nbytes, self.device)
+        made.known_value = value  # type: ignore[attr-defined]
+        return made
+
+    # --- around the operations ---
+
+    def __enter__(self) -> FakeDevice:
+        with contextlib.ExitStack() as contexts:
+            # The autograd engine's own thread has no caller that would receive an exception.
+            contexts.enter_context(torch.autograd.set_multithreading_enabled(False))
+            if self.capability is not None:
+                contexts.enter_context(patched(backend.MODULE, in_use=True))
+                contexts.enter_context(registered_kernels("PrivateUse1", backend.kernels(self.compute)))
+                contexts.enter_context(as_cuda(self.capability))
+            super().__enter__()
+            self._contexts = contexts.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._contexts.close()
+        taken = error_guard.take_error()
+        if taken is not None:
+            raise taken
+
+
+def _check_one_device(func: Any, tensors: list[torch.Tensor]) -> None:
+    """Raises RuntimeError, as CUDA does, for an operation on the fake GPU with a tensor that was left on the host."""
+    if op_name(func).rstrip("_") not in ON_ONE_DEVICE or all(tensor.is_cpu for tensor in tensors):
+        return
+    if any(tensor.is_cpu and tensor.dim() for tensor in tensors):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {func} has some on cuda:0 and some on cpu. Move the "
+            'inputs to "cuda" in the step, and give it every module and parameter that it uses.'
+        )
+
+
+def _bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
+    """Of the storage of a strided tensor."""
+    last = sum((length - 1) * step for length, step in zip(size, stride))
+    return dtype.itemsize * (0 if 0 in size else last + 1)

@@ -1,0 +1,93 @@
+"""Values on the fake device: integers that follow from known ones are computed on the host, all others are unknown.
+
+Positions and attention masks are read by models (`mask.all()`, `positions[-1].item()`). They are computed from tensors
+on the host, so their value can be computed there, too. It is kept as the attribute `known_value` of the fake tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legroom import measure
+from legroom.errors import UnknownOperation
+from legroom.foresight.fake_gpu.fake_storages import is_fake
+from legroom.foresight.fake_gpu.op_cache import replace_tensors
+from legroom.third_party.torch_private import op_name
+
+aten = torch.ops.aten
+# Operations whose result's shape depends on values. A mask as an index is the same as the positions of its ones.
+SHAPE_FROM_VALUES = frozenset(
+    {
+        aten.index.Tensor,
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten.unique_consecutive.default,
+        aten._unique2.default,
+    }
+)
+MAX_ELEMENTS = 2**20  # of a tensor whose value is computed
+_OWN_FOLDERS = tuple(
+    str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[1]), str(measure.__file__))
+)
+
+
+def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any) -> None:
+    """Set the `known_value` of an operation's result, None if it depends on an unknown value or on chance."""
+    values = {id(tensor): value_of(tensor) for tensor in tensors}
+    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in op_name(func)
+    if random or any(value is None for value in values.values()) or result.numel() > MAX_ELEMENTS:
+        result.known_value = None
+        return
+    on_host = functools.partial(replace_tensors, replacements=values)
+    host_kwargs = {name: torch.device("cpu") if name == "device" else on_host(value) for name, value in kwargs.items()}
+    result.known_value = func(*map(on_host, args), **host_kwargs)
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a tensor, on the host; None for a fake tensor whose values are unknown."""
+    return getattr(tensor, "known_value", None) if is_fake(tensor) else tensor
+
+
+def without_masks(args: Any) -> Any:
+    """The arguments of aten.index.Tensor with the positions of its known masks in place of them."""
+    source, indices, *rest = args
+    positions: list[torch.Tensor | None] = []
+    for index in indices:
+        value = None if index is None or index.dtype not in (torch.bool, torch.uint8) else value_of(index)
+        positions += [index] if value is None else value.nonzero(as_tuple=True)
+    return (source, positions, *rest)
+
+
+def computed(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    """The result of an operation on the host, from known values; None where one is unknown."""
+    values = {id(tensor): value_of(tensor) for tensor in tensors}
+    if any(value is None for value in values.values()):
+        return None
+    return func(*replace_tensors(args, values), **kwargs)
+
+
+def read(tensor: Any, warnings: dict[str, None]) -> bool | int | float:
+    """The number in a tensor of one element. If it is unknown: 1, with a warning that names the line that reads it."""
+    if getattr(tensor, "known_value", None) is not None:
+        return tensor.known_value.item()
+    warnings[f"the step reads a number from the device ({reader()}), and it is taken as 1."] = None
+    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers that are copied to the host, where their memory is read. Raises UnknownOperation for unknown values."""
+    value = value_of(tensor)
+    if value is None:
+        raise UnknownOperation(f"the fake device cannot infer the numbers that the step reads ({reader()})")
+    return value
+
+
+def reader() -> str:
+    """The line of a library or a model that reads the device: file:line."""
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_OWN_FOLDERS)]
+    return f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"

@@ -1,0 +1,169 @@
+"""Accelerate, TrainingArguments, torch.distributed and bitsandbytes on the fake device.
+
+These libraries ask for a real GPU, or for other ranks, before they do their work. Everything here is undone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import accelerate
+import torch
+import torch.distributed as dist
+from transformers import TrainingArguments
+
+from legroom.config import Config
+from legroom.foresight.fake_gpu import fake_storages
+from legroom.foresight.fake_gpu.backend import Stream
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.machine import host
+from legroom.options import gpu as gpu_options
+from legroom.options import parallelism, training_arguments
+from legroom.ranks import collectives, rank_info
+from legroom.third_party import (
+    accelerate_private,
+    torch_distributed_private,
+    torch_private,
+    transformers_trainer_private,
+)
+from legroom.third_party.patching import patched
+
+
+def arguments_for(cfg: Config, folder: str, device: torch.device) -> TrainingArguments:
+    """`training_arguments.training_arguments` for a GPU that this machine lacks; batches go to the fake device."""
+    with transformers_trainer_private.unchecked_gpu_support():
+        args = training_arguments.training_arguments(cfg, folder)
+        _ = args.device  # sets up Accelerate's state
+    if device.type != "cpu":
+        transformers_trainer_private.set_arguments_device(args, device)
+        args.dataloader_pin_memory = False
+    args.dataloader_num_workers = 0  # two batches are read
+    return args
+
+
+# --- one process ------------------------------------------------------------------------------------
+
+
+class FakeAccelerator(accelerate.Accelerator):
+    """An Accelerator that sets itself up as for CUDA, and then uses `device`."""
+
+    fake_device: torch.device
+
+    def __init__(self, **settings: Any):
+        accelerate_private.set_process_device(torch.device("cuda"))
+        if collectives.is_distributed():
+            accelerate_private.set_process_multi_gpu(dist.get_world_size())
+        settings["cpu"] = False
+        super().__init__(**settings)
+        accelerate_private.set_accelerator_device(self.fake_device)
+        if self.scaler is not None:
+            self.scaler = torch_private.UncheckedGradScaler(self.fake_device.type)
+
+
+def _copied_by_operation(deepcopy: Callable) -> Callable:
+    """`Tensor.__deepcopy__` that does not read memory: a storage of the fake device has none.
+
+    Accelerate loads an optimizer's own state into it, and Optimizer.load_state_dict copies the groups, tensors too.
+    """
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if tensor.device.type == "cpu":
+            return deepcopy(tensor, memo)
+        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
+
+    return copied
+
+
+@contextlib.contextmanager
+def libraries_on(fake: FakeDevice, quantised: bool = False) -> Iterator[None]:
+    """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA.
+
+    quantised: the model has weights that bitsandbytes quantises."""
+    with contextlib.ExitStack() as patches:
+        if quantised:
+            from legroom.third_party import bitsandbytes_private
+
+            patches.enter_context(bitsandbytes_private.own_code_tables())
+        if fake.capability is not None:
+            patches.enter_context(patched(torch.Tensor, __deepcopy__=_copied_by_operation(torch.Tensor.__deepcopy__)))
+            accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
+            patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
+            if host.has("bitsandbytes"):
+                from legroom.third_party import bitsandbytes_private
+
+                patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
+        yield
+
+
+def _paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+    """A paged optimizer state: managed memory that the driver moves between host and GPU, outside torch's allocator."""
+    stride = torch.empty(shape, device="meta").stride()
+    made = fake_storages.empty(shape, stride, dtype, math.prod(shape) * dtype.itemsize, torch.device("cpu"))
+    made.is_paged = True  # type: ignore[attr-defined]  # bitsandbytes sets this attribute, and the ledger reads it
+    return made
+
+
+# --- several ranks ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
+    """Inside, this process is rank 0 of `parallelism.num_processes`, whose collectives return at once.
+
+    They run on torch's "fake" process group, which communicates nothing.
+    """
+    count = cfg.parallelism.world_size
+    if count == 1 and not parallelism.sharded(cfg):  # nor does Accelerate use DDP for one GPU
+        yield
+        return
+    environment = dict(os.environ)  # Accelerate writes to it, too
+    rank_info.export_environment(rank_info.RankInfo(0, count, 0, gpu_options.ranks_per_machine(cfg)))
+    backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
+    dist.init_process_group(
+        backend, store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=count
+    )
+    try:
+        all_reduce_sum = functools.partial(_all_reduce_sum, collectives.all_reduce_sum)
+        # FSDP waits on the current stream for weights that it has gathered and did not need, before the first layer
+        # that is trained. torch's own stream of such a backend would read an event of Python's as one of C++.
+        streams = patched(torch.accelerator, current_stream=Stream)
+        sums = patched(collectives, all_reduce_sum=all_reduce_sum)
+        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams:
+            yield
+    finally:
+        dist.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _all_reduce_sum(all_reduce_sum: Any, numbers: list, device: torch.device) -> torch.Tensor:
+    """`collectives.all_reduce_sum` where every rank has the N known numbers of this one. Returns (N,) on the host."""
+    all_reduce_sum(numbers, device)  # for its operations
+    return torch.tensor([int(number) for number in numbers], dtype=torch.float64) * dist.get_world_size()
+
+
+class FakeDDP(torch.nn.parallel.DistributedDataParallel):
+    """DDP whose all-reduce returns its input: the result of the fake process group's own cannot be read by DDP."""
+
+    def __init__(self, module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any):
+        super().__init__(module, **settings)
+        self.register_comm_hook(None, _all_reduce)
+
+
+def _all_reduce(_, bucket):  # no annotations: DDP compares them with types, and here they would be strings
+    dist.all_reduce(bucket.buffer())
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def rebuild_buckets(model: torch.nn.Module) -> None:
+    """Rebuild DDP's gradient buckets between two steps, so that the second step is like every later one."""
+    if isinstance(model, FakeDDP):
+        torch_distributed_private.rebuild_ddp_buckets(model)

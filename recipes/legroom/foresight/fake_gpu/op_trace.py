@@ -1,0 +1,264 @@
+"""The trace of a training step on the fake device: its memory ledger, its operations, and workspaces of CUDA's kernels.
+
+From it follow the requests to CUDA's caching allocator (`allocator_events`) and the operations for the roofline
+(`step_tally`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from legroom.foresight.fake_gpu import attention
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.memory.host_heap import HostHeap
+from legroom.foresight.speed.operation_names import PRODUCTS
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.measure.memory_attribution import OTHER
+from legroom.measure.memory_ledger import MemoryLedger
+from legroom.third_party.torch_private import op_name
+from legroom.units import MIB
+
+REPEATS = 2  # of a step after which the heap of a CPU's process does not change any more
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that a kernel allocates and that no tensor shows.
+
+    index: in the log, before which it is allocated. kept: until the process ends, instead of until the kernel ends.
+    """
+
+    index: int
+    bytes: int
+    kept: bool
+
+
+def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """cuBLAS's workspace of one handle: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize."""
+    return 32 * MIB if capability >= (9, 0) else 8_519_680
+
+
+class OpTrace:
+    """Use as `with trace: step()` once for each step; parts, tallies and `log.step_start` are those of the last step.
+
+    fake: the device; without a compute capability it is the CPU, which has no workspaces. model, optimizer: as for the
+    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`). compiled: the
+    model as torch.compile has wrapped it, whose graphs do not know their modules.
+    """
+
+    def __init__(
+        self,
+        fake: FakeDevice,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        record_origins: bool = False,
+        compiled: torch.nn.Module | None = None,
+    ):
+        self.fake, self.model = fake, model
+        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, compiled)
+        self._called = model if compiled is None else compiled
+        self.log, self.origins = self.ledger.log, self.ledger.origins
+        self.workspaces: list[Workspace] = []
+        self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
+        self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
+        self.tally = Tally(seen=self._seen)  # of the operations outside the passes
+        self._threads_with_handle: set[str] = set()
+        self._arguments: list[
+            torch.Tensor
+        ] = []  # of the latest operation: freed as the next one begins at the earliest
+        self._contexts = contextlib.ExitStack()
+
+    # --- during the step ---
+
+    def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        self._arguments = tensors
+        self.ledger.before(func, tensors)
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
+        self.ledger.after(func, args, kwargs, result, signature)
+        phase = self.log.phase.latest
+        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
+        # Gradients are recorded inside the backward pass where checkpointing runs the forward pass again, in Python.
+        caller = "forward" if phase == "backward" and torch.is_grad_enabled() else phase
+        module = None if self.origins is None else self.origins.module
+        tally.add(func, args, kwargs, result, phase, signature, caller, module)
+        if self.fake.capability is not None:
+            self._add_workspace(func, args, phase)
+        elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
+            copy = self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {})
+            self.log.record(copy, OTHER)
+
+    def launched(self, operation: Operation) -> None:
+        phase = self.log.phase.current()
+        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
+        tally.put(operation, phase)
+
+    def on_subclass(self, func: Any) -> None:
+        self.ledger.on_subclass(func)
+
+    def _add_workspace(self, func: Any, args: Any, phase: str) -> None:
+        name = op_name(func)
+        if name in PRODUCTS:
+            # On a GPU the backward pass runs in a thread of its own, and each thread has a cuBLAS handle.
+            thread = "backward" if phase == "backward" else "main"
+            if thread not in self._threads_with_handle:
+                self._threads_with_handle.add(thread)
+                size = cublas_workspace_bytes(self.fake.capability or (0, 0))
+                self.workspaces.append(Workspace(len(self.log.events), size, kept=True))
+        elif name.endswith("attention_backward"):
+            size = attention.backward_workspace_bytes(name, args[1], args[2])
+            self.workspaces.append(Workspace(len(self.log.events), size, kept=False))
+
+    # --- around the step ---
+
+    def __enter__(self) -> OpTrace:
+        self.passes, self.tally, self.ledger.model_flops = [], Tally(seen=self._seen), 0
+        with contextlib.ExitStack() as contexts:
+            self.ledger.begin_step()
+            contexts.callback(self._end_ledger_step)
+            contexts.enter_context(self.fake.observed_by(self))
+            hook = self._called.register_forward_pre_hook(
+                lambda *_: self.passes.append(Tally(seen=self._seen)), prepend=True
+            )
+            contexts.callback(hook.remove)
+            self._contexts = contexts.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._contexts.close()
+
+    def _end_ledger_step(self) -> None:
+        moved = self.ledger.end_step()
+        self.workspaces = [
+            replace(workspace, index=workspace.index + sum(index >= workspace.index for index in moved))
+            if workspace.index >= self.log.step_start
+            else workspace
+            for workspace in self.workspaces
+        ]
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that is on the device without being used."""
+        self.ledger.attribution.mark(tensor, OTHER)
+
+    # --- after the step ---
+
+    @property
+    def paged_bytes(self) -> int:
+        """Bytes of optimizer states that the driver pages between host and GPU, outside torch's allocator."""
+        return sum(entry.bytes for entry, sign in self.log.events if sign > 0 and entry.paged)
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Bytes of memory that a step on a CPU touches for the first time since it got them from the kernel."""
+        steps = [HostHeap(), HostHeap()]
+        for repeats, heap in enumerate(steps, REPEATS):
+            heap.replay(self.allocator_events(repeats))
+        return steps[1].fresh_bytes - steps[0].fresh_bytes
+
+    def step_tally(self, micro_batches: int) -> Tally:
+        """The operations of one optimizer step of `micro_batches`.
+
+        Micro-batches that were not run count as the last one; where three were run, as the second: the last alone sends
+        gradients to the other ranks.
+        """
+        repeated = 1 if len(self.passes) == 3 else len(self.passes) - 1
+        whole = Tally(
+            {phase: Counter(counts) for phase, counts in self.tally.counts.items()},
+            Counter(self.tally.calls),
+            {phase: Counter(places) for phase, places in self.tally.places.items()},
+            set(self.tally.unknown),
+        )
+        for index, tally in enumerate(self.passes):
+            times = 1 + (micro_batches - len(self.passes)) * (index == repeated)
+            tally.end_run()
+            every = ((whole.counts, tally.counts), (whole.places, tally.places), (whole.runs, tally.runs))
+            for sums, parts in every:
+                for phase, counts in parts.items():
+                    into = sums.setdefault(phase, Counter())
+                    for key, count in counts.items():
+                        into[key] += count * times
+            for phase, calls in tally.calls.items():
+                whole.calls[phase] += calls * times
+            whole.unknown |= tally.unknown
+        return whole
+
+    def allocator_events(self, repeats: int = 1) -> list[tuple[int, int]]:
+        """All requests to the allocator in order, the last step `repeats` times: (key, bytes), and (key, -1) to free.
+
+        What a step leaves behind (its loss) is freed in the next step where that frees what the step before it left.
+        """
+        requests = _AllocatorRequests(self)
+        requests.replay(0, self.workspaces)
+        start = self.log.step_start
+        for _ in range(repeats - 1):
+            requests.begin_repetition()
+            requests.replay(start, [one for one in self.workspaces if one.index >= start and not one.kept])
+        return requests.events
+
+    def allocator_events_of(self, ends: list[int], order: list[int]) -> list[tuple[int, int]]:
+        """All requests of steps that are replayed in an order which begins with the first, 0.
+
+        ends: the end of each step in the log. order: indices of steps.
+        """
+        requests, begins, seen = _AllocatorRequests(self), [0, *ends], set()
+        for step in order:
+            first, last = begins[step], ends[step]
+            requests.replay(
+                first,
+                [one for one in self.workspaces if first <= one.index < last and (step not in seen or not one.kept)],
+                last,
+            )
+            seen.add(step)
+        return requests.events
+
+
+class _AllocatorRequests:
+    """Builds the lists of `OpTrace.allocator_events`."""
+
+    def __init__(self, trace: OpTrace):
+        self.events: list[tuple[int, int]] = []
+        self._log, self._step_start = trace.log.events, trace.log.step_start
+        self._next_key = itertools.count()
+        self._keys: dict[int, int] = {}  # id of an entry that is alive -> key
+        self._left_behind: dict[int, list[int]] = {}  # bytes -> keys of storages that the last repetition left behind
+
+    def _allocate(self, size_bytes: int) -> int:
+        key = next(self._next_key)
+        self.events.append((key, size_bytes))
+        return key
+
+    def replay(self, first: int, workspaces: list[Workspace], last: int | None = None) -> None:
+        """The requests of the log from index `first` to `last`, or to its end. workspaces: ordered by index."""
+        pending, last = deque(workspaces), len(self._log) if last is None else last
+        for index in range(first, last + 1):
+            while pending and pending[0].index <= index:
+                workspace = pending.popleft()
+                key = self._allocate(workspace.bytes)
+                if not workspace.kept:
+                    self.events.append((key, -1))
+            if index == last:
+                break
+            entry, sign = self._log[index]
+            if entry.paged:
+                continue
+            if sign > 0:
+                if id(entry) not in self._keys:
+                    self._keys[id(entry)] = self._allocate(entry.bytes)
+            elif id(entry) in self._keys:
+                self.events.append((self._keys.pop(id(entry)), -1))
+            elif self._left_behind.get(entry.bytes):
+                self.events.append((self._left_behind[entry.bytes].pop(), -1))
+
+    def begin_repetition(self) -> None:
+        """Forget the entries of the last step: the next repetition allocates them again."""
+        self._left_behind.clear()
+        for entry, sign in self._log[self._step_start :]:
+            if sign > 0 and id(entry) in self._keys and not entry.preexisting:
+                self._left_behind.setdefault(entry.bytes, []).append(self._keys.pop(id(entry)))

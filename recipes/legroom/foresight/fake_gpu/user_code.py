@@ -1,0 +1,209 @@
+"""Code that knows nothing of the fake GPU on the fake GPU: it says "cuda", and reads numbers that nobody has computed.
+
+`as_on_a_gpu` is entered around the code of a user. "cuda" is the fake device there. A number that is read is unknown:
+it may be printed and added up, and whoever decides by it gets a Refusal that names the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import comm
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from legroom.errors import Refusal
+from legroom.foresight.fake_gpu import fake_storages, known_values, library_patches
+from legroom.foresight.fake_gpu.backend import Stream, no_stream
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.third_party import accelerate_private, torch_private, transformers_trainer_private
+from legroom.third_party.patching import patched
+
+MOST_READS = 1000  # of one line of a library
+_TORCH = str(Path(str(torch.__file__)).parent)
+_LIBRARIES = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    _TORCH,
+    str(Path(__file__).parents[2]),  # legroom
+)
+_NUMBERS = {
+    torch.Tensor.item: float,
+    torch.Tensor.__float__: float,
+    torch.Tensor.__int__: int,
+    torch.Tensor.__index__: int,
+}
+_ARRAYS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+_FINITE = {torch.isnan: False, torch.isinf: False, torch.isfinite: True} | {
+    torch.Tensor.isnan: False,
+    torch.Tensor.isinf: False,
+    torch.Tensor.isfinite: True,
+}
+
+
+def user_line(frames: list[traceback.FrameSummary]) -> str:
+    """file:line of the innermost frame outside all libraries; '' if there is none."""
+    for frame in reversed(frames):
+        if not frame.filename.startswith((*_LIBRARIES, "<")):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _reading_line() -> str:
+    """file:line where a user's own code reads a tensor; '' where a library does."""
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_LIBRARIES[-1])]
+    return user_line(frames[-1:])
+
+
+class UnreadNumber(float):
+    """What `.item()` returns: a number that is not known. It can be printed and calculated with, and not compared."""
+
+    where: str
+
+    def __new__(cls, where: str) -> UnreadNumber:
+        number = super().__new__(cls, 1.0)
+        number.where = where
+        return number
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Refusal(_decides(self.where))
+
+    def _calculate(self, *_: Any) -> UnreadNumber:
+        return UnreadNumber(self.where)
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _calculate
+    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __abs__ = _calculate
+    __hash__ = float.__hash__
+
+
+def _decides(where: str) -> str:
+    return (
+        f"{where}: the step decides by a tensor's value, which only a run computes, so that an estimate cannot know "
+        "what it does next. Leave the decision out of the step that is estimated, or estimate each way by itself; "
+        "logging, clipping and loss scaling may stay."
+    )
+
+
+def _refuse_several_gpus(*_: Any, **__: Any) -> Any:
+    where = user_line(list(traceback.extract_stack())) or "the step"
+    raise Refusal(
+        f"{where}: the step uses several GPUs in one process (torch.nn.DataParallel), and one process on one GPU is "
+        "estimated. Take the module that DataParallel wraps, its attribute `module`, with the rows that one GPU gets."
+    )
+
+
+@contextlib.contextmanager
+def _one_gpu() -> Iterator[None]:
+    """Inside, DataParallel and the copies between GPUs that it is made of are refused. Torch would look for a device
+    whose module it knows, find the fake one, and end in kernels that only CUDA has."""
+    copies = ("broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter")
+    with (
+        patched(torch.nn.DataParallel, forward=_refuse_several_gpus),
+        patched(comm, **dict.fromkeys(copies, _refuse_several_gpus)),
+    ):
+        yield
+
+
+class _UserCode(TorchFunctionMode):
+    """Sees every function and method of torch that Python code calls, before torch checks its arguments."""
+
+    def __init__(self, fake: FakeDevice):
+        super().__init__()
+        self.fake = fake
+        self.reads: Counter[str] = Counter()  # by libraries, by line
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and fake_storages.is_fake(first):
+            if func in _NUMBERS or func in _ARRAYS or func is torch.Tensor.__bool__:
+                return self._read(func, args, kwargs)
+            if func is torch.Tensor.__repr__:
+                return f"tensor(not computed, size={tuple(first.shape)}, dtype={first.dtype})"
+            if func in _FINITE:
+                return self._assumed_finite(func, args, kwargs)
+        if func is torch.Tensor.cuda:
+            return first.to(self.fake.device)  # pyright: ignore[reportOptionalMemberAccess]
+        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
+            return first
+        return func(*map(self._device, args), **{name: self._device(value) for name, value in kwargs.items()})
+
+    def _device(self, value: Any) -> Any:
+        """The fake device for every way to say cuda."""
+        is_cuda = (
+            value.type == "cuda"
+            if isinstance(value, torch.device)
+            else isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+        )
+        return self.fake.device if is_cuda else value
+
+    def _read(self, func: Callable, args: Any, kwargs: Any) -> Any:
+        known = known_values.value_of(args[0])
+        if known is not None:
+            return func(known, *args[1:], **kwargs)
+        where = _reading_line()
+        if func in _ARRAYS:
+            raise Refusal(
+                f"{where or known_values.reader()}: the step reads the values of a tensor ({func.__name__}), which "
+                "only a run computes. Leave it out of the step that is estimated."
+            )
+        if not where:  # a library: as in recipe=estimate
+            line = known_values.reader()
+            self.reads[line] += 1
+            if self.reads[line] > MOST_READS:  # a loop that a number would end
+                raise Refusal(_decides(line))
+            return func(*args, **kwargs)
+        if func is torch.Tensor.__bool__:
+            raise Refusal(_decides(where))
+        self.fake.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
+        return UnreadNumber(where) if func is torch.Tensor.item else _NUMBERS[func](1)
+
+    def _assumed_finite(self, func: Callable, args: Any, kwargs: Any) -> Any:
+        """isnan and its like: no number is infinite, as far as anybody knows."""
+        result = func(*args, **kwargs)
+        if result.numel() <= known_values.MAX_ELEMENTS:
+            result.known_value = torch.full(result.shape, _FINITE[func])
+        return result
+
+
+@contextlib.contextmanager
+def without_initialisation() -> Iterator[None]:
+    """Inside, weights are not initialised: torch's functions return their tensor as it is, and transformers' models
+    only tie theirs. (Some draw until no value is out of bounds, which never happens where there are no values.)"""
+
+    def as_it_is(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    def tie(model: PreTrainedModel) -> None:
+        model.tie_weights(recompute_mapping=False)
+
+    names = [name for name in vars(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
+    with patched(torch.nn.init, **dict.fromkeys(names, as_it_is)), patched(PreTrainedModel, init_weights=tie):
+        yield
+
+
+@contextlib.contextmanager
+def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
+    """Inside, "cuda" is the fake device, for tensors, autocast, gradient scalers, Accelerate and the Trainer."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    with (
+        accelerate_private.state_of_its_own(),
+        library_patches.libraries_on(fake),
+        transformers_trainer_private.trainer_on(fake.device),
+        patched(torch.cuda, synchronize=nothing, empty_cache=nothing, reset_peak_memory_stats=nothing),
+        patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
+        torch_private.mixed_precision_on(fake.device.type),
+        _one_gpu(),
+        _UserCode(fake),
+    ):
+        yield

@@ -1,0 +1,54 @@
+"""What PYTORCH_ALLOC_CONF may say of CUDA's caching allocator, and the allocator's own constants.
+
+Those are of torch 2.13, c10/core/AllocatorConfig.h.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+from legroom.units import MIB
+
+ROUND = 512  # kMinBlockSize: every request is rounded up to a multiple
+SMALL = MIB  # kSmallSize: the largest request that the small pool serves
+SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
+LARGE_SEGMENT = 20 * MIB  # large_segment_size: the segment for a large request under MIN_LARGE
+MIN_LARGE = 10 * MIB  # kMinLargeAlloc
+ROUND_LARGE = 2 * MIB  # kRoundLarge: a segment of its own is rounded up to a multiple
+UNLIMITED = sys.maxsize
+FRACTION = re.compile(r"0?\.\d+|[01](\.0*)?")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What PYTORCH_ALLOC_CONF may say that changes memory. Sizes in bytes; UNLIMITED: no such limit."""
+
+    expandable_segments: bool = False
+    max_split_size: int = UNLIMITED  # larger blocks are never split, and serve only requests as large
+    max_non_split_rounding: int = LARGE_SEGMENT  # how much too large such a block may be
+    large_segment_size: int = LARGE_SEGMENT
+    memory_fraction: float = 1.0  # of the whole device, for this process: its allocator's capacity, whoever makes it
+
+
+def settings_from(text: str) -> tuple[Settings, list[str]]:
+    """(settings, what it does not know) of a PYTORCH_ALLOC_CONF: `key:value,key:value`."""
+    found, unknown = {}, []
+    sizes = {
+        "max_split_size_mb": "max_split_size",
+        "max_non_split_rounding_mb": "max_non_split_rounding",
+        "large_segment_size_mb": "large_segment_size",
+    }
+    harmless = ("pinned_", "release_lock_on_cudamalloc", "backend:native", "throw_on_cudamalloc_oom")
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = word.partition(":")
+        if key in sizes and value.isdecimal():
+            found[sizes[key]] = int(value) * MIB
+        elif key == "expandable_segments":
+            found[key] = value == "True"
+        elif key == "per_process_memory_fraction" and FRACTION.fullmatch(value):
+            found["memory_fraction"] = float(value)
+        elif not word.startswith(harmless):
+            unknown.append(word)
+    return Settings(**found), unknown

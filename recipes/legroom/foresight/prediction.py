@@ -1,0 +1,299 @@
+"""A simulated step as the figures of a record: memory, speed, whether it fits, and the assumptions behind them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from dataclasses import asdict, replace
+
+import torch
+
+from legroom.config import Config, Gpu
+from legroom.foresight import evaluation_memory, simulation
+from legroom.foresight.memory import allocator
+from legroom.foresight.memory.settings import UNLIMITED
+from legroom.foresight.simulation import SimulatedStep
+from legroom.foresight.speed import calibrated, compiled, cpu, links, roofline
+from legroom.foresight.uneven_lengths import UnevenLengths
+from legroom.machine import gpu_specs, host
+from legroom.options import attention, memory_hints
+from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
+from legroom.units import MIB, limited_bytes
+
+LEAST_PADDING = 0.05  # the least share of padding that is named
+
+
+def allocator_bytes(cfg: Config) -> int:
+    """What CUDA's context, NCCL and launch.memory_limit_gib leave of the device for torch's allocator."""
+    gpu = host.gpu(cfg)
+    if gpu is None:
+        return UNLIMITED
+    # gpu=auto has the memory of the installed one
+    figures = replace(cfg.gpu, memory_bytes=gpu.memory_bytes)
+    return usable_bytes(figures, nccl_bytes(cfg), cfg.launch.memory_limit_gib)
+
+
+def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
+    """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
+    return limited_bytes(gpu.memory_bytes - context(gpu)[0] - nccl_bytes, memory_limit_gib)
+
+
+def context(gpu: Gpu) -> tuple[int, bool]:
+    """(bytes that CUDA's context takes, whether they were measured): what was typed, what scripts/calibrate.py measured
+    here, or what conf/gpu/ has."""
+    here, listed = calibrated.gpu(gpu.device_name), gpu_specs.find(gpu.device_name, gpu.memory_bytes)
+    typed = listed is not None and listed["context_bytes"] != gpu.context_bytes
+    if here is None or here.context_bytes is None or typed:
+        return gpu.context_bytes, gpu.context_from == "measured"
+    return here.context_bytes, True
+
+
+def nccl_bytes(cfg: Config) -> int:
+    """What NCCL takes on each of several GPUs, outside torch's allocator."""
+    return cfg.gpu.nccl_bytes if cfg.parallelism.world_size > 1 else 0
+
+
+def judged(gpu: Gpu, share: float, margin_bytes: int, reserved_bytes: int, lacking_bytes: int = 0) -> Estimate:
+    """The verdict on a step that reserves so much and leaves margin_bytes free.
+
+    Measured memory exceeds a prediction now and then, so that 'fits' keeps a share of it free (`estimate.margin`), and
+    beside it what batches of different lengths lacked where just reserved_bytes were there (lacking_bytes).
+    """
+    kept = math.ceil(share * reserved_bytes) + (lacking_bytes if share else 0)
+    verdict = DOES_NOT_FIT if margin_bytes < 0 else TIGHT if margin_bytes < kept else FITS
+    return Estimate(verdict == FITS, margin_bytes, gpu.memory_bytes, verdict, kept)
+
+
+def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
+    """Enter a simulated step into a record. Its status becomes `oom` if the step does not fit, else `ok`."""
+    memory = outcome.memory
+    for key, value in simulated.parts.items():
+        setattr(memory, key, value)
+    memory.parameter_count = simulated.parameter_count
+    outcome.model = simulated.model
+    outcome.warnings += notes(cfg) + simulated.warnings + simulated.unknown_settings
+    if simulated.demand is not None:
+        _fill_device(cfg, outcome, simulated, simulated.demand)
+        if simulated.evaluation_events is not None:
+            needs = functools.partial(_demand_within, cfg, simulated.evaluation_events)
+            evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs)
+    else:
+        _fill_cpu(cfg, outcome, simulated)
+    outcome.status = outcome.status if outcome.status == "oom" else "ok"
+    memory.per_rank = [
+        {"rank": 0}
+        | {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
+    ]
+
+
+def _demand_within(cfg: Config, events: list[tuple[int, int]], capacity_bytes: int) -> allocator.Demand:
+    return simulation.allocator_demand(events, capacity_bytes, cfg.gpu.memory_bytes)[0]
+
+
+def device_used_bytes(outcome: Record) -> int:
+    """The device memory of a record that `fill` has filled in for a GPU."""
+    used = outcome.memory.device_used_bytes
+    assert used is not None, "the estimate is of a CPU"
+    return used
+
+
+def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand: allocator.Demand) -> None:
+    """The figures of CUDA's allocator and of the whole device, and whether they fit."""
+    memory, capacity = outcome.memory, min(allocator_bytes(cfg), demand.capacity_bytes)
+    memory.peak_allocated_bytes = demand.peak_allocated_bytes
+    memory.peak_reserved_bytes = demand.peak_reserved_bytes
+    memory.context_bytes = context(cfg.gpu)[0]
+    memory.nccl_bytes = nccl_bytes(cfg) or None
+    used = memory.context_bytes + nccl_bytes(cfg) + demand.peak_reserved_bytes
+    # Paged optimizer states fill what is free of the device; the rest of them stays on the host.
+    memory.device_used_bytes = max(used, min(used + simulated.paged_bytes, cfg.gpu.memory_bytes))
+    margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
+    lacking = simulated.lengths.lacking_bytes if simulated.lengths is not None else 0
+    share = max(cfg.estimate.margin or 0.0, simulated.error_share)
+    outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
+    if simulated.lengths is not None and not demand.missing_bytes:  # else the longest alone do not fit
+        _fill_lengths(cfg, outcome, outcome.estimate, simulated.lengths)
+    if 0 <= margin < (outcome.estimate.kept_bytes or 0):
+        outcome.warnings.append(_why_tight(cfg, share, outcome.estimate, demand.releases))
+    if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
+        _fill_speed(cfg, outcome, simulated, outcome.estimate)
+    else:
+        copying = links.host_copies_seconds(simulated.tally, cfg.gpu)
+        outcome.warnings.append(
+            f"no time is predicted; the copies between GPU and host alone take about {copying * 1000:,.3g} ms a step."
+        )
+    if demand.missing_bytes:
+        outcome.status = "oom"
+        needed = (
+            f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
+            f"{cfg.gpu.memory_bytes / MIB:,.0f}"
+        )
+        if capacity < cfg.gpu.memory_bytes - memory.context_bytes - nccl_bytes(cfg):
+            needed = (
+                f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit "
+                f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
+            )
+        phase = memory.peak_phase or "step"
+        outcome.error = Error(
+            phase,
+            "PredictedOutOfMemory",
+            f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
+            memory_hints.memory_hint(cfg, phase),
+        )
+
+
+def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
+    """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
+    demands = lengths.demands
+    estimate.lengths_steps, estimate.releases = lengths.steps, max(demand.releases for demand in demands)
+    estimate.lacking_bytes = lengths.lacking_bytes
+    needed = outcome.memory.peak_reserved_bytes or 0  # every order has the longest rows sooner or later
+    shown = [max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes)) for demand in demands]
+    estimate.shown_reserved_bytes = statistics.median_low(shown)
+    estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes = min(shown), max(shown)
+    estimate.free_reserved_bytes = max(needed, *(demand.peak_reserved_bytes for demand in lengths.free_demands))
+    estimate.expandable_reserved_bytes = lengths.expandable_demand.peak_reserved_bytes
+    estimate.padding_share = lengths.padding
+    tight = ""
+    missing = max(demand.missing_bytes for demand in demands)
+    if missing and estimate.verdict == FITS:
+        estimate.fits, estimate.verdict = False, TIGHT
+        tight = f" {missing / MIB:,.0f} MiB would be missing in the worst order of the batches: tight."
+    saved = estimate.shown_reserved_high_bytes - estimate.expandable_reserved_bytes
+    hints = []
+    if saved > 0:
+        hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {saved / MIB:,.0f} MiB of it")
+    if lengths.padding >= LEAST_PADDING:
+        grouped = "" if cfg.data.group_by_length is True else " or data.group_by_length"
+        hints.append(
+            f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling){grouped} "
+            "would spare"
+        )
+    if estimate.lacking_bytes and estimate.kept_bytes:
+        tight += (
+            f" On a GPU with just what the longest need, {estimate.lacking_bytes / MIB:,.0f} MiB would be missing in "
+            "the worst order: they are part of the margin."
+        )
+    times = "is never given back" if not estimate.releases else f"is given back up to {estimate.releases} times"
+    outcome.warnings.append(
+        f"batches of different lengths {_growth(needed, shown)}; in {lengths.steps} steps cached memory "
+        f"{times} to make room.{tight}{' ' * bool(hints)}{'; '.join(hints)}{'.' * bool(hints)}"
+    )
+
+
+def _growth(needed: int, shown: list[int]) -> str:
+    """What batches of different lengths make of the reserved bytes that the longest need. shown: of each order."""
+    if max(shown) == needed:
+        return f"do not fragment the cache here: it stays at the {needed / MIB:,.0f} MiB that the longest need"
+    least, most = (f"{each(shown) / MIB:,.0f}" for each in (min, max))
+    spread = f"{least} to {most} reserved, by" if least != most else f"{most} reserved, whatever"
+    return (
+        f"fragment the cache: {needed / MIB:,.0f} MiB are needed for the longest, and the device will show "
+        f"{spread} the order of the batches ({len(shown)} were tried)"
+    )
+
+
+def _why_tight(cfg: Config, share: float, estimate: Estimate, releases: int) -> str:
+    """Why a step that is predicted to run is not said to fit. share: of the reserved memory, that is to stay free."""
+    compiled_again = share > (cfg.estimate.margin or 0.0)
+    released = (
+        f" Cached memory is given back {releases} time{'s' * (releases > 1)} to make room, which takes time."
+        if releases
+        else ""
+    )
+    lacking = (
+        f", and {estimate.lacking_bytes / MIB:,.0f} MiB for batches of different lengths"
+        if estimate.lacking_bytes
+        else ""
+    )
+    return (
+        f"tight: {estimate.margin_bytes / MIB:,.0f} MiB stay free, and what is predicted may be too little by "
+        f"{math.ceil((estimate.kept_bytes or 0) / MIB):,} MiB ({share:.3g} of the reserved memory, "
+        f"{'as compiled' if compiled_again else 'estimate.margin'}{lacking}). It may run out of memory.{released}"
+    )
+
+
+def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate: Estimate) -> None:
+    speed, ranks = outcome.speed, cfg.parallelism.world_size
+    used = outcome.memory.peak_reserved_bytes or 0
+    homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
+    paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
+    predict = functools.partial(compiled.predict if cfg.compile else roofline.predict, paging=paging)
+    of_step = functools.partial(predict, graphs=simulated.compiled_tally) if cfg.compile else predict
+    predicted = of_step(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
+    _enter_times(cfg, outcome, simulated, predicted)
+    if simulated.first_steps is not None:
+        first = simulated.first_steps
+        seconds = [predict(tally, cfg.gpu, cfg.precision.name, ranks).step_seconds for tally in first.tallies]
+        estimate.first_step_seconds = statistics.fmean(seconds)
+        estimate.unpadded_tokens_per_second = first.unpadded_tokens / sum(seconds)
+    peak = gpu_specs.peak_flops(cfg.gpu.device_name, cfg.precision.name)
+    if peak and speed.model_flops_per_step:
+        speed.mfu = speed.model_flops_per_step / predicted.step_seconds / (peak * ranks)
+    estimate.efficiencies_from = predicted.efficiencies_from
+    outcome.warnings += predicted.notes
+
+
+def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
+    """The times of a step on this CPU, where scripts/calibrate.py has measured it."""
+    rates, why_not = cpu_rates(cfg)
+    if rates is None:
+        outcome.warnings.append(f"no time is predicted: {why_not}")
+        return
+    _enter_times(cfg, outcome, simulated, cpu.predict(simulated.tally, rates, simulated.trace.fresh_bytes))
+
+
+def cpu_rates(cfg: Config) -> tuple[calibrated.CpuRates | None, str]:
+    """(what was measured of this CPU, "") for a step whose time can be predicted from it; else (None, why not)."""
+    if cfg.parallelism.world_size > 1:
+        return None, "how several processes share one CPU is not modelled."
+    if cfg.compile:
+        return None, "compiled code on a CPU is not modelled."
+    return calibrated.cpu(host.cpu_name(), torch.get_num_threads(), str(torch.__version__))
+
+
+def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predicted: roofline.Prediction) -> None:
+    speed = outcome.speed
+    speed.step_seconds_median = predicted.step_seconds
+    speed.step_seconds_low, speed.step_seconds_high = predicted.low_seconds, predicted.high_seconds
+    speed.bound_by = predicted.bound_by
+    speed.samples_per_second = simulated.samples / predicted.step_seconds
+    speed.tokens_per_second = simulated.tokens / predicted.step_seconds
+    speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * cfg.parallelism.replicas
+
+
+def notes(cfg: Config) -> list[str]:
+    """The assumptions behind the figures, a line each."""
+    if host.gpu(cfg) is None:
+        return []
+    lines, machines = [], cfg.gpu.machines or 1
+    if simulation.is_amd(cfg):
+        lines.append(
+            f"{cfg.gpu.device_name}: attention's kernels, workspaces and the allocator are assumed to be CUDA's on an "
+            "A100; ROCm's own rules are not known to the estimate."
+        )
+    context_bytes, is_measured = context(cfg.gpu)
+    if not is_measured:
+        lines.append(
+            f"the context of {cfg.gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed: "
+            "it has not been measured."
+        )
+    if cfg.parallelism.world_size > 1:
+        source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")
+        lines.append(
+            f"NCCL's buffers on each GPU are counted as {nccl_bytes(cfg) / MIB:,.0f} MiB ({source}; gpu.nccl_bytes)"
+            f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}. "
+            "It is not modelled that memory freed on one stream is not available to another."
+        )
+    if cfg.parallelism.cpu_offload:
+        lines.append(
+            "parallelism.cpu_offload=true: the optimizer's step runs on the host, whose speed and memory are not "
+            "predicted."
+        )
+    if attention.is_flash(cfg.model.attention):
+        lines.append(
+            f"model.attention={cfg.model.attention}: the figures are those of torch's own flash attention, which saves "
+            "the same tensors; padding, which the package removes, is counted."
+        )
+    return lines

@@ -1,0 +1,242 @@
+"""Predictions for a deep model from simulated steps of two shallow ones: seconds, and a lower bound on memory.
+
+The layers of a model are alike, so the seconds of a step grow by the same amount with each layer, and so do the bytes
+that are alive at any point of the step. The peak over all points is the largest of several straight lines; a line
+through two of its values is never above it at larger depths. What the optimizer adds does not depend on the batch, and
+the forward and backward passes do not depend on the optimizer, so a few extrapolations cover many configurations.
+
+FSDP that frees gathered weights after the forward pass is not extrapolated itself, because it gathers weights ahead of
+their use, and its memory is no straight line. Its prediction is derived from the strategy that keeps the weights
+(`resharding`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from legroom.config import Config
+from legroom.foresight import simulation
+from legroom.foresight.search import data_cache
+from legroom.foresight.simulation import SimulatedStep
+from legroom.foresight.speed import efficiencies, links, roofline
+from legroom.foresight.speed.operation_names import COLLECTIVE
+from legroom.foresight.speed.operations import Operation, Tally
+from legroom.options import checkpointing, parallelism
+from legroom.parallelism import fsdp
+from legroom.third_party import torch_distributed_private
+
+DEPTHS = (1, 2)  # layers of the two models that are simulated
+DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
+PASSES, STEP = ("forward", "backward"), ("step",)
+TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
+# Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
+STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """One optimizer step: the forward and backward passes of all micro-batches (pass_*), and the rest (step_*).
+
+    pass_bytes: the peak until the end of the last pass, without the optimizer's states. step_bytes: the peak after
+    that, with them. gathered_bytes: the whole weights of the units that FSDP gathers, but for those outside all units.
+    micro_batches: of the step. *_seconds: of the device, the host and the link, which overlap. *_collectives: their
+    number.
+    """
+
+    pass_bytes: float
+    step_bytes: float
+    states_bytes: float
+    gathered_bytes: float
+    micro_batches: float
+    pass_device_seconds: float
+    pass_host_seconds: float
+    pass_link_seconds: float
+    pass_collectives: float
+    step_device_seconds: float
+    step_host_seconds: float
+    step_link_seconds: float
+    step_collectives: float
+
+
+def least_bytes(passes: Extrapolation, step: Extrapolation) -> float:
+    """A lower bound on the memory of the passes of one extrapolation with the optimizer of another."""
+    return max(passes.pass_bytes + step.states_bytes, step.step_bytes)
+
+
+def step_seconds(passes: Extrapolation, step: Extrapolation, light: Extrapolation | None = None) -> float:
+    """The seconds of a step with the passes of one extrapolation and the optimizer of another.
+
+    light: like `step`, with the optimizer of `passes`. Then the seconds of `passes` outside its passes count too, and
+    `step` and `light` give only the difference between the two optimizers.
+    """
+    light = light or passes
+    return roofline.overlapped(
+        *(
+            getattr(passes, f"pass_{name}")
+            + getattr(passes, f"step_{name}")
+            + getattr(step, f"step_{name}")
+            - getattr(light, f"step_{name}")
+            for name in TIMES
+        )
+    )
+
+
+def without_resharding(cfg: Config) -> Config:
+    """The configuration that keeps gathered weights until the backward pass; `cfg` itself if it does so."""
+    if cfg.parallelism.strategy not in STAYS_GATHERED:
+        return cfg
+    return replace(cfg, parallelism=replace(cfg.parallelism, strategy=STAYS_GATHERED[cfg.parallelism.strategy]))
+
+
+def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Extrapolation) -> Extrapolation:
+    """The extrapolation of a strategy that frees gathered weights, from that of the strategy that keeps them.
+
+    It computes the same and gathers more: for each micro-batch, whatever its size, as much as `small` (frees) does more
+    than `small_gathered` (keeps). Its memory at any point is smaller by at most all gathered weights.
+    """
+    micro_batches = gathered.micro_batches / small.micro_batches
+    more = {
+        f"pass_{name}": getattr(gathered, f"pass_{name}")
+        + micro_batches * (getattr(small, f"pass_{name}") - getattr(small_gathered, f"pass_{name}"))
+        for name in TIMES
+    }
+    return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
+
+
+def extrapolate(
+    cfg: Config, precisions: list[str], folder: str, few_micro_batches: bool = False
+) -> list[Extrapolation]:
+    """An extrapolation for each of the precisions, which run the same operations at different speeds.
+
+    few_micro_batches: see `simulation.simulate_step`.
+    A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
+    every n-th layer is checkpointed, what grows alike is a group of n layers, and the depths differ by one.
+    """
+    layers, period = cfg.model.layers, checkpointing.every_n_layers(cfg)
+    depths: tuple[int | None, ...] = (layers,)
+    if not cfg.model.pretrained:
+        first, _ = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
+        first += (layers - first) % period
+        if layers > first + period:
+            depths = (first, first + period)
+    simulated, weights = [], []  # one entry for each depth
+    for depth in depths:
+        shallow = copy.deepcopy(cfg)
+        shallow.model.layers = depth
+        figures, sizes = _figures(shallow, precisions, folder, few_micro_batches)
+        simulated.append(figures)
+        weights.append(sizes)
+    if len(depths) == 1:
+        return [Extrapolation(*figures) for figures in simulated[0]]
+    more = (layers - depths[0]) // period
+    made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*simulated)]
+    if cfg.parallelism.world_size == 1 or parallelism.sharded(cfg):
+        return made
+    low, high = weights
+    shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
+    return [
+        _with_collectives(cfg, one, Extrapolation(*figures).pass_collectives / shallow_buckets * buckets)
+        for one, figures in zip(made, simulated[0])
+    ]
+
+
+def _with_collectives(cfg: Config, made: Extrapolation, collectives: float) -> Extrapolation:
+    """The extrapolation with another number of collectives, and so with other latency.
+
+    DDP sends one bucket at a time, and a layer more need not fill another bucket: their number is no straight line.
+    """
+    empty = Operation("allreduce_", COLLECTIVE)
+    latency, _ = links.collective_seconds(empty, cfg.gpu, cfg.parallelism.world_size, efficiencies.of_gpu(cfg.gpu))
+    link = made.pass_link_seconds + (collectives - made.pass_collectives) * latency
+    return replace(made, pass_collectives=collectives, pass_link_seconds=link)
+
+
+def _ddp_buckets(cfg: Config, weights: list[tuple[int, torch.dtype]]) -> list[list[int]]:
+    """The buckets into which DDP puts gradients. weights: (elements, dtype) of each, in the order of the gradients."""
+    tensors = [torch.empty(elements, dtype=dtype, device="meta") for elements, dtype in weights]
+    return torch_distributed_private.ddp_buckets(tensors, cfg.parallelism.bucket_cap_mb * 2**20)
+
+
+def _deeper(low: list, high: list, more: int) -> list:
+    """The list of a model with `more` layers than `low`; `high` is the list of a model with one more.
+
+    What is called a layer here is a group of them where only every n-th layer is checkpointed.
+    """
+    same = next((index for index, pair in enumerate(zip(low, high)) if pair[0] != pair[1]), len(low))
+    return low[:same] + high[same : same + len(high) - len(low)] * more + low[same:]
+
+
+def _figures(
+    cfg: Config, precisions: list[str], folder: str, few_micro_batches: bool
+) -> tuple[list[list[float]], list[tuple[int, torch.dtype]]]:
+    """Simulate a configuration as it is.
+
+    Returns the fields of an Extrapolation for each precision, and (elements, dtype) of each trained weight, the last
+    first.
+    """
+    simulated = simulation.simulate_step(
+        cfg, folder, few_micro_batches=few_micro_batches, build_data=data_cache.build_data, fused=False
+    )
+    model = simulated.trace.model
+    states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes
+    passes, step = _peaks(simulated)
+    workspaces = sum(workspace.bytes for workspace in simulated.trace.workspaces if workspace.kept)
+    sizes = [
+        passes - states + workspaces,
+        step + workspaces,
+        states,
+        _gathered_bytes(cfg, cast(PreTrainedModel, model)),
+        simulated.micro_batches,
+    ]
+    made = []
+    for name in precisions:
+        predictions = [
+            roofline.predict(_part(simulated.tally, phases), cfg.gpu, name, cfg.parallelism.world_size)
+            for phases in (PASSES, STEP)
+        ]
+        made.append(sizes + [getattr(prediction, time) for prediction in predictions for time in TIMES])
+    return made, [
+        (weight.numel(), weight.dtype) for weight in reversed(list(model.parameters())) if weight.requires_grad
+    ]
+
+
+def _peaks(simulated: SimulatedStep) -> tuple[int, int]:
+    """The largest number of bytes alive on the device in the last step: until its last pass ends, and after that."""
+    passes = step = 0
+    log = simulated.trace.log
+    live = -simulated.paged_bytes
+    for index, (entry, sign) in enumerate(log.events):
+        live += sign * entry.bytes
+        if index < log.step_start or sign < 0:
+            continue
+        if entry.phase in PASSES:
+            passes, step = max(passes, step, live), 0  # what counted for the step was between two passes
+        else:
+            step = max(step, live)
+    return passes, step
+
+
+def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:
+    """The whole weights of the units that FSDP gathers one after the other, in the dtype in which they are gathered."""
+    if not parallelism.sharded(cfg):
+        return 0
+    half = 2 if cfg.precision.name in ("fp16", "bf16") else None  # fsdp.shard: MixedPrecisionPolicy
+    return sum(
+        weight.numel() * (half or weight.element_size())
+        for unit in fsdp.units(network, cfg.parallelism.wrap, cfg.parallelism.wrap_min_parameters)
+        for weight in unit.parameters()
+    )
+
+
+def _part(tally: Tally, phases: tuple[str, ...]) -> Tally:
+    """The operations of some phases."""
+    return Tally(
+        {phase: tally.counts[phase] for phase in phases if phase in tally.counts},
+        Counter({phase: tally.calls[phase] for phase in phases}),
+    )

@@ -1,0 +1,230 @@
+"""From the command line of fit to its search space, or to the problems that prevent a search. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.config import Config
+from legroom.foresight.search import exclusions, packed_rows
+from legroom.foresight.search.fit_options import Options
+from legroom.foresight.search.space import (
+    BATCH,
+    DIMENSIONS,
+    MODES,
+    PACKING,
+    SearchSpace,
+    batches,
+    compose_estimate,
+    mode_overrides,
+    now,
+    typed_value,
+)
+from legroom.machine import gpu_specs, host
+from legroom.options import menus, parallelism
+from legroom.paths import CONF
+
+
+@dataclass
+class _Request:
+    """What a command line says about the levers.
+
+    given: key -> override. pinned: lever -> the override that sets it or one of its keys. keeps_mode: parallelism is
+    typed or kept. mode: overrides for the first of MODES where modes are searched. smallest: a batch of 1 where the
+    batch is searched, because 1 divides any effective batch.
+    """
+
+    overrides: list[str]
+    options: Options
+    given: dict[str, str]
+    pinned: dict[str, str]
+    keeps_mode: bool
+    mode: list[str]
+    smallest: list[str]
+
+    @property
+    def searches_modes(self) -> bool:
+        return bool(self.mode)
+
+
+def _read(overrides: list[str], options: Options) -> _Request:
+    given = {override.lstrip("+~").split("=")[0]: override for override in overrides}
+    pinned = {
+        lever: override
+        for lever in DIMENSIONS
+        for key, override in given.items()
+        if key == lever or key.startswith(f"{lever}.") or (lever == BATCH and key.startswith("accumulation"))
+    }
+    fixed = (*pinned, *options.keep)
+    keeps_mode = "parallelism" in fixed
+    gpus = options.gpus or 1
+    if keeps_mode and options.gpus and "parallelism.num_processes" not in given:
+        overrides = [*overrides, f"parallelism.num_processes={options.gpus}"]
+    mode = mode_overrides(MODES[0], gpus) if not keeps_mode and gpus > 1 else []
+    smallest = [f"{BATCH}=1"] if BATCH not in fixed and "batch.effective" in given else []
+    return _Request(overrides, options, given, pinned, keeps_mode, mode, smallest)
+
+
+def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, list[str]]:
+    """The search space of a command line without fit's own keys; or None, and the problems, a line each."""
+    overrides = [override for override in overrides if override != "recipe=estimate"]
+    if "accumulation=auto" in overrides:
+        return None, ["fit chooses the batch itself: leave accumulation=auto out."]
+    request = _read(overrides, options)
+    cfg, _, problems = compose_estimate(*request.overrides, *request.mode, *request.smallest)
+    if cfg is not None and request.smallest and cfg.batch.effective:
+        replicas = parallelism.replicas(cfg)
+        if cfg.batch.effective % replicas:
+            problems = [problem for problem in problems if getattr(problem, "key", None) != "batch.effective"]
+            problems.append(_uneven(cfg.batch.effective, replicas))
+    if cfg is not None and not problems:
+        problems = _device_problems(cfg, options) or _count_problems(cfg, options, request.given)
+    if cfg is None or problems:
+        return None, problems
+    if cfg.accumulation.name != "none":
+        request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
+    share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
+    search = SearchSpace(request.overrides, cfg, share * cfg.parallelism.replicas)
+    for lever in DIMENSIONS:
+        _add_lever(search, lever, request, share)
+    if PACKING in search.values and BATCH not in search.values:
+        packed_rows.leave_out(search, f"{search.pinned[BATCH]}, and a step on as many tokens needs fewer packed rows.")
+    if PACKING not in search.values:  # otherwise the batches follow from the rows
+        exclusions.exclude(search)
+    return search, []
+
+
+def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -> None:
+    """Enter a lever into the search space, as pinned or with the values to try. share: the batch of each replica."""
+    if lever == "parallelism" and not request.searches_modes:
+        if request.keeps_mode or now(search.base, lever) != "single":
+            typed = " ".join(override for override in request.overrides if override.startswith(lever))
+            search.pinned[lever] = typed or f"{lever}={now(search.base, lever)}"
+    elif lever in request.pinned:
+        search.pinned[lever] = request.pinned[lever]
+    elif lever in request.options.keep:
+        value = now(search.base, lever) if DIMENSIONS[lever].has_effect is None else None
+        search.pinned[lever] = f"{lever}={typed_value(value)}"
+    elif DIMENSIONS[lever].has_effect is not None:
+        search.values[lever] = list(DIMENSIONS[lever].values or ())
+    elif lever == BATCH:
+        search.values[lever] = batches(share)
+        if "batch.effective" not in request.given:
+            search.overrides = [*request.overrides, f"batch.effective={search.effective}"]
+    else:
+        values, value = _values(search, lever, request), now(search.base, lever)
+        # An option of a menu may lack the key, and so has the first value.
+        allowed = _allowed(search, lever, values[1:] if value is None else values, request, share)
+        if allowed and not (lever == PACKING and allowed == [value]):
+            search.values[lever] = allowed
+        elif value is not None:
+            search.pinned[lever] = f"{lever}={typed_value(value)}"
+        if value is not None and DIMENSIONS[lever].changes_numbers and lever not in request.options.allow:
+            search.not_allowed.append(lever)
+
+
+def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[Any]:
+    """The options of a lever that are tried: all, or those that compute the same where it is not allowed to change."""
+    dimension = DIMENSIONS[lever]
+    if dimension.changes_numbers and lever not in request.options.allow:
+        return dimension.alike(search.base) if dimension.alike is not None else ()
+    return dimension.values or list(menus.options(lever, [CONF]))
+
+
+def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
+    """The overrides with which a value of a lever is tried; it is allowed if it is with one of these."""
+    if lever == "parallelism":
+        return [[*request.overrides, *request.smallest]]
+    if not DIMENSIONS[lever].refuses_others:
+        return [[*request.overrides, *request.mode, *request.smallest]]
+    modes = [mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.searches_modes else [[]]
+    largest = [f"{BATCH}={share}"] if request.smallest else []
+    return [[*request.overrides, *mode, *largest] for mode in modes]
+
+
+def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _Request, share: int) -> list[Any]:
+    """The options of a lever that the GPU and the other overrides allow; the others are noted in search.left_out."""
+    allowed, refused = [], {}
+    dimension = DIMENSIONS[lever]
+    for value in values:
+        typed = [key for key in search.also(lever, value) if key in request.given]
+        if typed:
+            refused[value] = f"{typed[0]} is typed."
+            continue
+        cfg, problems = None, list[str]()
+        for overrides in _tried_with(lever, request, share):
+            cfg, _, problems = compose_estimate(*overrides, *search.lever_overrides(lever, value))
+            if not problems:
+                break
+        why = dimension.not_tried(cfg) if cfg is not None and dimension.not_tried is not None else None
+        if why is not None or problems:
+            refused[value] = " ".join(problems) if why is None else f"{why}."
+            continue
+        allowed.append(value)
+        if "." not in lever:
+            search.sections[lever, value] = getattr(cfg, lever)
+    search.left_out += exclusions.by_reason(lever, refused)
+    return allowed
+
+
+# --- problems -----------------------------------------------------------------------------------------
+
+
+def _device_problems(cfg: Config, options: Options) -> list[str]:
+    """No GPU to fit, no predicted speed, or no GPU to measure on."""
+    if host.device(cfg) == "cpu":
+        return ["fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."]
+    if cfg.parallelism.cpu_offload:
+        return [
+            "fit searches for the fastest configuration, and with parallelism.cpu_offload=true the optimizer's step "
+            "runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a "
+            "rank."
+        ]
+    if options.measure and cfg.gpu.name != "auto" and not gpu_specs.is_installed(cfg.gpu.name):
+        installed = host.gpus()[0].name if host.gpus() else "none"
+        return [
+            f"fit.measure={options.measure} runs on the installed GPU, and here is {installed}, not "
+            f"gpu={cfg.gpu.name}. Leave one of them out."
+        ]
+    return []
+
+
+def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> list[str]:
+    """A number of GPUs that is missing, contradicted, or larger than what is visible."""
+    mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
+    typed = given.get("parallelism.num_processes")
+    are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
+    if mode.name in parallelism.ONE_PROCESS and typed and typed != "parallelism.num_processes=1":
+        return [
+            f"{typed} has no effect on parallelism={mode.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
+            "with it: parallelism=fsdp."
+        ]
+    if asked and asked != mode.num_processes:
+        other = typed or f"parallelism={mode.name}"
+        return [
+            f"fit.gpus={asked} contradicts {other}, which is {mode.num_processes} "
+            f"GPU{'s' * (mode.num_processes != 1)}. Leave fit.gpus out, or choose parallelism=ddp or parallelism=fsdp "
+            f"for {asked}."
+        ]
+    if not mode.num_processes:
+        return [
+            f"parallelism={mode.name}: the number of GPUs is missing. Add fit.gpus=4 or parallelism.num_processes=4."
+        ]
+    if asked and cfg.gpu.name == "auto" and asked > visible:
+        return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]
+    if options.measure and mode.num_processes > visible:
+        return [
+            f"fit.measure={options.measure} runs on the installed GPUs, and {are_visible}, not {mode.num_processes}. "
+            f"Type fit.gpus={visible}, or leave fit.measure out."
+        ]
+    return []
+
+
+def _uneven(effective: int, replicas: int) -> str:
+    above = effective - effective % replicas + replicas
+    below = f"{above - replicas} or " if above > replicas else ""
+    return (
+        f"batch.effective={effective} cannot be divided by {replicas} GPUs. Type batch.effective={below}{above}, "
+        "or another number of GPUs."
+    )

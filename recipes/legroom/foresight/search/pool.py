@@ -1,0 +1,80 @@
+"""The worker processes of a search: forked once the libraries are imported, killed when the search ends.
+
+Imports no library at the top: `scripts/fit.py` imports this file before it knows whether the command line is valid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
+
+from legroom.config import Config
+from legroom.machine import host, worker_environment
+from legroom.ranks import rank_info
+from legroom.training import preload
+
+
+@contextlib.contextmanager
+def worker_pool(cfg: Config) -> Iterator[ProcessPoolExecutor]:
+    """One process per usable core, forked from this one after it has imported the libraries.
+
+    While the pool is open, this process has the environment of a worker of `cfg` (an estimate hides the GPUs).
+    """
+    environment = dict(os.environ)
+    worker_environment.prepare(cfg, rank_info.RankInfo())
+    with output_shown_on_error():
+        # bitsandbytes initialises CUDA when it is imported, and CUDA does not survive a fork.
+        preload.import_libraries(not host.gpus() and host.has("bitsandbytes"))
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    gc.collect()
+    gc.freeze()  # a garbage collection in a child would copy the pages that it shares with this process
+    workers = ProcessPoolExecutor(host.usable_cores(), multiprocessing.get_context("fork"), _start_worker)
+    try:
+        workers.submit(int).result()  # forks all workers now, before the status line starts a thread
+        yield workers
+    finally:
+        for process in multiprocessing.active_children():  # results that are still being computed are not needed
+            process.kill()
+        workers.shutdown(cancel_futures=True)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _start_worker() -> None:
+    """Initialise a worker: no output, ended by Ctrl-C and by the end of its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with open(os.devnull, "w") as devnull:
+        for descriptor in (1, 2):
+            os.dup2(devnull.fileno(), descriptor)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: wait([parent.sentinel]) and os._exit(1), daemon=True).start()
+
+
+@contextlib.contextmanager
+def output_shown_on_error() -> Iterator[None]:
+    """Hold back stdout and stderr, also those of C code; print them to stderr if the block raises."""
+    with tempfile.TemporaryFile("w+") as output, contextlib.ExitStack() as restore:
+        for descriptor in (1, 2):
+            original = os.dup(descriptor)
+            restore.callback(os.close, original)
+            restore.callback(os.dup2, original, descriptor)
+            os.dup2(output.fileno(), descriptor)
+        try:
+            yield
+        except BaseException:
+            output.seek(0)
+            restore.close()
+            print(output.read(), file=sys.stderr)
+            raise

@@ -1,0 +1,157 @@
+"""The search for the fastest configurations that fit: extrapolations decide which configurations are estimated.
+
+Every row of the result is the estimate of that very configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.config import Config
+from legroom.errors import Refusal, UnknownOperation
+from legroom.foresight import not_followed, prediction, simulation
+from legroom.foresight.search import space
+from legroom.foresight.search.candidates import Candidate, candidates_of
+from legroom.machine import host
+from legroom.models import architectures, builder
+from legroom.options import task
+from legroom.records.record import Estimate, Record
+
+MOST_TABLES = 3  # estimates of rows of different lengths, for each row of the table
+
+
+@dataclass
+class Found:
+    """A choice with the record of its estimate. outcome: None where it was refused, with the reason in `refused`."""
+
+    chosen: dict[str, Any]
+    outcome: Record | None
+    refused: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome is not None and self.estimate.fits
+
+    @property
+    def record(self) -> Record:
+        """The record of a choice that was not refused."""
+        assert self.outcome is not None, self.refused
+        return self.outcome
+
+    @property
+    def estimate(self) -> Estimate:
+        """The estimate of a choice that was not refused."""
+        assert self.record.estimate is not None, "fit estimates for a GPU"
+        return self.record.estimate
+
+    def seconds_per_token(self, search: space.SearchSpace) -> float:
+        """What rows are ordered by; see `Candidate.seconds_per_token`."""
+        if search.rows is None:
+            return self.record.speed.step_seconds_median or 0.0
+        tokens = self.estimate.unpadded_tokens_per_second
+        return 1 / tokens if tokens else math.inf
+
+    @property
+    def device_used_bytes(self) -> int:
+        return prediction.device_used_bytes(self.record)
+
+
+@dataclass
+class Result:
+    """rows: the fastest that fit, or where none does, those that come closest. refused: reasons. The rest: counts."""
+
+    rows: list[Found]
+    refused: list[str]
+    extrapolated: int
+    estimated: int
+
+    @property
+    def fits(self) -> bool:
+        return any(found.fits for found in self.rows)
+
+
+def run(
+    search: space.SearchSpace, top: int, workers: Executor, show_status: Callable[[str], None] = lambda text: None
+) -> Result:
+    """Search for `top` configurations.
+
+    workers: an executor whose processes have imported the libraries. show_status: called with the progress.
+    """
+    capacity = prediction.allocator_bytes(search.base)
+    show_status("extrapolating")
+    candidates, refused, extrapolated = candidates_of(search, capacity, workers)
+    usable = capacity / (1 + (search.base.estimate.margin or 0.0))  # the rest is the margin of what fits
+    promising = [one for one in candidates if one.least_bytes <= usable]
+    order = sorted(promising, key=lambda one: one.seconds_per_token)
+    tried: list[Found] = []
+    for following, found in zip([*order[1:], None], _estimates(search, order, workers)):
+        tried.append(found)
+        fitting = sorted(found.seconds_per_token(search) for found in tried if found.fits)
+        show_status(f"{len(tried)} estimated, {len(fitting)} fit")
+        if len(fitting) >= top and not _may_be_faster(search, following, fitting[top - 1], len(tried) / top):
+            break
+    rows = [found for found in tried if found.fits]
+    if not rows:
+        others = sorted((one for one in candidates if one.least_bytes > usable), key=lambda one: one.least_bytes)
+        tried += _estimates(search, others[:top], workers)
+        rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
+    else:
+        rows.sort(key=lambda found: found.seconds_per_token(search))
+    refused += [found.refused for found in tried if found.refused]
+    return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried))
+
+
+def _may_be_faster(search: space.SearchSpace, following: Candidate | None, slowest: float, tried: float) -> bool:
+    """Whether the next candidate may be faster than the slowest row of the table (in seconds per token).
+
+    Only of rows of different lengths, where the order is less exact than the estimates. tried: in tables of rows.
+    """
+    if search.rows is None or following is None or tried >= MOST_TABLES:
+        return False
+    return following.seconds_per_token < slowest
+
+
+def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Executor) -> Iterator[Found]:
+    """The estimates of candidates in their order; one more than there are cores is submitted ahead."""
+    waiting = []
+    for one in itertools.chain(order, itertools.repeat(None, host.usable_cores())):
+        if one is not None:
+            waiting.append((one, workers.submit(predict, search.overrides_of(one.chosen))))
+        if waiting and (one is None or len(waiting) > host.usable_cores()):
+            first, future = waiting.pop(0)
+            yield Found(first.chosen, *future.result())
+
+
+# --- in a worker ----------------------------------------------------------------------------------------
+
+
+def refused_model(cfg: Config) -> str:
+    """Why the model of a search cannot be trained with any of its values; '' if it can, as far as its class says."""
+    try:
+        architecture = builder.configuration(cfg)
+        architectures.check_kind(cfg, architecture, task.task_of(cfg, architecture))
+    except Refusal as error:
+        return str(error)
+    return ""
+
+
+def predict(overrides: list[str]) -> tuple[Record | None, str]:
+    """(record, '') of the estimate of a command line, as recipe=estimate gives it, but with compile=true as
+    written; or (None, why it was refused)."""
+    cfg, outcome, problems = space.compose_estimate(*overrides)
+    if cfg is None or outcome is None or problems:
+        return None, " ".join(problems)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            capacity = prediction.allocator_bytes(cfg)
+            simulated = simulation.simulate_step(cfg, folder, capacity, draw_lengths=True, fused=False)
+            prediction.fill(cfg, outcome, simulated)
+    except (Refusal, UnknownOperation) as error:
+        return None, not_followed.reason(cfg, error)
+    return outcome, ""

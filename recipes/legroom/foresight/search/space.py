@@ -1,0 +1,181 @@
+"""The search space of fit: the values of each lever, and what a choice of them is as a configuration and a command.
+
+Never imports torch: a command line is refused before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.options import compose, hooks, hydra_errors, overrides, train
+from legroom.paths import CONF
+from legroom.third_party import hydra_private
+
+BATCH = "batch.per_device"
+PACKING = "data.packing"
+# What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
+DIMENSIONS = hooks.dimensions()
+MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
+# Values that are not tried together: eager attention is slower and takes more memory, and would double the search.
+EAGER = ("model.attention", "eager")
+APART = ((EAGER, ("loss", "chunked")), (EAGER, ("parallelism.sync_each_batch", False)))
+NOT_SEARCHED = ", ".join(
+    f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to train on, packed or not.
+
+    tokens, samples: of a row on average, without padding. effective: rows of a step.
+    typical_shares: batch.per_device -> positions of a usual micro-batch, as a share of those on the longest rows.
+    """
+
+    tokens: float
+    samples: float
+    effective: int
+    typical_shares: dict[int, float]
+
+
+@dataclass
+class SearchSpace:
+    """What is searched, and what a choice (lever -> value) is as a configuration and as a command.
+
+    overrides: those of the command line, and those that keep the effective batch constant. base: their configuration,
+    resolved. effective: the effective batch. values: lever -> values that are tried. sections: (menu, option) -> that
+    section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
+    left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
+    nobody has typed, kept or allowed. excluded: values of two or more levers that are not tried together.
+    rows: where packing is searched, data.packing -> what the rows then are.
+    """
+
+    overrides: list[str]
+    base: Config
+    effective: int
+    values: dict[str, list] = field(default_factory=dict)
+    sections: dict[tuple[str, str], Any] = field(default_factory=dict)
+    pinned: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    excluded: set[tuple[tuple[str, Any], ...]] = field(default_factory=set)
+    not_allowed: list[str] = field(default_factory=list)
+    rows: dict[bool, Rows] | None = None
+
+    def config(self, chosen: dict[str, Any]) -> Config:
+        """The resolved configuration of a choice, without Hydra."""
+        cfg = copy.deepcopy(self.base)
+        for key, value in chosen.items():
+            if "." not in key:
+                setattr(cfg, key, copy.copy(self.sections[key, value]))
+        for key, value in chosen.items():
+            for name, set_to in {key: value, **self.also(key, value)}.items() if value is not None else ():
+                group, _, leaf = name.partition(".")
+                if leaf:
+                    setattr(getattr(cfg, group), leaf, set_to)
+        if "adapter" in chosen and self.base.train.learning_rate == train.default_learning_rate(self.base):
+            cfg.train.learning_rate = train.default_learning_rate(cfg)
+        effective = self.effective_of(chosen)
+        if effective != self.effective:
+            cfg.batch.effective = effective
+        cfg.accumulation.steps = effective // (cfg.batch.per_device * cfg.parallelism.replicas)
+        return cfg
+
+    def effective_of(self, chosen: dict[str, Any]) -> int:
+        """The effective batch of a choice, in rows: fewer where several samples are packed into each."""
+        return self.effective if self.rows is None else self.rows[chosen.get(PACKING, False)].effective
+
+    def overrides_of(self, chosen: dict[str, Any]) -> list[str]:
+        """The overrides of train.py for a choice."""
+        levers, overrides = [key for key in DIMENSIONS if key in chosen], self.overrides
+        if self.rows is not None:
+            key = "batch.effective"
+            others = [text for text in overrides if text.lstrip("+").partition("=")[0] != key]
+            overrides = [*others, f"{key}={self.effective_of(chosen)}"]
+        return overrides + [text for key in levers for text in self.lever_overrides(key, chosen[key])]
+
+    def lever_overrides(self, lever: str, value: Any) -> list[str]:
+        """The overrides of train.py for one value of a lever; None leaves it as it is."""
+        if value is None:
+            return []
+        if lever == "parallelism":
+            return mode_overrides(value, self.base.parallelism.world_size)
+        return [f"{key}={typed_value(each)}" for key, each in {lever: value, **self.also(lever, value)}.items()]
+
+    def also(self, lever: str, value: Any) -> dict[str, Any]:
+        """Further keys that go with a value of a lever."""
+        more = DIMENSIONS[lever].also
+        return {} if more is None else more(self.base, value)
+
+    def command(self, chosen: dict[str, Any]) -> str:
+        return f"python train.py {shlex.join(self.overrides_of(chosen))}"
+
+    def possible(self, chosen: dict[str, Any]) -> bool:
+        """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""
+        apart = itertools.chain(APART, self.excluded)
+        return not any(all(chosen.get(lever) == value for lever, value in values) for values in apart)
+
+    def count(self) -> int:
+        """How many configurations there are."""
+        return sum(self.possible(dict(zip(self.values, chosen))) for chosen in itertools.product(*self.values.values()))
+
+
+def batches(share: int) -> list[int]:
+    """The values of batch.per_device that are tried: powers of two that divide a replica's share of a step."""
+    return [2**power for power in range(share.bit_length()) if share % 2**power == 0]
+
+
+def mode_overrides(mode: str, gpus: int) -> list[str]:
+    """The overrides of train.py for one of MODES."""
+    option, *strategy = mode.split()
+    return [
+        f"parallelism={option}",
+        *(f"parallelism.strategy={name}" for name in strategy),
+        f"parallelism.num_processes={gpus}",
+    ]
+
+
+def typed_value(value: Any) -> str:
+    """A value as a person types it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def now(cfg: Config, lever: str) -> Any:
+    """The value of a lever in a configuration."""
+    group, _, leaf = lever.partition(".")
+    return getattr(getattr(cfg, group), leaf or "name")
+
+
+def not_searched(search: SearchSpace) -> str:
+    """What fit does not search, and how to make it search over several GPUs."""
+    visible = len(host.gpus()) if search.base.gpu.name == "auto" else 0
+    if "parallelism" in search.values:
+        return f"{NOT_SEARCHED}, other modes of parallelism than these"
+    if search.base.parallelism.world_size > 1:
+        return NOT_SEARCHED
+    if visible > 1:
+        gpus = f"one GPU of the {visible} that are visible; fit.gpus={visible} searches over all"
+    else:
+        gpus = "one GPU; fit.gpus=4 searches over four"
+    return f"{NOT_SEARCHED}, parallelism ({gpus})"
+
+
+def compose_estimate(*typed: str) -> compose.Prepared:
+    """`compose.compose` of an estimate: (cfg, record, problems), with what cannot be composed as problems."""
+    in_quotes = overrides.quoted(typed)
+    problems = overrides.problems(in_quotes, [CONF], sweeping=False)
+    if problems:
+        return None, None, problems
+    try:
+        return compose.compose(CONF, *in_quotes, "recipe=estimate")
+    except Exception as error:
+        if not hydra_private.raised_by_hydra(error):
+            raise
+        return None, None, [hydra_errors.explain(error, CONF)]

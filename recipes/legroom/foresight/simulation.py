@@ -1,0 +1,281 @@
+"""A training step on the fake device: the step of the raw loop, run without computing anything, and its figures.
+
+Two steps are run: the first creates the optimizer's states, and the second is like every later one. Of the equal
+micro-batches of an accumulation two are enough: one that allocates the gradients, and one that adds to them. With other
+ranks three are run, because only the last one sends the gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from legroom.config import Config
+from legroom.data import collate, data_loader
+from legroom.data.dataset import Data
+from legroom.data.rows import samples_in
+from legroom.foresight import evaluation_memory, uneven_lengths
+from legroom.foresight.fake_gpu import compiled_graph, library_patches
+from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.op_trace import OpTrace
+from legroom.foresight.memory import allocator
+from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
+from legroom.foresight.speed.operations import Tally
+from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
+from legroom.machine import host
+from legroom.models import architectures, quantized
+from legroom.options import adapter, parallelism
+from legroom.options import attention as attention_options
+from legroom.parallelism import fsdp
+from legroom.ranks import collectives
+from legroom.records.record import Model
+from legroom.training import setup
+
+MICRO_BATCHES = 2
+AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
+AS_WRITTEN = "compile=true: the memory is that of the step as written, since {}."
+TAKES_LESS = " Compiled code usually takes less, for it keeps fewer results between its kernels."
+AS_COMPILED = (
+    "compile=true: the memory is that of the graphs that Inductor compiles, with its rules for joining operations in "
+    "short. It was compared with compiled steps on a CPU only."
+)
+# Where a compiled backward pass computes again is up to Inductor's order of kernels, which is not modelled: four steps
+# on a CPU took 3 to 30 % more than as written (docs/foresight.md, Compiled steps).
+CHECKPOINTED_ERROR = 0.3
+CHECKPOINTED = (
+    "compile=true with checkpointing=full: the memory is that of the step as written{}. Compiled steps on a CPU took 3 "
+    "to 30 % more than as written."
+)
+KEPT_FREE = ", and 30 % of it are kept free"  # where there is a verdict: on a GPU
+REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
+
+
+@dataclass
+class SimulatedStep:
+    """The figures of one process, in bytes. parts: see `MemoryLedger.parts`."""
+
+    parts: dict[str, Any]
+    parameter_count: int
+    samples: int  # of one optimizer step of all ranks
+    tokens: int  # of one optimizer step of all ranks
+    micro_batches: int  # of one optimizer step
+    model_flops: int | None  # of one optimizer step
+    events: list[tuple[int, int]]  # requests to the allocator of a GPU; see `OpTrace.allocator_events`
+    paged_bytes: int  # of optimizer states, outside the allocator
+    tally: Tally  # of one optimizer step
+    model: Model
+    warnings: list[str]
+    trace: OpTrace
+    first_steps: FirstSteps | None = None  # of data whose rows may differ in length
+    uneven: bool = False  # the batches have different lengths
+    drawn: DrawnSteps | None = None  # of padded data: steps on batches of different lengths
+    demand: allocator.Demand | None = None  # on the allocator of a GPU
+    lengths: UnevenLengths | None = None  # what the drawn steps ask of it
+    error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
+    compiled_tally: Tally | None = None  # of the optimizer step as torch.compile's graphs run it
+    evaluation_events: list[tuple[int, int]] | None = None  # of steps and an evaluation behind them, if there is one
+    unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
+
+
+def is_amd(cfg: Config) -> bool:
+    """Whether the GPU is AMD's: compute capabilities are NVIDIA's, and say nothing about it."""
+    return cfg.gpu.link == "xgmi"
+
+
+def simulate_step(
+    cfg: Config,
+    folder: str,
+    capacity_bytes: int = UNLIMITED,
+    record_origins: bool = False,
+    draw_lengths: bool = False,
+    few_micro_batches: bool = False,
+    build_data: Callable[..., Data] | None = None,
+    fused: bool = True,
+) -> SimulatedStep:
+    """Run two steps of a resolved configuration on tensors without data.
+
+    folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
+    also records which module and operation made each tensor. draw_lengths: also an evaluation, and with padded data
+    steps on batches in the order of the training. few_micro_batches: of batches of different lengths, too, only the
+    first are run, and the others count as equal. build_data: see `setup.build`. fused: with compile=true the memory is
+    that of the compiled graphs, which takes several times as long; operations and FLOPs are those of the step as
+    written in any case.
+    Raises Refusal as a training would, and UnknownOperation.
+    """
+    # torch has its own flash attention
+    attention = "sdpa" if attention_options.is_flash(cfg.model.attention) else cfg.model.attention
+    as_written = replace(
+        cfg, compile=False, compile_mode=None, compile_regions=False, model=replace(cfg.model, attention=attention)
+    )
+    simulate = functools.partial(
+        _simulate, cfg, folder, capacity_bytes, record_origins, few_micro_batches, build_data=build_data
+    )
+    written = simulate(as_written, draw_lengths)
+    if not cfg.compile:
+        return written
+    takes_less = TAKES_LESS
+    if cfg.checkpointing.name != "none":
+        warning, takes_less = CHECKPOINTED.format("" if host.gpu(cfg) is None else KEPT_FREE), ""
+        written = replace(written, warnings=[*written.warnings, warning], error_share=CHECKPOINTED_ERROR)
+    compiled, why_not = None, _why_as_written(cfg, written) if fused else "a search would take too long otherwise"
+    if not why_not:
+        compiled_cfg = replace(as_written, compile=True, compile_regions=cfg.compile_regions)
+        try:
+            compiled = simulate(compiled_cfg, False)
+        except Exception as error:  # Dynamo follows less than Python can say, and fails in many ways
+            reason = str(error).partition("\n")[0][:120]
+            why_not = f"it could not be compiled here ({type(error).__name__}: {reason})"
+    if compiled is None:
+        return replace(written, warnings=[*written.warnings, AS_WRITTEN.format(why_not) + takes_less])
+    warnings = dict.fromkeys([*written.warnings, *compiled.warnings])
+    written = replace(written, compiled_tally=compiled.tally)
+    if cfg.checkpointing.name != "none":
+        return replace(written, warnings=list(warnings))
+    memory = {name: getattr(compiled, name) for name in ("parts", "events", "paged_bytes", "trace", "demand")}
+    return replace(written, **memory, warnings=[*warnings, AS_COMPILED])
+
+
+def _why_as_written(cfg: Config, written: SimulatedStep) -> str:
+    """Why the memory of a compiled step is taken from the step as written; "": it is not."""
+    if cfg.parallelism.world_size > 1 or parallelism.sharded(cfg):
+        return "several processes are not simulated as compiled"
+    return "batches of different lengths are not simulated as compiled" if written.uneven else ""
+
+
+def _simulate(
+    asked: Config,
+    folder: str,
+    capacity_bytes: int,
+    record_origins: bool,
+    few_micro_batches: bool,
+    cfg: Config,
+    draw_lengths: bool,
+    build_data: Callable[..., Data] | None,
+) -> SimulatedStep:
+    """`simulate_step` of a configuration that is as asked for, or differs from that in what cannot be simulated."""
+    gpu = host.gpu(cfg)
+    fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
+    with contextlib.ExitStack() as contexts:
+        if cfg.compile:
+            contexts.enter_context(compiled_graph.replacing_kernels(fake))
+        contexts.enter_context(fake)
+        contexts.enter_context(library_patches.libraries_on(fake, bool(adapter.bits(cfg))))
+        contexts.enter_context(library_patches.rank_0_of(cfg, fake))
+        make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
+        training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
+        args, rows, model, loop = training.args, training.data, training.model, training.loop
+        steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
+        bare_optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
+        trace = OpTrace(fake, model, bare_optimizer, record_origins, loop.model if cfg.compile else None)
+        even = rows.collate is collate.stack
+        few = min(steps, MICRO_BATCHES + collectives.is_distributed())
+        enough = few if even or few_micro_batches else steps
+        # Shorter micro-batches that are not run are not held as if they were as long as the first.
+        tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
+        events = [] if gpu is None else trace.allocator_events(REPEATS)
+        del held
+        first_steps = drawn = evaluated = None
+        if gpu is not None and draw_lengths and not even:
+            settings = _allocator(capacity_bytes, gpu.memory_bytes)[1]
+            first_steps, drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
+        if gpu is not None and draw_lengths:
+            evaluated = evaluation_memory.requests(cfg, training, fake, bare_optimizer)
+    batch = args.train_batch_size * rows.ranks
+    samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
+    scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
+    simulated = SimulatedStep(
+        parts=trace.ledger.parts(),
+        parameter_count=sum(map(quantized.elements, model.parameters())),
+        samples=samples if even else round(samples * samples_in(rows.train).mean()),
+        tokens=round(tokens * scale),
+        micro_batches=steps,
+        model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),
+        events=events,
+        paged_bytes=trace.paged_bytes,
+        tally=trace.step_tally(steps),
+        model=architectures.describe(asked, model),
+        warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
+        trace=trace,
+        first_steps=first_steps,
+        uneven=not even,
+        drawn=drawn,
+        evaluation_events=evaluated,
+    )
+    return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+def _too_few(samples: int, asked: int) -> list[str]:
+    """A warning where a step cannot have the samples that were asked for."""
+    if samples >= asked:
+        return []
+    return [
+        f"a step is to have {asked:,} samples, and there are {samples:,} to train on: the figures are of a step on "
+        "those. Give it more data (data.samples), or a smaller batch."
+    ]
+
+
+def within(simulated: SimulatedStep, capacity_bytes: int, gpu_bytes: int) -> SimulatedStep:
+    """A simulated step with what it asks of the allocator of a GPU. capacity_bytes: see `simulate_step`."""
+    demand, unknown = allocator_demand(simulated.events, capacity_bytes, gpu_bytes)
+    lengths = simulated.drawn and uneven_lengths.replay(simulated.drawn, *_allocator(capacity_bytes, gpu_bytes)[:2])
+    return replace(simulated, demand=demand, lengths=lengths, unknown_settings=unknown)
+
+
+def _two_steps(training: setup.Training, trace: OpTrace, enough: int, absent: int) -> tuple[int, list]:
+    """Run two optimizer steps on the longest rows. enough: micro-batches of the second. absent: those that are not run.
+
+    Returns the tokens of the second, and the inputs of the others, which stay on the device while they are kept.
+    """
+    args, loop, tokens = training.args, training.loop, 0
+    held = _input_tensors(data_loader.largest_step(training.data, args), absent)
+    for tensor in held:
+        trace.hold(tensor)
+    for micro_batches in (1, enough):
+        args.gradient_accumulation_steps = micro_batches
+        tokens = loop.one_more_step(trace)
+        library_patches.rebuild_buckets(loop.model)
+    return tokens, held
+
+
+def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) -> PreTrainedModel:
+    """The model on the fake device, with no weights initialised or read; this rank's shards under FSDP."""
+    with fake.building():
+        model = build_model(weights=False)
+        model.tie_weights()  # part of the initialisation that `building` leaves out
+    if parallelism.sharded(cfg):
+        fsdp.shard(cfg, model, fake.device.type)
+    return model
+
+
+def _input_tensors(loader: Any, count: int) -> list[torch.Tensor]:
+    """The tensors of `count` micro-batches that are not run: all inputs are on the device before the step begins."""
+    if not count:
+        return []
+    first = next(iter(loader))
+    return [torch.empty_like(tensor) for tensor in first.values() for _ in range(count)]
+
+
+def allocator_demand(
+    events: list[tuple[int, int]], capacity_bytes: int, gpu_bytes: int
+) -> tuple[allocator.Demand, list[str]]:
+    """(what requests ask of CUDA's caching allocator; settings of it that are not modelled, as warnings)."""
+    capacity, settings, unknown = _allocator(capacity_bytes, gpu_bytes)
+    return allocator.replay(events, capacity, settings), unknown
+
+
+def _allocator(capacity_bytes: int, gpu_bytes: int) -> tuple[int, Settings, list[str]]:
+    """(capacity, settings, warnings of settings that are not modelled), as PYTORCH_ALLOC_CONF has them."""
+    settings, unknown = settings_from(
+        os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    )
+    if settings.memory_fraction < 1:  # setMemoryFraction: of the device's memory, before the context
+        capacity_bytes = min(capacity_bytes, int(settings.memory_fraction * gpu_bytes))
+    warnings = [f"PYTORCH_ALLOC_CONF has {setting}, which the estimate does not model." for setting in unknown]
+    return capacity_bytes, settings, warnings

@@ -1,0 +1,265 @@
+"""`estimate_step`: what a training step that a user wrote would take on a GPU. Imports torch when it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom import config
+from legroom.config import Gpu
+from legroom.errors import Refusal
+from legroom.machine import gpu_specs, host
+from legroom.options import suggestions, validate
+from legroom.options.gpu import NOT_OF_A_SHEET
+from legroom.records.record import FITS, TIGHT, verdict_of
+from legroom.report import predicted
+from legroom.units import MIB, PARTS
+
+if TYPE_CHECKING:
+    from legroom.foresight.fake_gpu.op_trace import OpTrace
+    from legroom.foresight.user_step import SimulatedUserStep
+
+MARGIN = 0.03  # conf/config.yaml, estimate.margin
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """What one step is predicted to take on a GPU. Bytes are integers, times are seconds.
+
+    verdict: "fits", "tight" (less than kept_bytes stay free) or "does not fit".
+    left_bytes: device memory that stays free; negative: how much is missing. kept_bytes: what "fits" keeps free.
+    device_used_bytes: of the whole device: reserved_bytes by torch's allocator, and context_bytes by CUDA.
+    allocated_bytes: the peak of `torch.cuda.memory_allocated`. tensor_bytes: of live tensors, the sum of parts.
+    parts: parameters, gradients, optimizer, activations and other, at that peak. peak_phase: forward, backward or step.
+    timeline: (phase, bytes of live tensors) after each allocation and free of the step, in order.
+    largest: the largest tensors at the peak, with bytes, part, made_by and count.
+    step_seconds: the predicted time; nine of ten steps lie between step_seconds_low and step_seconds_high. In it
+        device_seconds and host_seconds overlap. bound_by: what it waits for. model_flops: None: not known.
+    notes: what was assumed, a line each.
+    """
+
+    device_name: str
+    verdict: str
+    left_bytes: int
+    kept_bytes: int
+    capacity_bytes: int
+    device_used_bytes: int
+    context_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    tensor_bytes: int
+    parts: dict[str, int]
+    peak_phase: str | None
+    timeline: tuple[tuple[str, int], ...] = field(repr=False)
+    largest: tuple[dict[str, Any], ...] = field(repr=False)
+    step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    bound_by: str
+    device_seconds: float
+    host_seconds: float
+    model_flops: int | None
+    notes: tuple[str, ...]
+    _trace: OpTrace = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits with the margin."""
+        return self.verdict == FITS
+
+    def picture(self, path: str | Path, title: str = "") -> None:
+        """Draw the memory over the step as a PNG. Raises ImportError where matplotlib is missing."""
+        from legroom.foresight import explain
+
+        explain.picture(self._trace, Path(path), title or self.device_name, self.capacity_bytes - self.context_bytes)
+
+    def _step_text(self) -> str:
+        """Its time and interval with the two digits that are known, in milliseconds or, from one on, seconds."""
+        name, unit = ("s", 1.0) if self.step_seconds >= 1 else ("ms", 1e-3)
+        low, high = (predicted.two_digits(value / unit) for value in (self.step_seconds_low, self.step_seconds_high))
+        return f"{predicted.two_digits(self.step_seconds / unit)} {name} ({low} to {high})"
+
+    def __str__(self) -> str:
+        left = "stay free" if self.left_bytes >= 0 else "are missing"
+        lines = [
+            f"{self.verdict} on {self.device_name}: {abs(self.left_bytes) / MIB:,.0f} MiB {left}, of "
+            f"{self.capacity_bytes / MIB:,.0f}; 'fits' keeps {self.kept_bytes / MIB:,.0f} free",
+            f"  device {self.device_used_bytes / MIB:,.0f} MiB, reserved {self.reserved_bytes / MIB:,.0f}, allocated "
+            f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f} ({self.peak_phase})",
+            "  " + ", ".join(f"{name} {self.parts[part] / MIB:,.0f}" for name, part in PARTS) + " MiB",
+            f"  step {self._step_text()}, bound by {self.bound_by}",
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def estimate_step(
+    step: Callable[[Any, Any, Any], Any],
+    module: Any = None,
+    optimizer: Any = None,
+    inputs: Any = None,
+    *,
+    make: Callable[[], tuple[Any, Any, Any]] | None = None,
+    gpu: str | Mapping[str, Any] = "auto",
+    margin: float = MARGIN,
+    memory_limit_gib: float | None = None,
+) -> StepEstimate:
+    """Predict memory and time of a training step on a GPU that need not be there. Nothing is computed.
+
+    step: called as `step(module, optimizer, inputs)`, twice: one whole optimizer step with its forward and backward
+        passes. What it returns is alive until it returns again, as in a loop.
+    module: a torch.nn.Module, or a list, tuple or dictionary of several. optimizer: a torch.optim.Optimizer, several,
+        or None. inputs: anything with tensors in it. They are copied to the fake GPU without their data.
+    make: instead of these three, a function without arguments that returns them. It runs on the fake GPU: tensors are
+        made there, no weight is initialised, and nothing takes memory, whatever the size of the model.
+    gpu: an option of conf/gpu ("rtx4090_24gb"), "auto" for the installed one, or a mapping with its keys; with `name`
+        of an option the mapping has only what differs from it.
+    margin: what "fits" keeps free, as a share of the reserved memory. memory_limit_gib: of torch's allocator.
+
+    Raises Refusal, with file and line, for a step that cannot be followed: one that decides by a tensor's value, or in
+    which sizes depend on values.
+    """
+    if not callable(step) or hasattr(step, "parameters"):
+        raise Refusal("the first argument must be the step: a function of the module, the optimizer and the inputs.")
+    given = [one for one in (module, optimizer, inputs) if one is not None]
+    if (make is None) == (module is None) or (make is not None and given):
+        raise Refusal(
+            "give either the module with its optimizer and inputs, or make=, a function that returns the three."
+        )
+    if not 0 <= margin < 1:
+        raise Refusal(f"margin={margin}: it must be a share of the reserved memory, at least 0 and below 1.")
+    if memory_limit_gib is not None and not memory_limit_gib > 0:
+        raise Refusal(f"memory_limit_gib={memory_limit_gib}: it must be above 0, or None for no limit.")
+    figures = gpu_of(gpu)
+    from legroom.foresight import prediction, user_step
+
+    capacity = prediction.usable_bytes(figures, 0, memory_limit_gib)
+    seen = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
+    return _estimate(seen, figures, margin, capacity)
+
+
+def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int) -> StepEstimate:
+    """The figures of a simulated step. capacity_bytes: what torch's allocator has."""
+    from legroom.foresight import explain, prediction
+    from legroom.foresight.speed import roofline
+
+    trace, demand = seen.trace, seen.demand
+    parts = trace.ledger.parts()
+    left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
+    judged = prediction.judged(gpu, margin, left, demand.peak_reserved_bytes)
+    context_bytes, _ = prediction.context(gpu)
+    try:
+        speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _precision(trace))
+    except ValueError as error:
+        raise Refusal(f"{error} Choose another dtype or GPU.") from error
+    return StepEstimate(
+        device_name=gpu.device_name,
+        verdict=verdict_of(judged),
+        left_bytes=left,
+        kept_bytes=judged.kept_bytes or 0,
+        capacity_bytes=gpu.memory_bytes,
+        device_used_bytes=context_bytes + demand.peak_reserved_bytes,
+        context_bytes=context_bytes,
+        reserved_bytes=demand.peak_reserved_bytes,
+        allocated_bytes=demand.peak_allocated_bytes,
+        tensor_bytes=parts["peak_tensor_bytes"],
+        parts={part: parts[f"{part}_bytes"] for _, part in PARTS},
+        peak_phase=parts["peak_phase"],
+        timeline=_timeline(trace),
+        largest=tuple(explain.largest(trace)),
+        step_seconds=speed.step_seconds,
+        step_seconds_low=speed.low_seconds,
+        step_seconds_high=speed.high_seconds,
+        bound_by=speed.bound_by,
+        device_seconds=speed.device_seconds,
+        host_seconds=speed.host_seconds,
+        model_flops=trace.ledger.model_flops,
+        notes=(*_notes(gpu, judged.verdict), *seen.warnings, *speed.notes),
+        _trace=trace,
+    )
+
+
+def gpu_of(gpu: str | Mapping[str, Any]) -> Gpu:
+    """The figures of a GPU by its name or as a mapping. Raises Refusal for a name or a key that is not known."""
+    options = gpu_specs.options()
+    if isinstance(gpu, Mapping):
+        usual = next(iter(options.values()))
+        values: dict[str, Any] = {key: usual[key] for key in NOT_OF_A_SHEET}
+        values |= {**options.get(str(gpu.get("name")), {}), **gpu}
+        keys = set(config.node_types(Gpu)) - {"facts"}
+        missing, unknown = sorted(keys - values.keys()), sorted(values.keys() - keys)
+        if missing or unknown:
+            what = f"the keys {', '.join(missing)} are missing" if missing else f"{unknown[0]} is no key of it"
+            raise Refusal(f"gpu: {what}. Name an option to take the rest from, as in {{'name': 'a100_80gb', ...}}.")
+        _check_figures(values)
+        return config.from_dict(values, Gpu)
+    if gpu == "auto":
+        here = host.gpus()
+        found = gpu_specs.find(here[0].name, here[0].memory_bytes) if here else None
+        if found is None:
+            raise Refusal(f"gpu='auto': no GPU with known figures is installed here. Choose one: {gpu_specs.names()}.")
+        return config.from_dict(found | {"memory_bytes": here[0].memory_bytes}, Gpu)
+    if gpu not in options:
+        raise Refusal(f"gpu={gpu!r} is not known. Choose one: {gpu_specs.names()}.{suggestions.nearest(gpu, options)}")
+    return config.from_dict(options[gpu], Gpu)
+
+
+def _check_figures(values: dict[str, Any]) -> None:
+    """Raises Refusal for a figure of a GPU that is of the wrong kind or out of bounds. values: of every key."""
+    kinds = config.node_types(Gpu)
+    for each in dataclasses.fields(Gpu):
+        key, value, is_text = each.name, values.get(each.name), kinds[each.name] is str
+        wrong = "None" not in str(each.type) if value is None else isinstance(value, str) != is_text
+        if wrong and key != "facts":
+            raise Refusal(f"gpu: {key}={value!r} must be {'text' if is_text else 'a number'}.")
+    problems = validate.value_problems(config.from_dict(values, Gpu), "gpu: ")
+    if problems:
+        raise Refusal(problems[0])
+
+
+def _precision(trace: OpTrace) -> str:
+    """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
+
+    Under autocast (weights in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch is set.
+    """
+    import torch
+
+    from legroom.foresight.speed.operation_names import MATMUL
+
+    flops: Counter[str] = Counter()
+    for tally in (trace.tally, *trace.passes):
+        for counts in tally.counts.values():
+            for operation, times in counts.items():
+                if operation.kind == MATMUL:
+                    flops[operation.dtype] += operation.flops * times
+    most = flops.most_common(1)[0][0] if flops else "fp32"
+    if most in ("fp16", "bf16"):
+        weights = list(trace.model.parameters())
+        wide = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
+        return most if 2 * wide > sum(weight.numel() for weight in weights) else "bf16_pure"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+
+
+def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
+    live, points = 0, []
+    for index, (entry, sign) in enumerate(trace.log.events):
+        live += sign * entry.bytes
+        if index >= trace.log.step_start:
+            points.append((entry.phase, live))
+    return tuple(points)
+
+
+def _notes(gpu: Gpu, verdict: str | None) -> list[str]:
+    from legroom.foresight import prediction
+
+    lines = []
+    if verdict == TIGHT:
+        lines.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
+    context_bytes, is_measured = prediction.context(gpu)
+    if not is_measured:
+        lines.append(f"the context of {gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed.")
+    return lines

@@ -1,0 +1,33 @@
+"""The command `scripts/calibrate.py`: measure this machine's GPU or CPU, and write the file that estimates use."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from legroom.foresight.speed import calibrated
+from legroom.foresight.validation import cpu_benchmarks
+from legroom.machine import host
+
+
+def run(device: str | None) -> int:
+    """Measure and write. device: cpu, gpu, or None for the GPU where there is one. Returns the exit code."""
+    if device == "gpu" and not host.gpus():
+        print(
+            "refused: there is no GPU that torch could use here. Type: python scripts/calibrate.py cpu", file=sys.stderr
+        )
+        return 2
+    start = time.perf_counter()
+
+    def show(text: str) -> None:
+        print(f"{time.perf_counter() - start:5.0f} s  {text}", flush=True)
+
+    if device == "cpu" or not host.gpus():
+        rates: calibrated.CpuRates | calibrated.GpuRates = cpu_benchmarks.measure(show)
+    else:
+        from legroom.foresight.validation import gpu_benchmarks
+
+        rates = gpu_benchmarks.measure(show)
+    path = calibrated.write(rates)
+    show(f"{rates.device}: written to {path}")
+    return 0

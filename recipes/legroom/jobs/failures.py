@@ -1,0 +1,68 @@
+"""From an exception that ended a job to its record: the status, the phase and a hint."""
+
+from __future__ import annotations
+
+import traceback
+
+from legroom import errors
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.options import memory_hints
+from legroom.records.record import Error
+
+# The last frame that matches decides the phase. (part of the file's path, function or None, phase)
+FRAMES = (
+    ("torch/utils/data/", None, "load"),
+    ("recipes/legroom/training/accelerate_loop.py", "step", "step"),
+    ("transformers/trainer.py", "_clip_grad_norm", "step"),
+    ("recipes/legroom/training/step.py", "forward_backward", "forward"),
+    ("torch/autograd/__init__.py", "backward", "backward"),
+    ("torch/autograd/graph.py", "_engine_run_backward", "backward"),
+    ("torch/optim/", None, "step"),
+    ("accelerate/optimizer.py", "step", "step"),
+    ("torch/nn/utils/clip_grad.py", None, "step"),
+)
+
+
+def phase_of(error: BaseException, coarse: str) -> str:
+    """The phase in which an exception was raised. coarse: the job's phase: load, train, eval, save, ..."""
+    if coarse != "train":
+        return coarse
+    phase = "load"  # before the first batch: the loader, the optimizer
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = frame.filename.replace("\\", "/")
+        phase = next((p for part, name, p in FRAMES if part in path and name in (None, frame.name)), phase)
+    return phase
+
+
+def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error]:
+    """(status, error) for an exception that ended a job."""
+    message = str(error).strip() or type(error).__name__
+    if _is_interrupt(error):
+        return "interrupted", Error(phase_of(error, coarse), "KeyboardInterrupt", "stopped by the user")
+    if isinstance(error, Refusal):
+        return "refused", Error(phase_of(error, coarse), "Refusal", message)
+    if errors.is_out_of_memory(error):
+        phase = phase_of(error, coarse)
+        return "oom", Error(phase, type(error).__name__, message, memory_hints.memory_hint(cfg, phase))
+    return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C ended the job, be it by an error of what it has torn down: a loader's process that is gone."""
+    chain: BaseException | None = error
+    while chain is not None and not isinstance(chain, KeyboardInterrupt):
+        chain = chain.__context__
+    return chain is not None
+
+
+def failure_hint(error: BaseException) -> str | None:
+    """A hint for a common failure, or None."""
+    text = str(error)
+    if "No space left on device" in text:
+        return "The disk is full: free some space, or choose another folder with hydra.run.dir=."
+    if "CUDA driver" in text or "NVIDIA driver" in text:
+        return "The driver does not match this build of torch: update it, or choose device=cpu."
+    if "DataLoader worker" in text:
+        return "A process that loads batches died: data.workers=0 shows its error."
+    return None

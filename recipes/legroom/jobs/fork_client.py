@@ -1,0 +1,138 @@
+"""The parent's side of the fork server: starts the server, asks it for workers, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from typing import IO, TYPE_CHECKING
+
+from legroom.jobs import launch, post_mortem
+from legroom.machine import host, interpreter
+from legroom.records.printable import printable
+
+if TYPE_CHECKING:
+    import psutil
+
+POLL_SECONDS = 0.02
+FORK_SERVER_CODE = "import sys; from legroom.jobs.fork_server import serve; serve(int(sys.argv[1]), {eight_bit})"
+
+
+class ForkServer:
+    """A process that has imported the libraries and forks a worker for each job.
+
+    Its workers end with this process, and so does the server.
+    """
+
+    def __init__(self):
+        self._control, server_end = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server may write)
+        with server_end:
+            # Importing bitsandbytes initializes CUDA, which does not survive a fork.
+            code = FORK_SERVER_CODE.format(eight_bit=not host.gpus() and host.has("bitsandbytes"))
+            self._process = interpreter.start_python(code, server_end, stdout=subprocess.DEVNULL, stderr=self._errors)
+        self._lock = threading.Lock()  # replies come in the order of the requests
+        self.pid = self._process.pid
+
+    def start_worker(self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None) -> ForkedWorker:
+        """Fork a worker that holds the pipe and prints to the log.
+
+        Raises launch.SourceEnded if the server has ended, and TimeoutError if it does not answer in time (None: no
+        limit); it is ended then.
+        """
+        exit_channel, server_end = socket.socketpair()
+        with server_end, self._lock:
+            try:
+                self._control.settimeout(timeout_seconds)
+                socket.send_fds(self._control, [b"f"], [pipe.fileno(), log.fileno(), server_end.fileno()])
+                return ForkedWorker(self._reply(), exit_channel)
+            except TimeoutError:
+                self._process.kill()
+                raise
+            except OSError as error:
+                raise launch.SourceEnded(self.cause_of_end()) from error
+            except BaseException:  # Ctrl-C: the reply to this request would be taken for that to the next
+                self._process.kill()
+                raise
+
+    def _reply(self) -> int:
+        """The process id that the server sends. Raises OSError if it has ended."""
+        text = b""
+        while not text.endswith(b"\n"):
+            received = self._control.recv(16)
+            if not received:
+                raise ConnectionResetError("the fork server has ended")
+            text += received
+        return int(text)
+
+    def cause_of_end(self) -> str:
+        """How the server ended: its exit code or signal, and the last line that it printed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)  # its socket closes a moment before
+        code = self._process.poll()
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 4096))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        end = "not known" if code is None else post_mortem.exit_text(code)
+        return printable(f"{end}: {lines[-1].strip()}" if lines else end)
+
+    def close(self) -> None:
+        """End the server, and with it the workers that still run."""
+        self._process.kill()  # while it imports, it does not read its socket
+        self._control.close()
+        self._process.wait()
+        self._errors.close()
+
+
+class ForkedWorker:
+    """A worker that the fork server forked, with the part of `subprocess.Popen` that its supervisor uses.
+
+    exit_channel: the socket on which the server sends the worker's exit code.
+    """
+
+    def __init__(self, pid: int, exit_channel: socket.socket):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._exit_channel = exit_channel
+        self._process: psutil.Process | None = None  # once the server has ended, which was its parent
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal. Raises TimeoutError.
+
+        A worker whose server has ended trains on, but nobody is given its exit code: launch.NO_EXIT_CODE then.
+        """
+        if self.returncode is None:
+            self._exit_channel.settimeout(timeout)
+            text = self._exit_channel.recv(16)
+            self.returncode = int(text) if text else self._wait_without_server(timeout)
+            self._exit_channel.close()
+        return self.returncode
+
+    def _wait_without_server(self, timeout: float | None) -> int:
+        import psutil
+
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = self._process or psutil.Process(self.pid)
+            while self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+                time.sleep(POLL_SECONDS)
+        return launch.NO_EXIT_CODE
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the worker runs."""
+        try:
+            return self.wait(0)
+        except (BlockingIOError, TimeoutError):
+            return None
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless the worker has exited."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)

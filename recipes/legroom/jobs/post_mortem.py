@@ -1,0 +1,186 @@
+"""The record of a job whose worker could not write its own, made from what its parent saw."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from legroom.config import from_dict
+from legroom.jobs import launch
+from legroom.options import memory_hints
+from legroom.records import record, record_file, run_folder
+from legroom.records.messages import RankFailed
+from legroom.records.record import Error, Record
+
+# What is printed before a process ends that gets no memory: by C++ for an exception that nothing catches, by OpenMP for
+# the stack of a thread, by Python for an error while it reports one.
+OUT_OF_MEMORY_LINES = ("std::bad_alloc", "Thread creation failed", "MemoryError")
+END_OF_LOG_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """How the worker of rank 0 ended, as its supervisor saw it.
+
+    reason: exited, interrupted, preempted or timeout. code: its exit code, negative for a signal.
+    phase: the last phase that it entered. out_of_memory: the kernel killed processes for memory while it ran.
+    """
+
+    reason: str
+    code: int
+    phase: str
+    out_of_memory: bool
+
+
+class UnwrittenRecord(OSError):
+    """The record of a job could not be written. record: what it would have been."""
+
+    def __init__(self, error: OSError, outcome: Record):
+        super().__init__(error.errno, error.strerror, error.filename)
+        self.record = outcome
+
+
+def leave_record(
+    job: launch.Job, worker: WorkerExit, cause: RankFailed | None, unwritten: Record | None = None
+) -> Record:
+    """The record in the job's folder, completed with what only the parent knows.
+
+    cause: the failure that ended the job, if a rank failed. unwritten: the worker's record, which it could not write.
+    Raises UnwrittenRecord when the folder cannot be written.
+    """
+    assert job.folder is not None, "rank 0 has the folder"
+    written = None if unwritten else _written(job.folder)
+    outcome = _completed(job, worker, cause, unwritten or copy.deepcopy(written))
+    if outcome == written:
+        return outcome
+    try:
+        record_file.write(outcome, job.folder)
+    except OSError as error:
+        raise UnwrittenRecord(error, outcome) from error
+    return outcome
+
+
+def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, outcome: Record | None) -> Record:
+    """What `leave_record` leaves. outcome: the worker's own record, which is changed, or None."""
+    if cause is not None and cause.error.rank == 0 and not job.rank_info.launched:
+        cause = None  # the worker's own record says so already
+    if outcome is None:
+        outcome = job.record
+        outcome.training = _steps_written(Path(job.folder or ""))
+        outcome.status, outcome.error = _explain(job, worker)
+        if cause is not None and outcome.status != "oom":
+            outcome.status, outcome.error = cause.status, cause.error
+    elif outcome.status == "ok":
+        if worker.code == 0 and cause is None:
+            return outcome
+        # The result was written before the step of the memory ledger.
+        what = f"rank {cause.error.rank}: {cause.error.message}" if cause else f"the worker: {exit_text(worker.code)}"
+        outcome.warnings.append(f"{what}, while memory was counted; the training had ended.")
+    elif cause is None:
+        return outcome
+    else:  # rank 0 lost contact with the rank that failed
+        outcome.status, outcome.error = cause.status, cause.error
+    return outcome
+
+
+def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
+    """(status, error) of a worker that left no record."""
+    phase = {"train": "forward", "count": "step"}.get(worker.phase, worker.phase)  # nothing more precise is known
+    if worker.reason == "interrupted":
+        return "interrupted", Error(phase, "KeyboardInterrupt", "stopped by the user")
+    if worker.reason == "preempted":
+        return "preempted", None
+    if worker.reason == "timeout":
+        limit_seconds = job.record.config["launch"]["timeout_seconds"]
+        hint = "Raise launch.timeout_seconds, or train fewer steps with train.max_steps."
+        return "timeout", Error(phase, "Timeout", f"not done after {limit_seconds:g} seconds", hint)
+    out_of_memory = None  # (type, message)
+    if worker.out_of_memory:
+        message = f"the system ran out of memory and killed the process ({exit_text(worker.code)})"
+        out_of_memory = ("KernelOutOfMemory", message)
+    elif worker.code in (-signal.SIGABRT, 1):
+        line = next((line for line in OUT_OF_MEMORY_LINES if line in _end_of_log(job)), None)
+        if line is not None:
+            out_of_memory = ("BadAlloc", f"the process ran out of host memory and could not report it ({line})")
+    if out_of_memory is not None:
+        return "oom", Error(phase, *out_of_memory, memory_hints.memory_hint(from_dict(job.record.config)))
+    if worker.code < 0:
+        return "killed", Error(phase, "Killed", exit_text(worker.code))
+    hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."
+    return "failed", Error(phase, "WorkerDied", f"{exit_text(worker.code)}, and no record", hint)
+
+
+def _end_of_log(job: launch.Job) -> str:
+    """What the worker's libraries printed last."""
+    with contextlib.suppress(OSError), open(Path(job.folder or "", run_folder.LOG_FILE), "rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - END_OF_LOG_BYTES))
+        return log.read().decode(errors="replace")
+    return ""
+
+
+def write_post_mortem(job: launch.Job, status: str, message: str, hint: str | None) -> Record:
+    """The record of a job whose parent has ended too: the one in its folder, or one made from steps.jsonl.
+
+    status, message, hint: for the latter, from the process that noticed. Raises OSError when the folder cannot be
+    written.
+    """
+    assert job.folder is not None
+    outcome = _written(job.folder)
+    if outcome is None:
+        outcome = job.record
+        outcome.training = _steps_written(job.folder)
+        phase = "forward" if outcome.training.steps else "load"
+        outcome.status, outcome.error = status, Error(phase, status.capitalize(), message, hint)
+        record_file.write(outcome, job.folder)
+    return outcome
+
+
+def exit_text(code: int) -> str:
+    """An exit code for a person: `exit code 7`, `SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    if code == launch.NO_EXIT_CODE:
+        return "no exit code, since the process that started it had ended or hangs"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _written(folder: Path) -> Record | None:
+    """The record in a folder; None if there is none that can be read."""
+    try:
+        return record_file.read(folder)
+    except (OSError, ValueError):
+        return None
+
+
+def _steps_written(folder: Path) -> record.Training:
+    """The training that steps.jsonl holds; a last line that is cut off does not count."""
+    rows = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(folder, run_folder.STEPS_FILE).read_text().splitlines():
+            rows.append(json.loads(line))
+    rows = [row for row in rows if "loss" in row]  # the others are of evaluations
+    losses = [row["loss"] for row in rows]
+    return record.Training(
+        len(rows),
+        sum(row["samples"] for row in rows),
+        sum(row["tokens"] for row in rows),
+        losses,
+        losses[-1] if losses else None,
+    )
+
+
+def kernel_kills() -> int:
+    """How many processes Linux has killed for memory since it booted; 0 on other systems."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,266 @@
+"""Supervises the workers of a job: passes their messages on, ends them, and makes sure that a record is left."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import wait
+
+from legroom.checkpoint import stop_request
+from legroom.jobs import launch, post_mortem
+from legroom.jobs.post_mortem import WorkerExit
+from legroom.ranks import failure_store
+from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised, WorkerExits
+from legroom.records.record import Error, Record
+
+GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
+POLL_SECONDS = 0.2
+# How long a worker that has closed its pipe may take to end: freeing its memory takes a while. That it has ended may
+# never be known, since a fork server that hangs reports no exit.
+EXIT_SECONDS = 30.0
+KILL_SECONDS = 10.0  # how long a worker may take to end once it is killed: one that waits inside a driver may never end
+# The parent's process id under torchrun (also inside `accelerate launch`), which starts each rank itself; else None.
+LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def run(job: launch.Job, on_message: Callable[[Message], None], source: launch.WorkerSource | None = None) -> Record:
+    """Run a job, with all the ranks that it starts, to its end.
+
+    on_message: called with each message of rank 0, except failures.
+    source: what starts the workers, for example a fork server; without one each worker gets a new interpreter.
+
+    Returns the record, which is also in the job's folder. Ctrl-C (KeyboardInterrupt) ends the job with a record. A rank
+    other than 0 that a launcher started writes no record; the record that is returned says how the rank ended.
+    Raises OSError when the folder cannot be written; UnwrittenRecord, which has the record, if that is so at the end.
+    """
+    kernel_kills = post_mortem.kernel_kills()
+    supervisor = Supervisor(job, on_message)
+    reason = supervisor.run_workers(source)
+    with _signals_ignored():  # a second Ctrl-C must not cost the record
+        return supervisor.conclude(reason, kernel_kills)
+
+
+class Supervisor:
+    """The workers of one job, from their start to the record that is left."""
+
+    def __init__(self, job: launch.Job, on_message: Callable[[Message], None]):
+        self.job = job
+        self.workers: list[launch.Running] = []
+        self.phase = "load"  # the last phase that rank 0 entered
+        self.failures: list[RankFailed] = []  # in the order of arrival
+        self.unwritten: Record | None = None  # the record that rank 0 could not write
+        self._announced_codes: dict[int, int] = {}  # by rank, of workers that came to their end
+        self._closed_at: dict[int, float] = {}  # time.monotonic() by rank, of workers that closed their pipe
+        self._on_message = on_message
+        self._stop = stop_request.StopRequest()
+
+    def run_workers(self, source: launch.WorkerSource | None) -> str:
+        """Start the workers and watch them. Returns 'exited', 'timeout' or 'interrupted'."""
+        config = self.job.record.config
+        limit_seconds = config["launch"]["timeout_seconds"]
+        try:
+            with self._stop.listening(config["save"]["on_signal"]):
+                deadline = time.monotonic() + limit_seconds if limit_seconds else None
+                self._start_workers(source)
+                return self._watch(deadline, forward_stop=True)
+        except KeyboardInterrupt:
+            return "interrupted"
+        except TimeoutError:  # the source of workers hangs
+            return "timeout"
+
+    def _start_workers(self, source: launch.WorkerSource | None) -> None:
+        """Start the workers; in new interpreters if the source has ended."""
+        try:
+            self.workers = launch.start(self.job, source)
+        except launch.SourceEnded as error:
+            text = f"the process that starts workers has ended ({error}), so this job ran in a new process."
+            self.job.record.warnings.append(text)
+            with contextlib.suppress(OSError):
+                self._on_message(WarningRaised(text))
+            self.workers = launch.start(self.job)
+
+    def conclude(self, reason: str, kernel_kills: int) -> Record:
+        """End what is left of the workers and return the record.
+
+        reason: what `run_workers` returned. kernel_kills: `post_mortem.kernel_kills()` before the job.
+        """
+        if reason == "interrupted" and self.workers:
+            self._signal_workers(signal.SIGINT)
+            self._watch(time.monotonic() + GRACE_SECONDS)
+        for worker in self.workers:
+            worker.process.poll()
+        self._receive_all()  # after the poll, as in `_watch`
+        polled = {worker.rank_info.rank: self._exit_code(worker) for worker in self.workers}
+        exit_codes = {rank: code for rank, code in polled.items() if code is not None}
+        for worker in self.workers:
+            _end(worker)
+        if self._stop.to_stop and reason == "exited" and -signal.SIGTERM in exit_codes.values():
+            reason, self.failures = "preempted", []  # SIGTERM arrived before the worker installed its handler
+        if _launcher_is_gone() and not self._stop.listens:
+            self.failures = [_launcher_killed(f) if f.lost_contact else f for f in self.failures]
+        cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
+        code = 0
+        if self.workers:
+            final_code = self._exit_code(self.workers[0])
+            code = -signal.SIGKILL if final_code is None else final_code
+        if not self.job.rank_info.is_main:
+            return self._nonzero_rank_record(reason, code, cause)
+        out_of_memory = code < 0 and post_mortem.kernel_kills() > kernel_kills
+        worker = WorkerExit(reason, code, self.phase, out_of_memory)
+        return post_mortem.leave_record(self.job, worker, cause, self.unwritten)
+
+    def _nonzero_rank_record(self, reason: str, code: int, cause: RankFailed | None) -> Record:
+        """How a rank other than 0 ended, under a launcher. Published here if the worker could not do so itself."""
+        outcome = self.job.record
+        outcome.status = "interrupted" if reason == "interrupted" else "ok" if code == 0 else "failed"
+        if cause is not None:
+            outcome.status, outcome.error = cause.status, cause.error
+            if not self.failures:  # the worker died before it could publish its failure
+                failure_store.publish_failure(self.job.rank_info, cause.to_dict())
+        return outcome
+
+    def _watch(self, deadline: float | None, forward_stop: bool = False) -> str:
+        """Receive messages until all workers have exited.
+
+        Returns 'exited', 'timeout' at the deadline (time.monotonic()), or 'interrupted' if the launcher was killed and
+        the job saves on no signal. With forward_stop, a request to stop is forwarded to the workers as SIGTERM.
+        Once one rank has failed, the others get GRACE_SECONDS of the failure store: they may still report an error, or
+        wait for the failed rank forever.
+        """
+        forwarded, grace_end = False, None
+        while True:
+            if forward_stop and _launcher_is_gone():  # nothing else would end its ranks
+                if not self._stop.listens:
+                    return "interrupted"
+                self._stop.to_stop = True
+            if forward_stop and self._stop.to_stop and not forwarded:
+                forwarded = True
+                self._signal_workers(signal.SIGTERM)
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
+                return "timeout"
+            # Poll the processes before the pipes, so that the last messages of a process that has exited are read.
+            running = [worker for worker in self.workers if not self._has_ended(worker)]
+            self._receive_all()
+            if not running:
+                return "exited"
+            if grace_end is None and (self.failures or any(map(self._exit_code, self.workers))):
+                grace_end = now + failure_store.GRACE_SECONDS
+            if grace_end is not None and now > grace_end and self._another_rank_failed():
+                return "exited"
+            self._wait_for_message(running)
+
+    def _has_ended(self, worker: launch.Running) -> bool:
+        """Whether a worker has exited, or closed its pipe EXIT_SECONDS ago."""
+        closed_at = self._closed_at.get(worker.rank_info.rank, math.inf)
+        return worker.process.poll() is not None or time.monotonic() > closed_at + EXIT_SECONDS
+
+    def _exit_code(self, worker: launch.Running) -> int | None:
+        """The exit code of a worker as of its last poll, or what it announced if nobody is given its code."""
+        code, rank = worker.process.returncode, worker.rank_info.rank
+        if code is None and time.monotonic() > self._closed_at.get(rank, math.inf) + EXIT_SECONDS:
+            code = launch.NO_EXIT_CODE
+        return self._announced_codes.get(rank, code) if code == launch.NO_EXIT_CODE else code
+
+    def _another_rank_failed(self) -> bool:
+        """Whether a worker may be waiting for a rank that failed. Under a launcher the supervisor has one worker."""
+        own_rank = self.workers[0].rank_info.rank
+        return len(self.workers) > 1 or any(failure.error.rank != own_rank for failure in self.failures)
+
+    def _wait_for_message(self, running: list[launch.Running]) -> None:
+        """Handle the next message of each worker that has one, after POLL_SECONDS at the latest."""
+        workers = {worker.pipe: worker for worker in running}
+        for pipe in wait(list(workers), timeout=POLL_SECONDS):
+            try:
+                self._handle(pipe.recv())  # type: ignore[union-attr]  (`wait` returns what it was given)
+            except (EOFError, OSError):  # the worker closed its end, maybe inside a message: it is about to exit
+                worker = workers[pipe]  # type: ignore[index]
+                self._closed_at.setdefault(worker.rank_info.rank, time.monotonic())
+                with contextlib.suppress(Exception):
+                    worker.process.wait(POLL_SECONDS)
+
+    def _receive_all(self) -> None:
+        """Handle every message that has arrived."""
+        for worker in self.workers:
+            with contextlib.suppress(EOFError, OSError):
+                while worker.pipe.poll(0):
+                    self._handle(worker.pipe.recv())
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, RankFailed):
+            self.failures.append(message)
+            return
+        if isinstance(message, RecordUnwritten):
+            self.unwritten = message.record
+            return
+        if isinstance(message, WorkerExits):
+            self._announced_codes[message.rank] = message.code
+            return
+        if isinstance(message, PhaseStarted):
+            self.phase = message.phase
+        with contextlib.suppress(OSError):  # a terminal that is gone (`2>&1 | head`) is no reason to stop
+            self._on_message(message)
+
+    def _signal_workers(self, number: int) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.send_signal(number)
+
+
+def find_cause(failures: list[RankFailed], exit_codes: dict[int, int]) -> RankFailed | None:
+    """The failure that took the other ranks down: the first that is more than lost contact; None if nothing failed.
+
+    failures: what ranks reported, in the order of arrival. exit_codes: by rank, of workers that ended by themselves.
+    """
+    first = next((failure for failure in failures if not failure.lost_contact), None)
+    if first is not None:
+        return first
+    reported = {failure.error.rank for failure in failures}
+    silent = sorted(rank for rank, code in exit_codes.items() if code != 0 and rank not in reported)
+    if silent:
+        code = exit_codes[silent[0]]
+        status, kind = ("killed", "Killed") if code < 0 else ("failed", "WorkerDied")
+        return RankFailed(status, Error("step", kind, post_mortem.exit_text(code), rank=silent[0]))
+    return failures[0] if failures else None
+
+
+def _launcher_is_gone() -> bool:
+    """Whether the torchrun that started this process was killed."""
+    return LAUNCHER_PID not in (None, os.getppid())
+
+
+def _launcher_killed(failure: RankFailed) -> RankFailed:
+    """The failure of a rank that lost contact because another one noticed first that the launcher was killed."""
+    error = replace(failure.error, type="KeyboardInterrupt", message="the launcher was killed")
+    return replace(failure, status="interrupted", error=error)
+
+
+@contextlib.contextmanager
+def _signals_ignored():
+    """Ignore Ctrl-C and the other signals that end a run, for the duration of the block."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(worker: launch.Running) -> None:
+    """Kill every process of the worker's session, its data loaders included, and wait KILL_SECONDS for the worker."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
+        worker.process.wait(KILL_SECONDS)
+    worker.pipe.close()

@@ -1,0 +1,288 @@
+"""A worker's training: load, train, save, evaluate, and count memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from legroom.checkpoint import newest, saver, stop_request
+from legroom.config import Config
+from legroom.data import preview
+from legroom.errors import Refusal
+from legroom.jobs import launch
+from legroom.machine import host, nvml, worker_environment
+from legroom.measure import device_memory, memory_breakdown
+from legroom.measure.step_log import StepLog
+from legroom.models import architectures, quantized
+from legroom.options import attention, compile
+from legroom.parallelism import accelerate_plugins
+from legroom.ranks import collectives, failure_store
+from legroom.ranks.rank_info import RankInfo
+from legroom.records import record_file, run_folder, step_file
+from legroom.records.messages import Progress, RankFailed, Shown
+from legroom.records.record import Memory
+from legroom.training import evaluate, setup
+from legroom.training.after_step import EvaluateThenSave
+from legroom.units import MIB
+
+
+def run(
+    cfg: Config,
+    job: launch.Job,
+    rank_info: RankInfo,
+    progress: Progress,
+    stop: stop_request.StopRequest,
+    listener: int | None = None,
+) -> None:
+    """Train and fill in the job's record on the way, so that a failure keeps what was measured before it.
+
+    listener: the socket on which rank 0 listens for the other ranks, where the parent has started them.
+    """
+    folder = job.folder
+    if rank_info.in_process_group:
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, host.usable_cores() // rank_info.local_world_size))
+        progress.enter("load", f"waiting for {rank_info.world_size} ranks")
+        collectives.init_process_group(rank_info, host.device(cfg) == "cuda", listener)
+        folder = _share_folder(cfg, job, progress)
+        if job.rank_info.launched:
+            threading.Thread(target=_watch_for_failure, args=(job.rank_info, progress), daemon=True).start()
+    TrainingRun(cfg, job, folder, rank_info, progress, stop).run()
+
+
+def _share_folder(cfg: Config, job: launch.Job, progress: Progress) -> Path | None:
+    """Rank 0's folder, or None where this machine does not see it.
+
+    Whether the run resumes is rank 0's decision too: the other ranks may see the folder after it was cleared.
+    """
+    name, cfg.resume = collectives.all_gather((str(job.folder), cfg.resume))[0]
+    folder = Path(name)
+    if not folder.is_dir():
+        return None
+    if job.folder is None:
+        with open(folder / run_folder.log_name(job.rank_info.rank), "wb") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+    return folder
+
+
+def _watch_for_failure(rank_info: RankInfo, progress: Progress) -> None:
+    """Wait until a rank of the launcher publishes a failure: rank 0 reports it, any other rank ends."""
+    failure = failure_store.wait_for_failure(rank_info, seconds=10**8)
+    if failure is None:
+        return
+    if rank_info.is_main:
+        progress.send(RankFailed.from_dict(failure))
+    else:  # the main thread may wait for the failed rank on the device, forever
+        time.sleep(failure_store.GRACE_SECONDS)
+        os._exit(1)
+
+
+class TrainingRun:
+    """One rank's part of a training. folder: the run's folder, or None where this machine does not see it."""
+
+    def __init__(
+        self,
+        cfg: Config,
+        job: launch.Job,
+        folder: Path | None,
+        rank_info: RankInfo,
+        progress: Progress,
+        stop: stop_request.StopRequest,
+    ):
+        self.cfg, self.record, self.folder, self.rank_info = cfg, job.record, folder, rank_info
+        self.progress, self.stop = progress, stop
+        self.on_gpu = host.device(cfg) == "cuda"
+
+    def run(self) -> None:
+        """Run all phases."""
+        self._load()
+        self._train()
+        if self.saver.stopped or not self._save_and_evaluate():
+            self.record.status = "preempted"
+            return
+        self.record.status = "ok"
+        self._measure_step()
+
+    def _load(self) -> None:
+        """Build data, model and optimizer."""
+        transformers.logging.disable_progress_bar()
+        if self.on_gpu:
+            open_gpu(self.record.memory, self.progress)
+        worker_environment.limit_memory(self.cfg)
+        self.progress.enter("load", f"building {self.cfg.model.pretrained or self.cfg.model.name}")
+        make_model = functools.partial(_measured_model, self.record.memory)
+        self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
+        self.record.model = architectures.describe(self.cfg, self.training.model)
+        self.loop = self.training.loop
+        if self.cfg.eval.every_steps and self.training.data.eval is None:
+            raise Refusal(
+                f"eval.every_steps={self.cfg.eval.every_steps}, and the data has no evaluation split. Leave it out, or "
+                "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text)."
+            )
+        for text in self.training.warnings:
+            self.progress.warn(text)
+        if self.cfg.data.preview:
+            self.progress.send(Shown(preview.samples(self.training.data, self.cfg.data.preview)))
+
+    def _train(self) -> None:
+        """Train, from the checkpoint that the run resumes from if there is one."""
+        cfg, loop = self.cfg, self.loop
+        start = newest.checkpoint_for(cfg, self.folder, self.progress.warn)
+        self.step_log = StepLog(
+            loop.accelerator.device,
+            cfg.measure.warmup_steps,
+            cfg.train.log_seconds,
+            self.progress.send,
+            self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
+            steps_per_epoch=loop.steps_per_epoch,
+            compiled=compile.in_training(cfg) or cfg.model.attention == attention.FLEX,
+            before=newest.step_log_state(start) if start else None,
+            memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
+        )
+        self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start)
+        self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
+        transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
+        try:
+            args, data = self.training.args, self.training.data
+            loop.train(self.step_log, EvaluateThenSave(cfg, args, data, self.step_log, self.saver, self.progress))
+            self.step_log.end()
+        except BaseException:
+            self.step_log.end_after_failure()
+            raise
+        finally:
+            self._note_figures()
+        waiting_seconds = accelerate_plugins.waiting_seconds(loop.model)
+        if waiting_seconds is not None:
+            self.record.speed.waiting_seconds_per_rank = collectives.all_gather(waiting_seconds)
+        final_loss = self.record.training.final_loss
+        if final_loss is not None and math.isnan(final_loss):
+            self.progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")
+
+    def _note_figures(self) -> None:
+        """Put what the training has measured so far into the record."""
+        memory = self.record.memory
+        self.record.training, self.record.speed = self.step_log.training(), self.step_log.speed()
+        self.record.speed.save_seconds = self.saver.seconds or None
+        memory.host_peak_rss_bytes = device_memory.host_peak_rss_bytes()
+        if self.on_gpu:
+            memory.peak_allocated_bytes = torch.cuda.max_memory_allocated()
+            memory.peak_reserved_bytes = torch.cuda.max_memory_reserved()
+            memory.device_used_bytes = device_memory.nvml_used_bytes()
+
+    def _save_and_evaluate(self) -> bool:
+        """Save the model and evaluate it, as the configuration says. False if a signal asked to stop meanwhile."""
+        cfg, data = self.cfg, self.training.data
+        try:
+            self.stop.stop_at_once()
+            if cfg.save.final:
+                self.progress.enter("save", "saving")
+                saver.save_final(self.cfg, self.loop, data.tokenizer, self.folder)
+            if cfg.eval.enabled and data.eval is not None:
+                self.progress.enter("eval", "evaluating")
+                args = self.training.args
+                self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress)
+                try:
+                    self.step_log.evaluation(self.record.evaluation)
+                except OSError as error:
+                    self.progress.warn(f"steps.jsonl lacks the last evaluation: {error.strerror}.")
+        except stop_request.StopNow:
+            self.stop.at_once = False
+            if self.saver.possible and not collectives.is_distributed():  # other ranks may be in another phase
+                self.saver.save(self.record.training.steps)
+            return False
+        return True
+
+    def _measure_step(self) -> None:
+        """Run one more step under the memory ledger and another under the profiler, as the configuration says.
+
+        Collects the figures of all ranks.
+        """
+        memory = self.record.memory
+        shown: dict[str, Any] = {}  # on the run's page
+        if self.cfg.measure.ledger and self.cfg.model.attention != attention.FLEX:
+            memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
+            if self.rank_info.is_main and self.folder is not None:
+                # The ledger's step may then fail without harm to the result. At the end it is written in any case.
+                with contextlib.suppress(OSError):
+                    record_file.write(self.record, self.folder)
+            self.progress.enter("count", "counting memory")
+            shown["timeline"] = memory_breakdown.count(
+                self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=self.rank_info.is_main
+            )
+        if self.cfg.measure.operations:
+            from legroom.foresight.speed import measured_operations  # the profiler and the formulas: 0.2 s
+
+            self.progress.enter("count", "timing operations")
+            shown["operations"] = measured_operations.enter(self.cfg, self.record, self.loop, self.progress)
+        if self.rank_info.is_main and self.folder is not None and any(shown.values()):
+            self._write_step_file({"rank": 0} | shown)
+        memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
+        if self.rank_info.world_size > 1:
+            memory_breakdown.take_largest(memory)
+
+    def _write_step_file(self, values: dict[str, Any]) -> None:
+        """Write what the run's page shows of one step."""
+        assert self.folder is not None
+        try:
+            step_file.write(values, self.folder)
+        except OSError as error:
+            self.progress.warn(f"the page lacks the timeline of the memory: {error.strerror}.")
+
+
+def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    """`setup.model_on_device`; notes the number of parameters and, on a GPU, the bytes that the weights take."""
+    before_bytes = device_memory.nvml_used_bytes()
+    model = setup.model_on_device(cfg, build_model)
+    memory.parameter_count = sum(map(quantized.elements, model.parameters()))
+    if host.device(cfg) == "cuda":
+        memory.weights_device_bytes = _difference(device_memory.nvml_used_bytes(), before_bytes)
+        torch.cuda.reset_peak_memory_stats()
+    return model
+
+
+def open_gpu(memory: Memory, progress: Progress) -> None:
+    """Create the CUDA context and note what it takes; warn if other processes use the GPU.
+
+    Raises Refusal if this build of torch cannot use the GPU.
+    """
+    if not torch.cuda.is_available():
+        raise Refusal(
+            "NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
+            "torch. Update it, or choose device=cpu."
+        )
+    memory.device_used_at_start_bytes = used_bytes = device_memory.nvml_used_bytes()
+    others = device_memory.others_on_device()
+    if others or (used_bytes or 0) > nvml.IDLE_GPU_BYTES:
+        by = f" by process {', '.join(map(str, others))}" if others else ""
+        progress.warn(
+            f"the GPU is not empty: {(used_bytes or 0) / MIB:.0f} MiB are in use{by}; this run's times and memory "
+            "figures are affected."
+        )
+    try:
+        torch.ones(1, device="cuda")
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        raise Refusal(
+            f"this build of torch has no code for {torch.cuda.get_device_name(0)}, only for "
+            f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
+        ) from error
+    memory.context_bytes = _difference(device_memory.nvml_used_bytes(), used_bytes)
+
+
+def _difference(after_bytes: int | None, before_bytes: int | None) -> int | None:
+    """The growth in bytes; None if NVML gave no figure."""
+    return None if after_bytes is None or before_bytes is None else after_bytes - before_bytes

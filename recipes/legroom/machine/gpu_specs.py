@@ -1,0 +1,63 @@
+"""legroom.machine.gpu_specs"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import yaml
+
+from legroom import paths
+from legroom.machine import host
+
+MENU = paths.CONF / "gpu"
+VARIANTS = Path(__file__).with_name("gpu_variants.yaml")
+
+
+@functools.cache
+def options() -> dict[str, dict]:
+    """Option name -> its figures, without auto."""
+    return {path.stem: yaml.safe_load(path.read_text()) for path in sorted(MENU.glob("*.yaml")) if path.stem != "auto"}
+
+
+@functools.cache
+def find(device_name: str, memory_bytes: int = 0) -> dict | None:
+    """The figures of a device by the name that NVML gives it; None for one that we have no figures of.
+
+    A device that an option names is that option's. memory_bytes: tells other cards of one chip apart (the nearest
+    counts). A variant has its chip's figures except for those that its own line names.
+    """
+    named = [figures for figures in options().values() if figures["device_name"] == device_name]
+    if len(named) == 1:
+        return named[0]
+    if re.search(r"\b(Laptop|MIG|Ti|SUPER|D)\b", device_name):  # a part of the name's chip, or another one
+        return None
+    for variant in yaml.safe_load(VARIANTS.read_text()):
+        if _named(variant["name"], device_name):
+            return options()[variant["of"]] | {
+                key: value for key, value in variant.items() if key not in ("name", "of")
+            }
+    same = [figures for figures in options().values() if _named(figures["chip"], device_name)]
+    return min(same, key=lambda figures: abs(figures["memory_bytes"] - memory_bytes), default=None)
+
+
+def _named(chip: str, device_name: str) -> bool:
+    return re.search(rf"\b{re.escape(chip)}\b", device_name) is not None
+
+
+def is_installed(option: str) -> bool:
+    """Whether the GPU of this machine is the one that an option of the menu describes."""
+    here = host.gpus()
+    return bool(here) and find(here[0].name, here[0].memory_bytes) == options()[option]
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Dense peak FLOP/s of a device in a precision's arithmetic; None where we have no such figure."""
+    row = {"bf16_pure": "bf16"}.get(precision, precision)
+    teraflops = (find(device_name) or {}).get(f"{row}_tflops")
+    return None if teraflops is None else teraflops * 1e12
+
+
+def names() -> str:
+    return ", ".join(options())

@@ -1,0 +1,110 @@
+"""What this machine has, found without importing torch: GPUs, processor, compiler, installed packages."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+from legroom.config import Config
+from legroom.machine import nvml
+from legroom.machine.nvml import Gpu
+
+
+def version(package: str) -> str | None:
+    """A package's installed version without importing it, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def has(module: str) -> bool:
+    """Whether a top-level module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build: whether its folder holds torch's CUDA library."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    library = Path(spec.submodule_search_locations[0], "lib")
+    return any(library.glob("libtorch_cuda.*")) or any(library.glob("torch_cuda.dll"))
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that a job may use, in the order in which CUDA numbers them for it.
+
+    Empty without a driver, without a CUDA build of torch, or where CUDA_VISIBLE_DEVICES hides them. The answer is
+    cached: call `gpus.cache_clear()` after a change of the variable.
+    """
+    return nvml.find_visible_gpus() if cuda_is_possible() else ()
+
+
+def cuda_is_possible() -> bool:
+    """Whether torch is a CUDA build and CUDA_VISIBLE_DEVICES does not hide all GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return torch_has_cuda() and (visible is None or visible.strip() not in ("", "-1"))
+
+
+def gpu(cfg: Config) -> Gpu | None:
+    """The GPU that a configuration is for: the one that it predicts, or the installed one. None: it is for a CPU."""
+    if device(cfg) == "cpu":
+        return None
+    if cfg.recipe.name == "estimate":
+        if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
+            return None
+        major, _, minor = cfg.gpu.capability.partition(".")
+        # What is no version is refused, and the record of the refusal describes the machine all the same.
+        capability = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+        return Gpu("", cfg.gpu.device_name, cfg.gpu.memory_bytes, capability)
+    return gpus()[0] if gpus() else None
+
+
+def device(cfg: Config) -> str:
+    """'cuda' or 'cpu': what `cfg.device` means on this machine; an estimate may say cuda on any machine."""
+    if cfg.recipe.name == "estimate" and cfg.device != "cpu":
+        return "cuda"
+    if cfg.device == "auto":
+        return "cuda" if gpus() else "cpu"
+    return cfg.device
+
+
+def compiler() -> str | None:
+    """The path of the C++ compiler that torch.compile calls on a CPU, or None."""
+    return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
+
+
+def cpu_name() -> str:
+    """The processor's name, from /proc/cpuinfo where there is one."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory, or a container's own limit; None without psutil."""
+    memory = None
+    try:
+        import psutil
+
+        memory = psutil.virtual_memory().total
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (ImportError, OSError, ValueError):  # no psutil, no such limit, or 'max'
+        pass
+    return memory
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

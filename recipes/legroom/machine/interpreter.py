@@ -1,0 +1,41 @@
+"""Starts another Python interpreter that can import `legroom`."""
+
+from __future__ import annotations
+
+import os
+import site
+import socket
+import subprocess
+import sys
+
+from legroom import paths
+
+
+def start_python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
+    """Run code in a new interpreter that inherits a socket, whose descriptor is its first argument.
+
+    The process has a session of its own, so that Ctrl-C reaches only this one. streams: stdout and stderr, for Popen.
+    """
+    # -P: the folder in which the user works is not on the module path, where its files could shadow modules.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, str(channel.fileno())],
+        pass_fds=[channel.fileno()],
+        env=os.environ | {"PYTHONPATH": python_path()},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        **streams,
+    )
+
+
+def python_path() -> str:
+    """PYTHONPATH with which another interpreter finds this `legroom`, and not another one that is installed.
+
+    A checkout's recipes/ comes first: it holds nothing else. A folder of installed packages is never put in front of
+    the standard library, which some of them would shadow; the interpreter finds its own site-packages itself.
+    """
+    inherited = list(filter(None, [os.environ.get("PYTHONPATH")]))
+    source = str(paths.SOURCE)
+    if paths.CHECKOUT is not None:
+        return os.pathsep.join([source, *inherited])
+    found_anyway = [*site.getsitepackages(), site.getusersitepackages(), *"".join(inherited).split(os.pathsep)]
+    return os.pathsep.join(inherited if source in found_anyway else [*inherited, source])

@@ -1,0 +1,270 @@
+"""The only module that calls NVML (package nvidia-ml-py): the GPUs that jobs use, and all facts that the doctor shows.
+
+Imports the standard library alone at the top: the doctor also runs where nothing is installed yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from legroom.units import MIB
+
+# With more in use than this, another program holds the GPU: an idle one shows up to about 500 MiB for the driver.
+IDLE_GPU_BYTES = 600 * MIB
+# NVML's NVML_TOPOLOGY_* levels, with the abbreviations of `nvidia-smi topo -m`
+TOPOLOGY = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# NVML's nvmlClocksThrottleReason* bits that reduce speed under load
+THROTTLES = {
+    0x04: "its power limit",
+    0x08: "the hardware (heat or power)",
+    0x20: "its temperature",
+    0x40: "its temperature",
+    0x80: "its power supply",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that a job may use. `capability` is (major, minor); `memory_bytes` the whole device's."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver. `error`: why it shows no GPU; `broken`: a driver is installed and does not work."""
+
+    version: str | None = None
+    cuda: str | None = None  # the newest CUDA version that it supports
+    error: str | None = None
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """All facts about a GPU; None where the card or the driver does not report one."""
+
+    index: int
+    uuid: str | None
+    name: str | None
+    capability: tuple[int, int] | None
+    memory_bytes: int | None
+    used_bytes: int | None
+    processes: tuple[tuple[int, str, int | None], ...]  # pid, name, bytes
+    celsius: int | None
+    slowdown_celsius: int | None
+    shutdown_celsius: int | None
+    margin_celsius: int | None  # degrees left until it slows down; newer cards report this instead
+    limit_watts: float | None
+    default_watts: float | None
+    maximum_watts: float | None
+    throttled_by: tuple[str, ...]  # at this moment
+    mig: bool  # divided into several smaller GPUs
+
+
+# --- what a job asks ---------------------------------------------------------------------------------
+
+
+def find_visible_gpus() -> tuple[Gpu, ...]:
+    """As `visible_gpus`; empty without nvidia-ml-py, without a driver, or where NVML lacks a figure that jobs need."""
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        return visible_gpus()
+    except pynvml.NVMLError:
+        return ()
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lists, in its order; without the variable all.
+
+    Raises ImportError without nvidia-ml-py, and pynvml.NVMLError where a query fails.
+    """
+    pynvml = _load()
+    gpus = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(gpus)
+    chosen = []
+    for entry in (part.strip() for part in visible.split(",")):
+        match = [gpu for i, gpu in enumerate(gpus) if str(i) == entry or (entry and gpu.uuid.startswith(entry))]
+        if not match and entry.startswith("MIG-"):  # an instance of a divided GPU has its own handle
+            match = [_gpu(pynvml.nvmlDeviceGetHandleByUUID(entry))]
+        if not match:  # CUDA, too, stops at the first entry that it does not know
+            break
+        chosen.append(match[0])
+    return tuple(chosen)
+
+
+def used_bytes(uuid: str) -> int | None:
+    """Memory in use on a GPU, by all processes together; None for a GPU that shares the host's memory.
+
+    Raises pynvml.NVMLError.
+    """
+    pynvml = _load()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def compute_process_ids(uuid: str) -> list[int]:
+    """Ids of the processes that compute on a GPU; empty where NVML does not report them (most containers)."""
+    pynvml = _load()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except pynvml.NVMLError:
+        return []
+
+
+def _load() -> ModuleType:
+    """pynvml, initialized. Raises ImportError or pynvml.NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml
+
+
+def _gpu(handle: Any) -> Gpu:
+    pynvml = _load()
+    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+    whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
+    try:
+        memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:  # a GPU that shares the host's memory
+        import psutil
+
+        memory_bytes = psutil.virtual_memory().total
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole)
+    return Gpu(uuid, _text(pynvml.nvmlDeviceGetName(handle)), memory_bytes, (major, minor))
+
+
+# --- what the doctor asks ------------------------------------------------------------------------------
+
+
+class Nvml:
+    """Queries that return None where the card, the driver or nvidia-ml-py does not support them."""
+
+    def __init__(self) -> None:
+        self.library: Any = None
+        self.driver = Driver(error="nvidia-ml-py, which finds GPUs, is missing")
+        try:
+            import pynvml
+        except ImportError:
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            # The driver's library without its kernel module: a machine without a GPU, such as a cluster's login node.
+            code = getattr(error, "value", None)
+            broken = code not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+            why = f"NVML says: {str(error).rstrip('.')}" if broken else "no NVIDIA driver"
+            self.driver = Driver(error=why, broken=broken)
+            return
+        self.library = pynvml
+        cuda = self.query("nvmlSystemGetCudaDriverVersion")  # 12040 is 12.4
+        self.driver = Driver(
+            _text(self.query("nvmlSystemGetDriverVersion")), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+        )
+
+    def query(self, function: str, *arguments: Any) -> Any:
+        """Call a function of pynvml by its name; None where it is missing or raises NVMLError."""
+        try:
+            return getattr(self.library, function)(*arguments)
+        except (AttributeError, self.library.NVMLError):
+            return None
+
+    def cards(self) -> list[Card]:
+        """Every GPU of the machine, also those that CUDA_VISIBLE_DEVICES hides."""
+        count = self.query("nvmlDeviceGetCount") if self.library else None
+        return [self._card(index) for index in range(count or 0)]
+
+    def _card(self, index: int) -> Card:
+        pynvml, handle = self.library, self.query("nvmlDeviceGetHandleByIndex", index)
+        memory = self.query("nvmlDeviceGetMemoryInfo", handle)
+        capability = self.query("nvmlDeviceGetCudaComputeCapability", handle)
+        reasons = self.query("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+        limits = self.query("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
+        return Card(
+            index=index,
+            uuid=_text(self.query("nvmlDeviceGetUUID", handle)),
+            name=_text(self.query("nvmlDeviceGetName", handle)),
+            capability=(capability[0], capability[1]) if capability else None,
+            memory_bytes=int(memory.total) if memory else None,
+            used_bytes=int(memory.used) if memory else None,
+            processes=tuple(
+                (p.pid, self._process_name(p.pid), p.usedGpuMemory)
+                for p in self.query("nvmlDeviceGetComputeRunningProcesses", handle) or []
+            ),
+            celsius=self.query("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
+            slowdown_celsius=self.query(
+                "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
+            shutdown_celsius=self.query(
+                "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN
+            ),
+            margin_celsius=self.query("nvmlDeviceGetMarginTemperature", handle),
+            limit_watts=_watts(self.query("nvmlDeviceGetPowerManagementLimit", handle)),
+            default_watts=_watts(self.query("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
+            maximum_watts=_watts(limits[1]),
+            throttled_by=tuple(dict.fromkeys(why for bit, why in THROTTLES.items() if reasons & bit)),
+            mig=bool((self.query("nvmlDeviceGetMigMode", handle) or [0])[0]),
+        )
+
+    def _process_name(self, pid: int) -> str:
+        return Path((_text(self.query("nvmlSystemGetProcessName", pid)) or "?").split()[0]).name
+
+    def links(self, count: int) -> dict[tuple[int, int], str | None]:
+        """How each pair of the first `count` GPUs is linked, in the notation of `nvidia-smi topo -m`.
+
+        NV and the number of NVLinks, or else the longest step between them on PCIe (PIX, PXB, PHB, NODE, SYS).
+        """
+        handles = [self.query("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+        addresses = [_pci_address(self.query("nvmlDeviceGetPciInfo", handle)) for handle in handles]
+        ends = [self._nvlink_ends(handle) for handle in handles] if count > 1 else []
+        found = {}
+        for a, b in itertools.combinations(range(count), 2):
+            direct = ends[a].count(addresses[b]) if addresses[b] else 0
+            # Through an NVSwitch every pair can use all links, and the remote end of each link is the switch.
+            nvlinks = direct or min(ends[a].count("switch"), ends[b].count("switch"))
+            level = self.query("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+            found[a, b] = f"NV{nvlinks}" if nvlinks else TOPOLOGY.get(level)
+        return found
+
+    def _nvlink_ends(self, handle: Any) -> list:
+        """The remote end of each active NVLink of a GPU: a PCI address, or 'switch'."""
+        ends = []
+        for link in range(self.library.NVML_NVLINK_MAX_LINKS):
+            if not self.query("nvmlDeviceGetNvLinkState", handle, link):
+                continue
+            kind = self.query("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            ends.append(
+                "switch"
+                if kind == self.library.NVML_NVLINK_DEVICE_TYPE_SWITCH
+                else _pci_address(self.query("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            )
+        return ends
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value  # older releases of nvidia-ml-py return bytes
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _pci_address(pci: Any) -> tuple[int, int, int] | None:
+    return None if pci is None else (pci.domain, pci.bus, pci.device)

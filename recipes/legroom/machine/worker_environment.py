@@ -1,0 +1,105 @@
+"""The environment variables that a worker needs before the libraries read them, and its memory limit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.ranks.rank_info import RankInfo, export_environment
+
+SIMULATIONS = "LEGROOM_SIMULATIONS"  # the folder in which the estimates of a sweep share simulated steps
+HUB_TIMEOUT_SECONDS = 1.0  # how long the hub may take to answer before it counts as out of reach
+
+
+def prepare_imports() -> None:
+    """Set the variables that do not depend on the job and that libraries read when they are imported."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def prepare(cfg: Config, rank_info: RankInfo) -> None:
+    """Set the variables of a job, before CUDA is initialized and before Accelerate and the tokenizers are used."""
+    # A launcher's variables would change precision, accumulation and devices without a word in the configuration.
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
+            del os.environ[name]
+    prepare_imports()
+    export_environment(rank_info)
+    if cfg.parallelism.nccl_p2p is False:
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+    _choose_devices(cfg, rank_info)
+    if _may_ask_hub(cfg) and not _hub_answers():
+        # Cached files still load, and missing ones fail at once instead of after retries.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        if "huggingface_hub" in sys.modules:  # imported before the job was known: it has read the variable already
+            sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
+
+
+def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
+    """Set which GPUs the worker sees."""
+    if cfg.recipe.name == "estimate":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif host.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
+        # One device, also where several are visible: the Trainer would use them all.
+        os.environ["CUDA_VISIBLE_DEVICES"] = host.gpus()[rank_info.local_rank].uuid
+        host.gpus.cache_clear()
+        if "LOCAL_RANK" in os.environ:  # DDP and DeepSpeed take it for the index of the device, of which there is one
+            os.environ["LOCAL_RANK"] = "0"
+    elif host.device(cfg) == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["DS_ACCELERATOR"] = "cpu"  # by default DeepSpeed takes the device that torch is built for
+
+
+def _may_ask_hub(cfg: Config) -> bool:
+    """Whether the job names a model, a tokenizer, a kernel or a data set that is not a local folder."""
+    names = [cfg.model.pretrained, cfg.data.tokenizer if cfg.data.tokenizer != "bytes" else None]
+    names.append(cfg.model.attention if "/" in cfg.model.attention else None)
+    data_on_hub = cfg.data.name in ("mrpc", "wikitext") and cfg.data.path is None
+    return data_on_hub or any(name and not Path(name).expanduser().exists() for name in names)
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; assumed behind a proxy, where a connection says nothing."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=HUB_TIMEOUT_SECONDS).close()
+    except (OSError, TypeError):
+        return False
+    return True
+
+
+def limit_memory(cfg: Config) -> None:
+    """Apply launch.memory_limit_gib: to CUDA's allocator, or on a CPU to the data segment of this process."""
+    if cfg.launch.memory_limit_gib is None:
+        return
+    limit_bytes = int(cfg.launch.memory_limit_gib * 2**30)
+    if host.device(cfg) == "cuda":
+        import torch
+
+        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes))
+    else:
+        import resource
+
+        import psutil
+
+        # The limit stands for a device's memory, so what the imported libraries occupy is not part of it.
+        imported_bytes = getattr(psutil.Process().memory_info(), "data", 0)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)  # stays, so that `lift_memory_limit` can go back to it
+        resource.setrlimit(resource.RLIMIT_DATA, (imported_bytes + limit_bytes, hard_limit))
+
+
+def lift_memory_limit() -> None:
+    """Take back what `limit_memory` set for a CPU: a record of the end must be written where the memory ran out."""
+    if sys.platform == "linux":
+        import resource
+
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard_limit, hard_limit))

@@ -1,0 +1,233 @@
+"""What is known of a model before its data and weights are loaded: its class, its limits, and why it cannot be trained.
+
+All checks read the configuration and the class in transformers; no weight exists yet.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.models import liger, packing, pretrained
+from legroom.options import adapter, attention, kernels
+from legroom.options import model as model_options
+from legroom.options.model import AUTO
+from legroom.records import record
+from legroom.records.printable import printable
+from legroom.third_party import transformers_models_private
+
+CLASSES = {
+    "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+    "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
+TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
+# Models whose text goes with something else, which no data of this project has: their step fails without it.
+BESIDE_TEXT = {"git": "images", "layoutlmv2": "images of pages"}
+# Classifiers in transformers that read a row at its end token, which each row must have once or equally often; and
+# those whose decoder begins with a token that the configuration names.
+READ_AT_END = {"bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"}
+BEGIN_WITH_A_TOKEN = READ_AT_END - {"mbart", "plbart"}
+ANY_STEP = "estimate_step (docs/api.md) estimates a step of such a model that you write in Python."
+INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
+
+
+def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
+    """Raises Refusal if a model of this configuration cannot be trained as asked, with what to type instead.
+
+    task: "language_modelling" or "classification".
+    """
+    name = check_kind(cfg, config, task)
+    kind = model_class(config, task)
+    assert kind is not None
+    if cfg.model.attention != AUTO and not transformers_models_private.has_attention(kind, cfg.model.attention):
+        raise Refusal(
+            f"model.attention={cfg.model.attention} is not supported by {kind.__name__}. Type model.attention=auto, "
+            "which takes the best that the model has."
+        )
+    if attention.lacks_dropout(cfg.model.attention) and _attention_dropout(config):
+        raise Refusal(
+            f"model.attention={cfg.model.attention} has no dropout, which {name} has. Type model.attention=sdpa."
+        )
+    if cfg.checkpointing.name != "none" and not kind.supports_gradient_checkpointing:
+        raise Refusal(
+            f"checkpointing={cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
+            "Type checkpointing=none."
+        )
+    if task == "classification":
+        _check_special_tokens(name, config)
+    with pretrained.building(config, cfg.model.pretrained):
+        most = positions(config)
+    _check_lengths(cfg, name, most)
+    if kernels.is_liger(cfg):
+        liger.check(name, config)
+    if cfg.data.packing:
+        packing.check(cfg, name, config, task)
+    if attention.is_of_hub(cfg.model.attention) and cfg.recipe.name != "estimate":
+        _load_from_hub(cfg.model.attention)
+
+
+def _load_from_hub(name: str) -> None:
+    """Download an implementation of attention, or raise Refusal; building the model would end in a traceback."""
+    wanted = transformers_models_private.wanted_kernels()
+    if wanted is not None:
+        raise Refusal(
+            f"model.attention={name} needs {wanted} with this transformers: pip install '{wanted}', or choose "
+            "model.attention=sdpa."
+        )
+    try:
+        transformers_models_private.load_hub_attention(name)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        first = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+        raise Refusal(
+            f"model.attention={name} cannot be loaded: {printable(first)}. Choose model.attention=sdpa."
+        ) from error
+
+
+def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
+    """The class that AutoModelForCausalLM or AutoModelForSequenceClassification builds; None without one."""
+    return _first(CLASSES[task].get(type(config), None))
+
+
+def headless_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class that AutoModel builds; None without one."""
+    return _first(modeling_auto.MODEL_MAPPING.get(type(config), None))
+
+
+def _first(found: Any) -> type[PreTrainedModel] | None:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def check_kind(cfg: Config, config: PretrainedConfig, task: str) -> str:
+    """Raises Refusal for a model of a kind that is not trained here, whatever else is asked, with what estimates it.
+
+    Returns how the model is called in refusals.
+    """
+    name = f"model.pretrained={cfg.model.pretrained}" if cfg.model.pretrained else f"model={cfg.model.name}"
+    try:
+        _check_inputs(name, config, task)
+    except Refusal as error:
+        raise Refusal(f"{error} {ANY_STEP}" if cfg.recipe.name == "estimate" else str(error)) from error
+    return name
+
+
+def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
+    """Raises Refusal for models that this project has no data for."""
+    saved = ", ".join(config.architectures or [config.model_type])
+    inputs = INPUTS.get(getattr(headless_class(config), "main_input_name", "input_ids"))
+    if inputs is not None:
+        raise Refusal(f"{name} is a model of {inputs} ({saved}), and only models of text are trained here.")
+    if config.model_type in BESIDE_TEXT:
+        raise Refusal(
+            f"{name} needs {BESIDE_TEXT[config.model_type]} beside its text ({saved}), and only models of text alone "
+            "are trained here."
+        )
+    if config.is_encoder_decoder and (task == "language_modelling" or model_class(config, task) is None):
+        raise Refusal(
+            f"{name} is a sequence-to-sequence model ({saved}), which is not trained here yet. Choose a decoder; or, "
+            "for labels, data with data.task=classification and a model that has such a head."
+        )
+    kind = model_class(config, task)
+    if kind is None:
+        other = next((t for t in CLASSES if model_class(config, t) is not None), None)
+        raise Refusal(
+            f"{name} ({saved}) has no model for {TASKS[task]} in transformers. "
+            + (f"Type data.task={other}, with data for it." if other else "Choose another model.")
+        )
+    if kind.main_input_name != "input_ids":
+        raise Refusal(
+            f"{name}: {kind.__name__} takes {kind.main_input_name}, and only models of token ids are trained."
+        )
+
+
+def _check_special_tokens(name: str, config: PretrainedConfig) -> None:
+    """Raises Refusal for a classifier whose configuration lacks the id of a token that its forward pass reads."""
+    needed = {
+        "eos_token_id": (READ_AT_END, "at which its classifier reads a row"),
+        "decoder_start_token_id": (BEGIN_WITH_A_TOKEN, "with which its decoder begins; in T5 it is the id of padding"),
+    }
+    for key, (kinds, use) in needed.items():
+        if config.model_type in kinds and not isinstance(getattr(config, key, None), int):
+            raise Refusal(
+                f"{name}: config.json has no {key}, the id of the token {use}. Add it there, as the model had it when "
+                "it was trained."
+            )
+
+
+def _check_lengths(cfg: Config, name: str, most: int | None) -> None:
+    """Raises Refusal for sequences with more tokens than the model has positions."""
+    for key, length in model_options.lengths(cfg).items():
+        if most is not None and length > most:
+            raise Refusal(f"{key}={length} is longer than the {most} positions of {name}. Type {key}={most} or less.")
+
+
+def _attention_dropout(config: PretrainedConfig) -> float:
+    """The dropout of attention in the configurations of transformers, by any of its names."""
+    text, names = config.get_text_config(), ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+    return max((getattr(text, name, None) or 0.0 for name in names), default=0.0)
+
+
+def vocabulary(config: PretrainedConfig) -> int | None:
+    """The number of token ids; None for a model that takes any, as CANINE's characters."""
+    return getattr(config.get_text_config(), "vocab_size", None)
+
+
+def last_id(config: PretrainedConfig, task: str) -> int | None:
+    """The token at which a classifier of sequence-to-sequence weights reads a row; None for other models."""
+    return config.eos_token_id if config.model_type in READ_AT_END and task == "classification" else None
+
+
+def positions(config: PretrainedConfig) -> int | None:
+    """The most tokens in a sequence; None without a limit.
+
+    RoBERTa and its kin number positions from the id of the padding on, and so have fewer than their table has rows.
+    """
+    text = config.get_text_config()
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    most = next((value for key in names if isinstance(value := getattr(text, key, None), int)), -1)
+    if most <= 0:  # XLNet says -1
+        return None
+    return most if transformers_models_private.is_decoder_only(config) else most - _reserved_positions(config)
+
+
+def _reserved_positions(config: PretrainedConfig) -> int:
+    """Rows of the table of positions that stand for no position of a token: read from a model without memory."""
+    kind = headless_class(config)
+    if kind is None:
+        return 0
+    with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
+        model = kind(copy.deepcopy(config))
+    for name, module in model.named_modules():
+        if not name.endswith("position_embeddings") or not isinstance(module, torch.nn.Embedding):
+            continue
+        if module.padding_idx is not None:
+            return module.padding_idx + 1
+    return 0
+
+
+def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
+    """The model as it was built, for the record."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    model = adapter.base_model(model)
+    text, asked = model.config.get_text_config(), cfg.model.attention
+
+    def size(*names: str) -> int | None:
+        return next((value for name in names if isinstance(value := getattr(text, name, None), int)), None)
+
+    return record.Model(
+        name=cfg.model.name,
+        architecture=type(model).__name__,
+        attention=transformers_models_private.attention_of(model) if asked == AUTO else asked,
+        layers=size("num_hidden_layers", "n_layer", "num_layers"),
+        width=size("hidden_size", "d_model", "n_embd"),
+        heads=size("num_attention_heads", "n_head", "num_heads"),
+        vocab=vocabulary(model.config),
+        positions=positions(model.config),
+        trained_parameters=trained,
+    )

@@ -1,0 +1,202 @@
+"""Linear layers whose weights bitsandbytes keeps in 4 or 8 bits, for adapter=qlora.
+
+The layers inside the base model are quantised; embeddings, norms and what lies outside the base model (an output
+layer, a classification head) are not. A model is never held whole in 16 or 32 bits: random weights are made and
+quantised layer by layer, and pretrained ones tensor by tensor, by transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from legroom.errors import Refusal
+from legroom.third_party import transformers_models_private
+
+OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
+
+
+def names(model: PreTrainedModel) -> list[str]:
+    """The linear layers that are quantised. Raises Refusal for a model that has none."""
+    inside = f"{model.base_model_prefix}."
+    found = [name for name, module in model.named_modules() if _is_linear(module) and name.startswith(inside)]
+    if not found:
+        raise Refusal(f"adapter=qlora: {type(model).__name__} has no linear layers that can be quantised.")
+    return found
+
+
+def kept_names(model: PreTrainedModel) -> list[str]:
+    """The linear layers that are not quantised."""
+    quantised = set(names(model))
+    return [name for name, module in model.named_modules() if _is_linear(module) and name not in quantised]
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) in (nn.Linear, Conv1D)
+
+
+# --- building --------------------------------------------------------------------------------------------
+
+
+def loading_arguments(model: PreTrainedModel, bits: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """What `from_pretrained` is given to quantise what it loads. model: of the same class, on any device."""
+    from transformers import BitsAndBytesConfig
+
+    settings: dict[str, Any] = {"llm_int8_skip_modules": kept_names(model) or None}
+    if bits == 8:
+        settings |= {"load_in_8bit": True, "llm_int8_threshold": OUTLIERS}
+    else:
+        settings |= {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": dtype,
+        }
+    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": place}}
+
+
+@torch.no_grad()
+def random_model(
+    build: Callable[[], PreTrainedModel], bits: int, dtype: torch.dtype, device: str | None
+) -> PreTrainedModel:
+    """A model with random weights, as transformers initialises them, whose linear layers are quantised.
+
+    build: makes the model on the default device, with random weights. device: where layers are quantised; None: the
+    weights are of no interest, and the model is made whole on the default device (one that has no memory).
+    """
+    if device is None:
+        model = build()
+        chosen = set(names(model))
+        _quantise_inside(model, "", chosen, bits, dtype, None)
+    else:
+        with torch.device("meta"):
+            model = build()
+        chosen = set(names(model))
+        made: dict[nn.Parameter, nn.Parameter] = {}  # shared weights are made once
+        transformers_models_private.initialise_layers(
+            model,
+            lambda module: _materialise(module, made),
+            lambda name, layer: _quantise_inside(layer, f"{name}.", chosen, bits, dtype, device),
+        )
+        _quantise_inside(model, "", chosen, bits, dtype, device)
+        model.tie_weights()
+    setattr(model, f"is_loaded_in_{bits}bit", True)  # peft chooses its layers by it
+    return model
+
+
+def finish(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with layers that train after an evaluation, too: on CPUs with AVX512-BF16 bitsandbytes repacks a weight
+    in evaluation mode, and then computes without gradients."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  (an attribute, not a module)
+    return model
+
+
+def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Gives a module's own weights and buffers memory on the CPU, if they have none."""
+    for name, weight in module.named_parameters(recurse=False):
+        if weight.is_meta:
+            if weight not in made:
+                made[weight] = nn.Parameter(torch.empty_like(weight, device="cpu"), weight.requires_grad)
+            setattr(module, name, made[weight])
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.is_meta:
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+
+
+def _quantise_inside(
+    module: nn.Module, prefix: str, chosen: set[str], bits: int, dtype: torch.dtype, device: str | None
+) -> None:
+    """Replaces the chosen linear layers inside a module. prefix: the module's name with a dot, or ''."""
+    for name, layer in list(module.named_modules()):
+        if prefix + name in chosen and _is_linear(layer):
+            module.set_submodule(name, _quantised(layer, bits, dtype, device))
+
+
+def _quantised(layer: nn.Module, bits: int, dtype: torch.dtype, device: str | None) -> nn.Module:
+    """A linear layer in 4 or 8 bits. layer: Linear, or Conv1D, whose weight is transposed."""
+    import bitsandbytes
+    from bitsandbytes import functional
+
+    layers: Any = bitsandbytes.nn  # its types are not exported
+    assert isinstance(layer.weight, torch.Tensor)
+    weight = layer.weight.data.to(device or layer.weight.device, dtype)
+    weight = weight.T.contiguous() if isinstance(layer, Conv1D) else weight
+    size = (weight.shape[1], weight.shape[0], layer.bias is not None)
+    with torch.device("meta"):
+        if bits == 8:
+            made = layers.Linear8bitLt(*size, has_fp16_weights=False, threshold=OUTLIERS)
+        else:
+            made = layers.Linear4bit(*size, compute_dtype=dtype, compress_statistics=True, quant_type="nf4")
+    if isinstance(layer.bias, nn.Parameter):
+        made.bias = layer.bias
+    if isinstance(made, layers.Linear8bitLt):
+        rows, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
+        made.weight = layers.Int8Params(rows, requires_grad=False, has_fp16_weights=False, CB=rows, SCB=scales)
+    else:
+        packed, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+        made.weight = layers.Params4bit(
+            packed, requires_grad=False, quant_state=state, quant_type="nf4", bnb_quantized=True, module=made
+        )
+        made.quant_state = state
+    made.weight._is_hf_initialized = True  # type: ignore[attr-defined]  (transformers initialises it no more)
+    return made.requires_grad_(False)
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    """Whether a layer is one of those that bitsandbytes quantises."""
+    return type(getattr(layer, "weight", None)).__name__ in ("Params4bit", "Int8Params")
+
+
+def dequantised(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The weight of a layer: (out, in) of a quantised one, in `dtype`; of any other as it is."""
+    if not is_quantised(layer):
+        return layer.weight.detach()
+    from bitsandbytes import functional
+
+    state = getattr(layer.weight, "quant_state", None)
+    if state is not None:
+        return functional.dequantize_4bit(layer.weight.data, state).to(dtype)
+    scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
+    return functional.int8_vectorwise_dequant(layer.weight.data, scales).to(dtype)
+
+
+# --- what is quantised -----------------------------------------------------------------------------------
+
+
+def elements(weight: torch.Tensor) -> int:
+    """How many numbers a weight has; one in 4 bits holds two in a byte."""
+    state = getattr(weight, "quant_state", None)
+    return weight.numel() if state is None else math.prod(state.shape)
+
+
+def scales(model: nn.Module) -> list[torch.Tensor]:
+    """The tensors beside quantised weights that say what their bits mean. They are neither parameters nor buffers."""
+    states = [state for weight in model.parameters() if (state := getattr(weight, "quant_state", None)) is not None]
+    states += [state.state2 for state in states if state.state2 is not None]
+    found = [value for state in states for value in (state.absmax, state.code, state.offset)]
+    for module in model.modules():  # bitsandbytes moves those of 8 bits from the weight to the layer in its first use
+        weight = dict(module.named_parameters(recurse=False)).get("weight")  # a parametrised weight is computed if read
+        found += [getattr(holder, "SCB", None) for holder in (vars(module).get("state"), weight)]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def warnings(model: nn.Module, bits: int) -> list[str]:
+    """What of the layers is not quantised, though it is large: experts in tensors of their own; a line at most."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    frozen = {weight: None for stack in stacks for weight in stack.parameters() if not weight.requires_grad}
+    wide = sum(weight.numel() for weight in frozen if weight.is_floating_point() and weight.dim() > 1)
+    if not wide:
+        return []
+    return [
+        f"adapter=qlora: {wide:,} of the {sum(map(elements, frozen)):,} frozen parameters of the layers are in no "
+        f"linear layer (experts in one tensor), and are not quantised to {bits} bits."
+    ]

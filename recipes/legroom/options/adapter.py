@@ -1,0 +1,202 @@
+"""adapter: train small matrices beside the model's linear layers (LoRA), and leave its own weights as they are.
+
+With qlora these are quantised (Dettmers et al. 2023, arXiv 2305.14314); what is not quantised of them is kept in the
+type of the computation, because nothing is added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.options import hooks, precision
+from legroom.options.hooks import Cost, Dimension, Lever
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers beside which an adapter may lie
+WHOLE_MODEL = ("single", "dp", "ddp")  # modes in which every rank has whole weights
+ALL_LINEAR = "all-linear"
+INT8_CAPABILITY = (7, 5)  # of matrix units for integers
+
+
+def is_used(cfg: Config) -> bool:
+    """Whether an adapter is trained. A configuration of an older record has none."""
+    return cfg.adapter.name not in (None, "none")
+
+
+def _goes_with_mode(cfg: Config, name: str) -> bool:
+    """Whether a mode of parallelism can split a model with this adapter, or does not split it."""
+    return cfg.parallelism.name in WHOLE_MODEL or (name == "lora" and cfg.parallelism.name == "fsdp")
+
+
+def bits(cfg: Config) -> int | None:
+    """The bits of the quantised weights; None where none are."""
+    return cfg.adapter.bits if cfg.adapter.name == "qlora" else None
+
+
+def compute_dtype(cfg: Config) -> torch.dtype:
+    """The type in which products with quantised weights are computed, and the other frozen weights are kept."""
+    import torch
+
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16_pure": torch.bfloat16}.get(
+        cfg.precision.name, torch.float32
+    )
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Modes that cannot split a model with an adapter, and targets that are no names."""
+    adapter, found = cfg.adapter, []
+    if not is_used(cfg):
+        return []
+    if not _goes_with_mode(cfg, adapter.name):
+        found.append(
+            f"adapter={adapter.name} does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp: "
+            "the weights that are not trained have neither gradients nor optimizer states."
+        )
+    if bits(cfg):
+        found += _quantised_problems(cfg)
+    names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        found.append(
+            f"adapter.targets={adapter.targets} names no layers. Type adapter.targets={ALL_LINEAR}, or a list as "
+            "adapter.targets=[q_proj,v_proj]."
+        )
+    return found
+
+
+def _quantised_problems(cfg: Config) -> list[str]:
+    """What does not go with weights in 4 or 8 bits."""
+    found, gpu = [], host.gpu(cfg)
+    if cfg.parallelism.name == "dp":
+        found.append(
+            "adapter=qlora does not go with parallelism=dp, whose copies lose the scales. Choose parallelism=ddp."
+        )
+    if cfg.compile:
+        found.append("adapter=qlora does not go with compile=true. Choose adapter=lora, or leave compile out.")
+    if cfg.eval.precision:
+        found.append("eval.precision casts the whole model, which adapter=qlora has quantised. Leave it out.")
+    if cfg.adapter.bits == 8 and cfg.adapter.dora:
+        found.append(
+            "adapter.dora=true does not go with adapter.bits=8. Type adapter.bits=4, or leave adapter.dora out."
+        )
+    if cfg.adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
+        found.append(
+            f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."
+            f"{gpu.capability[1]}. Type adapter.bits=4."
+        )
+    return found
+
+
+def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
+    """The model with its weights frozen and an adapter beside its layers (Hu et al. 2021, arXiv 2106.09685).
+
+    Layers outside of the base model, as a classification head, are trained whole.
+    Raises Refusal if no layer has one of the names of `adapter.targets`, or peft has no such adapter for a layer.
+    """
+    if not is_used(cfg):
+        return model
+    from legroom.errors import Refusal
+    from legroom.third_party import transformers_peft_private
+
+    transformers_peft_private.use_peft()
+    import peft
+
+    _check_targets(cfg, model)
+    adapter, classifies = cfg.adapter, type(model).__name__.endswith("ForSequenceClassification")
+    whole = list(adapter.modules_to_save or [])
+    if classifies:
+        prefix = str(getattr(model, "base_model_prefix", ""))
+        whole += [name for name, child in model.named_children() if name != prefix and len(list(child.parameters()))]
+    settings = peft.LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]  (any number)
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.targets,
+        use_dora=adapter.dora,
+        use_rslora=adapter.rslora,
+        modules_to_save=whole or None,
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),  # GPT-2's layers
+        task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
+    )
+    try:
+        wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
+    if bits(cfg):
+        _train_in_weights_dtype(cfg, wrapped)
+    return wrapped
+
+
+def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
+    """Casts layers that are trained whole from the type of the frozen weights to that of the precision."""
+    dtype = precision.weights_dtype(cfg)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "lora_" not in name:
+            weight.data = weight.data.to(dtype)
+
+
+def _check_targets(cfg: Config, model: nn.Module) -> None:
+    """Raises Refusal for a name of `adapter.targets` that no layer has."""
+    from legroom.errors import Refusal
+
+    targets = cfg.adapter.targets if isinstance(cfg.adapter.targets, list) else []
+    layers = [name for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in layers):
+            linear = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
+            names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            raise Refusal(f"adapter.targets: the model has no layer {target}. Its linear layers are {names}.")
+
+
+def base_model(model: Any) -> Any:
+    """The model beside whose layers an adapter lies; the model itself without one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def save(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Write an adapter that `peft.PeftModel.from_pretrained` opens. weights: the gathered ones of a sharded model."""
+    trains_embeddings = any(
+        "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
+    )
+    # peft's default asks the hub whether the vocabulary was resized.
+    model.save_pretrained(str(folder), save_embedding_layers=trains_embeddings, state_dict=weights)
+
+
+def warnings(cfg: Config) -> list[str]:
+    """A saved adapter is of no use without the weights that it was trained beside."""
+    if not is_used(cfg) or cfg.model.pretrained or not cfg.save.final or cfg.save.merge:
+        return []
+    return [
+        f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. Type "
+        "model.pretrained= for an adapter that can be used.",
+    ]
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """No gradients and no optimizer states for the model's own weights."""
+    if bits(cfg):
+        return []
+    cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
+    stronger = [] if is_used(cfg) else ["lora"]
+    stronger += [] if _quantised_problems(cfg) else ["qlora"]
+    return [
+        Lever(f"adapter={name}", cost, changes={"adapter": name}) for name in stronger if _goes_with_mode(cfg, name)
+    ]
+
+
+HOOKS = hooks.register(
+    "adapter",
+    hooks.Hooks(
+        problems=problems,
+        warnings=warnings,
+        transform_model=transform_model,
+        memory_levers=memory_levers,
+        search=(Dimension("adapter", 45, changes_numbers=True),),
+    ),
+)

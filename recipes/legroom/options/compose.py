@@ -1,0 +1,81 @@
+"""From overrides to a typed, validated configuration and an empty record."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import hydra
+from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from legroom import config
+from legroom.options import accumulation, hydra_errors, menus, validate
+from legroom.records import record
+from legroom.records.environment import collect_environment
+
+Prepared = tuple[config.Config | None, record.Record | None, list[str]]
+
+
+@functools.cache
+def store_schema() -> None:
+    """Give Hydra the schema, which conf/config.yaml names in its defaults."""
+    ConfigStore.instance().store(name="schema", node=config.Config)
+
+
+def menu_folders(hydra_config: HydraConf) -> list[Path]:
+    """The folders in which Hydra looked for menus. hydra_config: Hydra's own node."""
+    return [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+
+
+def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) -> Prepared:
+    """Check a composed job. Returns its configuration, a record to be filled, and problems.
+
+    hydra_config: Hydra's own node. folders: where Hydra looked for menus. Without configuration and record if the
+    values do not have the schema's keys. Raises OmegaConfBaseException for an interpolation of a key that does not
+    exist.
+    """
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    assert isinstance(values, dict)
+    choices, overrides = dict(hydra_config.runtime.choices), list(hydra_config.overrides.task)
+    given = {override.lstrip("+~").split("=")[0] for override in overrides}
+    # A key that its menu sets comes first: with it the option is not the chosen one, and other checks mislead.
+    shape = menus.set_by_menu(given) or hydra_errors.shape_problems(values, choices, folders)
+    if shape:
+        return None, None, shape
+    cfg = config.from_dict(values)
+    problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
+    problems = problems or accumulation.choose(cfg)
+    resolved, environment = config.to_dict(cfg), collect_environment(cfg)
+    key = record.config_key(resolved, environment["versions"])
+    return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
+
+
+def compose(conf: Path, *overrides: str) -> Prepared:
+    """`prepare` for the command line with these overrides. conf: the folder of the menus."""
+    store_schema()
+    with hydra.initialize_config_dir(str(conf.absolute()), version_base="1.3"):
+        composed = hydra.compose("config", list(overrides), return_hydra_config=True)
+    hydra_config = composed.hydra
+    with open_dict(composed):
+        del composed.hydra
+    return prepare(composed, hydra_config, [conf])
+
+
+def compose_valid(conf: Path, *overrides: str) -> tuple[config.Config, record.Record]:
+    """`compose` for overrides that can run. Raises ValueError, with every problem, for those that cannot."""
+    cfg, outcome, problems = compose(conf, *overrides)
+    if cfg is None or outcome is None or problems:
+        raise ValueError(f"{' '.join(overrides)}: {' '.join(problems)}")
+    return cfg, outcome
+
+
+def compose_record(conf: Path, *overrides: str) -> record.Record:
+    """The empty record of overrides; its status is `refused` if they cannot run. Raises ValueError for wrong keys."""
+    _, outcome, problems = compose(conf, *overrides)
+    if outcome is None:
+        raise ValueError(f"{' '.join(overrides)}: {' '.join(problems)}")
+    if problems:
+        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", " ".join(problems))
+    return outcome

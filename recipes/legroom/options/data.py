@@ -1,0 +1,224 @@
+"""data: checks of files and lengths, and the entries for TrainingArguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.machine import host
+from legroom.options import attention, data_sources, hooks, task
+from legroom.options.data_sources import BYTE_VOCAB
+from legroom.options.hooks import PASSES, Cost, Dimension, Lever
+
+ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
+OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
+# Files of which a folder has at least one if it holds a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
+
+PACKED_CLASSIFIER = (
+    "data.packing=true is for causal language models, which have a label for each token; this configuration trains a "
+    "classifier. Type data.packing=false."
+)
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Fills in the tokenizer: the one that pretrained weights bring, bytes for the models of the menu."""
+    if cfg.data.name in data_sources.TEXTS and cfg.data.tokenizer is None:
+        cfg.data.tokenizer = cfg.model.pretrained or "bytes"
+    return []
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Problems: files that do not exist or do not fit the task, and vocabularies too small for bytes."""
+    data, found = cfg.data, []
+    found += _tokenizer_problems(cfg) + _encoding_problems(cfg)
+    in_bytes = data.name == "source" or data.tokenizer == "bytes"
+    if in_bytes and not cfg.model.pretrained and cfg.model.vocab < BYTE_VOCAB:
+        found.append(
+            f"model.vocab={cfg.model.vocab} is too small for bytes, which need {BYTE_VOCAB}. Type model.vocab=512."
+        )
+    if data.name in ENDLESS and data.samples is None:
+        return found + [f"data={data.name} needs a number of sequences, not data.samples=null. Type data.samples=512."]
+    if data.name in data_sources.OWN_FILES and data.path is None:
+        kinds = ".jsonl, .json, .parquet or .csv" if data.name == "chat" else ".txt, .jsonl, .csv or .parquet"
+        return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
+    if data.name == "text" and data.task == "chat":
+        return found + ["data.task=chat with data=text: type data=chat, which reads conversations from files."]
+    if data.name == "hub":
+        found += _hub_problems(cfg)
+    return found + _file_problems(cfg) + _window_problems(cfg) + _packing_problems(cfg) + _group_problems(cfg)
+
+
+def _file_problems(cfg: Config) -> list[str]:
+    """Files that do not exist, or whose kind cannot hold what is trained on."""
+    data, found = cfg.data, []
+    for key in ("path", "eval_path"):
+        value = getattr(data, key)
+        if value is None or data.name not in (*data_sources.OWN_FILES, *data_sources.PUBLISHED):
+            continue
+        try:
+            if data.name in data_sources.PUBLISHED:
+                data_sources.splits(data.name, value)
+            elif data_sources.kind(data_sources.find(value, f"data.{key}")[0]) == ".txt":
+                found += _txt_problems(cfg, f"data.{key}={value}")
+        except Refusal as refusal:
+            found.append(str(refusal))
+    return found
+
+
+def _hub_problems(cfg: Config) -> list[str]:
+    """A data set that is not named, or lies in no folder, and streaming. The hub is asked later."""
+    data, found = cfg.data, []
+    if data.path is None:
+        found.append("data=hub needs data.path=: an id such as stanfordnlp/imdb, or a folder of data sets.")
+    elif not Path(data.path).expanduser().exists() and (data.path.count("/") > 1 or data.path[0] in "./~"):
+        found.append(f"data.path={data.path}: there is no such folder.")
+    if data.streaming:
+        found.append(
+            "data.streaming=true is not supported: the order, the epochs and the exact resume need the whole data set. "
+            "Take a part of it with data.split='train[:10%]', or data.samples=."
+        )
+    return found
+
+
+def _txt_problems(cfg: Config, files: str) -> list[str]:
+    """Why a .txt file does not do. files: the key that names it, with its value."""
+    data = cfg.data
+    if data.name == "chat":
+        return [
+            f"data=chat: a .txt file has no conversations: {files}. Give a .jsonl file with {data.messages_column} in "
+            "each line, or type data=text."
+        ]
+    if task.task(cfg) != "classification":
+        return []
+    chosen = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
+    return [
+        f"{chosen} needs labels, and a .txt file has none: {files}. Give a .jsonl, "
+        f".csv or .parquet file with the columns {data.text_column} and {data.label_column}."
+    ]
+
+
+def _window_problems(cfg: Config) -> list[str]:
+    """Keys of a window that slides over one long text, where each row is a sample of its own."""
+    typed = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key)) is not None]
+    if not typed or not (task.has_conversations(cfg) or cfg.data.packing):
+        return []
+    apart = "over conversations" if task.has_conversations(cfg) else "over texts that data.packing=true keeps apart"
+    return [f"{' and '.join(typed)}: a window slides over one long text, not {apart}. Leave it out."]
+
+
+def _group_problems(cfg: Config) -> list[str]:
+    """Why there is nothing to group: rows of one length."""
+    data = cfg.data
+    if not data.group_by_length:
+        return []
+    if data.packing:
+        return ["data.group_by_length=true: packed rows are about equally long. Leave it out, or data.packing=true."]
+    if not task.has_conversations(cfg) and task.task(cfg) == "language_modelling":
+        return [even_rows(cfg)]
+    return []
+
+
+def even_rows(cfg: Config) -> str:
+    """Why data.group_by_length has nothing to do for a stream of texts."""
+    return (
+        f"data.group_by_length=true: the rows of data={cfg.data.name} are blocks of data.seq_len={cfg.data.seq_len} "
+        "tokens, all of one length. Leave it out."
+    )
+
+
+def _packing_problems(cfg: Config) -> list[str]:
+    """Why samples cannot be packed; models are checked where they are built."""
+    if not cfg.data.packing:
+        return []
+    if task.task(cfg) == "classification":
+        return [PACKED_CLASSIFIER]
+    if cfg.recipe.name == "estimate" and attention.is_flash(cfg.model.attention):
+        return [
+            f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
+            "keeps no mask. Type model.attention=sdpa, which keeps one."
+        ]
+    return []
+
+
+def _tokenizer_problems(cfg: Config) -> list[str]:
+    """A folder of pretrained weights that brings no tokenizer, where it is the one to be used."""
+    pretrained = cfg.model.pretrained
+    if not pretrained or cfg.data.tokenizer != pretrained:
+        return []
+    folder = Path(pretrained).expanduser()
+    if not (folder / "config.json").is_file() or any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+        return []  # a folder without a model is refused with model.pretrained; the hub is asked later
+    if _is_of_other_inputs(folder):
+        return []  # refused as what it is, once its class is known
+    return [
+        f"model.pretrained={pretrained} brings no tokenizer, so the ids that its weights were trained on are not "
+        "known. Save the tokenizer into the folder (tokenizer.save_pretrained), or name it with data.tokenizer=."
+    ]
+
+
+def _is_of_other_inputs(folder: Path) -> bool:
+    """Whether the configuration in a folder has keys that models of images or of audio have."""
+    try:
+        return bool(OTHER_INPUTS & json.loads((folder / "config.json").read_text()).keys())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _encoding_problems(cfg: Config) -> list[str]:
+    """An encoding that Python does not know, and keys of files where there are none."""
+    data, found = cfg.data, []
+    if data.encoding is not None:
+        try:
+            "".encode(data.encoding)
+        except (LookupError, ValueError):
+            found.append(f"data.encoding={data.encoding} is no encoding of texts. Type utf-8, latin-1 or another one.")
+    if data.name in data_sources.PUBLISHED and data.path is None and data.separator is not None:
+        found.append(f"data.separator={data.separator} is for files of your own. Give data.path=, or leave it out.")
+    return found
+
+
+def warnings(cfg: Config) -> list[str]:
+    """Batch sizes and lengths that leave part of a GPU's matrix units idle: no multiple of 8, and not 1, 2 or 4."""
+    sizes = {"batch.per_device": cfg.batch.per_device, "data.seq_len": cfg.data.seq_len}
+    odd = [f"{key}={value}" for key, value in sizes.items() if value % 8 and value not in (1, 2, 4)]
+    return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
+
+
+def training_arguments(cfg: Config) -> dict[str, Any]:
+    """Entries for TrainingArguments."""
+    return {
+        "dataloader_pin_memory": cfg.data.pin_memory and host.device(cfg) == "cuda",
+        "dataloader_num_workers": cfg.data.workers,
+        "dataloader_persistent_workers": cfg.data.workers > 0,
+        "accelerator_config": {"non_blocking": host.device(cfg) == "cuda"},
+    }
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """The lever that halves the length of the sequences."""
+    half = cfg.data.seq_len // 2
+    return [Lever(f"data.seq_len={half}", Cost.SHORTER_SEQUENCES, (PASSES,))] if half > 1 else []
+
+
+def window_and_stride(cfg: Config) -> tuple[int, int]:
+    """(tokens in a window of the evaluation, tokens by which it moves on)."""
+    window = cfg.eval.window or cfg.data.seq_len
+    return window, cfg.eval.stride or window
+
+
+HOOKS = hooks.register(
+    "data",
+    hooks.Hooks(
+        resolve=resolve,
+        problems=problems,
+        warnings=warnings,
+        training_arguments=training_arguments,
+        memory_levers=memory_levers,
+        search=(Dimension("data.packing", 47, (False, True), changes_numbers=True),),
+    ),
+)

@@ -1,0 +1,25 @@
+"""estimate: when its keys are refused. What an estimate does not support stands in the facts of an option."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.options import hooks
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Typed keys that only an estimate reads."""
+    if cfg.recipe.name == "estimate":
+        return []
+    lines = []
+    if "estimate.explain" in given:
+        lines.append("estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate.")
+    if "estimate.margin" in given and cfg.accumulation.name != "auto":
+        lines.append(
+            "estimate.margin belongs to recipe=estimate and to accumulation=auto. Leave it out, or add one of them."
+        )
+    return lines
+
+
+HOOKS = hooks.register("estimate", hooks.Hooks(problems=problems))

@@ -1,0 +1,119 @@
+"""gpu: the figures of GPUs, from the menu. One source for predictions and for MFU's denominator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from legroom import config
+from legroom.config import Config
+from legroom.machine import gpu_specs, host
+from legroom.options import hooks, requirements
+
+ONE_MACHINE = (
+    "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
+    "leave it out."
+)
+NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "price_per_hour")
+
+
+def ranks_per_machine(cfg: Config) -> int:
+    """How many of the ranks of an estimate are on one machine."""
+    return max(1, (cfg.parallelism.num_processes or 1) // (cfg.gpu.machines or 1))
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Replaces gpu=auto of an estimate by the installed GPU. Returns what prevents it."""
+    if cfg.recipe.name != "estimate" or cfg.gpu.name != "auto" or cfg.device == "cpu":
+        return []
+    if not host.gpus():
+        return [f"recipe=estimate: there is no GPU here to predict for. Choose one, gpu={gpu_specs.names()}."]
+    here = host.gpus()[0]
+    figures = gpu_specs.find(here.name, here.memory_bytes)
+    if figures is None:
+        return [f"gpu=auto: there are no figures of {here.name}. Choose a GPU near to it, gpu={gpu_specs.names()}."]
+    installed = figures | {
+        "name": "auto",
+        "device_name": here.name,
+        "memory_bytes": here.memory_bytes,
+        "capability": ".".join(map(str, here.capability)),
+        **{key: getattr(cfg.gpu, key) for key in NOT_OF_A_SHEET},
+    }
+    cfg.gpu = config.from_dict(installed, config.Gpu)
+    return []
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
+    if (cfg.gpu.machines or 1) > 1:
+        return _option_problems(cfg) + _machines_problems(cfg)
+    alone = cfg.gpu.machine_link_gb_per_second is not None and cfg.recipe.name == "estimate"
+    return _option_problems(cfg) + _peak_problems(cfg) + [ONE_MACHINE] * alone
+
+
+def _peak_problems(cfg: Config) -> list[str]:
+    """A GPU without the peak of the type that a step's products are in, as a person's own may be."""
+    if cfg.recipe.name != "estimate" or cfg.device == "cpu" or cfg.gpu.name == "auto":
+        return []
+    dtype = {"bf16_pure": "bf16", "fp8": "bf16"}.get(cfg.precision.name, cfg.precision.name)
+    if getattr(cfg.gpu, f"{dtype}_tflops") is not None or requirements.problems(cfg, "precision"):
+        return []
+    return [
+        f"precision={cfg.precision.name}: the peak of {cfg.gpu.device_name} in {dtype} is not known. Add "
+        f"gpu.{dtype}_tflops=, in dense TFLOP/s."
+    ]
+
+
+def _machines_problems(cfg: Config) -> list[str]:
+    """Several machines whose ranks or whose network are not known."""
+    own, machines = cfg.parallelism, cfg.gpu.machines
+    if cfg.recipe.name != "estimate" or cfg.device == "cpu":
+        return [
+            f"gpu.machines={machines} is for an estimate of a step on GPUs. A training has the machines on which a "
+            "launcher starts its ranks (docs/clusters.md). Leave it out."
+        ]
+    found = []
+    if cfg.gpu.machine_link_gb_per_second is None:
+        found.append(
+            f"gpu.machines={machines}: the network between them is missing. Add gpu.machine_link_gb_per_second=, the "
+            "GB/s of one machine in each direction, of all its network cards together: 50 for 400 Gb/s."
+        )
+    if own.name in ("single", "dp"):
+        found.append(
+            f"gpu.machines={machines} needs ranks on each of them, and parallelism={own.name} is one process. Type "
+            f"parallelism=ddp or parallelism=fsdp with parallelism.num_processes={8 * machines}, of all machines."
+        )
+    elif (own.num_processes or 1) % machines:
+        above = -(-(own.num_processes or 1) // machines) * machines
+        found.append(
+            f"parallelism.num_processes={own.num_processes} is the number of ranks of all machines, and cannot be "
+            f"divided equally among gpu.machines={machines}. Type parallelism.num_processes={above}, or another "
+            "multiple."
+        )
+    return found
+
+
+def _option_problems(cfg: Config) -> list[str]:
+    """A GPU that is neither installed nor predicted for."""
+    if (
+        cfg.gpu.name == "auto"
+        or cfg.recipe.name != "estimate"
+        and cfg.device != "cpu"
+        and gpu_specs.is_installed(cfg.gpu.name)
+    ):
+        return []
+    if cfg.recipe.name == "estimate":
+        return (
+            [
+                f"device=cpu asks for the tensors of a run on a CPU, and gpu={cfg.gpu.name} for those on a GPU. Leave "
+                "one of them out."
+            ]
+            if cfg.device == "cpu"
+            else []
+        )
+    return [
+        f"gpu={cfg.gpu.name} belongs to recipe=estimate, which predicts; recipe={cfg.recipe.name} trains on the "
+        "GPU at hand. Add recipe=estimate, or leave gpu= out."
+    ]
+
+
+HOOKS = hooks.register("gpu", hooks.Hooks(resolve=resolve, problems=problems))

@@ -1,0 +1,153 @@
+"""Messages for Hydra's errors about a command line: what is wrong, and what to type instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+
+from legroom import config
+from legroom.options import keys, menus, suggestions
+
+
+def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
+    """Problems with the keys of a configuration that the schema lets pass: after `+key=`, `~menu` and `menu=null`."""
+    problems = []
+    for group in config.GROUPS:
+        option = choices.get(group)
+        if option is None and group in values:
+            problems.append(menus.needs_option(group, folders))
+        elif isinstance(values.get(group), dict) and values[group].get("name") != option:
+            problems.append(f"{group}={option}: the file {group}/{option}.yaml must have the line name: {option}.")
+    for name, kind in config.node_types().items():
+        if name not in values:
+            problems.append(f"{name} cannot be taken out of the configuration. Leave ~{name} out.")
+        if isinstance(values.get(name), dict):
+            problems += [keys.unknown(f"{name}.{key}") for key in values[name] if key not in config.node_types(kind)]
+    return problems + [keys.unknown(name) for name in values if name not in config.node_types()]
+
+
+# What OmegaConf says of the value of a key, and the end of our line, with the pattern's groups.
+VALUE_ERRORS = (
+    (r"Unsupported interpolation type (\S+)", "${{{0}:...}} is no function that a value can call."),
+    (r"Recursive interpolation detected", "its value refers to itself."),
+    (r"Environment variable '([^']*)' not found", "the environment has no variable {0}."),
+    (r"(?:\w+) raised while resolving interpolation: ([^\n]*)", "its ${{...}} has no value: {0}."),
+    (r"(Invalid value '.*?', expected one of .*?)(?:\n|$)", "{0}."),
+    (r"field '.*?' is not Optional", "null is not a value for it."),
+    (r"Cannot convert '(?:list|dict)' to string", "it takes one text."),
+    (
+        r"Invalid type assigned: .* is not a subclass of|Cannot (?:merge|assign) ",
+        "it is a section. Set its keys one by one.",
+    ),
+    (r"(Value '.*?' .*?)(?:\n|$)", "{0}."),
+)
+
+
+def explain(error: Exception, conf: Path) -> str:
+    """The line for an error of Hydra or OmegaConf: what is wrong, and what to type instead.
+
+    conf: the folder of the menus.
+    """
+    text = str(error)
+    text_and_cause = f"{text}\n{error.__cause__ or ''}"
+    if isinstance(error, (yaml.YAMLError, UnicodeDecodeError)):
+        return _unreadable_file(error, conf)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing(error, conf)
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read as menu=option or key=value: {text.splitlines()[0]}."
+    not_overridden = re.search(r"Could not override '([^'@]+)", text)
+    found = not_overridden or re.search(r"full_key: (\S+)", text_and_cause)
+    key = found[1] if found else None
+    mapping = key and keys.mapping_of(key)
+    no_argument = re.search(r"Key '.*' is not in struct|Missing mandatory value|has no attribute", text_and_cause)
+    if mapping and no_argument and isinstance(error, (ConfigCompositionException, AttributeError)):
+        group = mapping.partition(".")[0]
+        return (
+            f"{mapping}: the chosen option of {group} does not take this argument. The arguments that an option "
+            f"takes are in conf/{group}/<option>.yaml; leave the others out."
+        )
+    if not_overridden and isinstance(error, ConfigCompositionException):
+        return keys.unknown(not_overridden[1])
+    if "does not support sweep type" in text:
+        return "an interval has no end of values: type 1,2,3 or range(1,4). hydra/sweeper=optuna takes intervals."
+    return _of_value(key, text_and_cause) or _of_file(text_and_cause) or _first_lines(text_and_cause)
+
+
+def _of_value(key: str | None, text: str) -> str | None:
+    """The line for an error about the value of a key."""
+    if key is None:
+        return None
+    interpolation = re.search(r"Interpolation key '([^']+)' not found", text)
+    if interpolation:
+        return f"{key}: ${{{interpolation[1]}}} refers to a key that does not exist."
+    for pattern, end in VALUE_ERRORS:
+        match = re.search(pattern, text)
+        if match:
+            return f"{key}: {end.format(*map(str.strip, match.groups()))}"
+    return keys.unknown(key) if re.search(r"Key '([^']+)' (?:not in|is not in)", text) else None
+
+
+def _of_file(text: str) -> str | None:
+    """The line for an option's YAML that holds something else than keys with values."""
+    content = re.search(r"In '([^']+)': ValidationError raised while composing config", text)
+    if content:
+        return f"{content[1]}.yaml must hold keys with values, as name: {content[1].rpartition('/')[2]}."
+    reference = re.search(r"In '([^']+)': Could not load '([^']+)'", text)
+    if reference:
+        return f"{reference[2]}: there is no such option, and {reference[1]}.yaml or the command line asks for it."
+    name = re.search(r"Error resolving interpolation '(\$\{[^']*\})', possible interpolation keys", text)
+    if name:
+        return f"{name[1]} cannot stand for an option's name: type the name."
+    if "raised while resolving interpolation" in text:  # of an override that another one replaces
+        return "a ${...} on the command line refers to nothing: type the value itself."
+    grammar = re.search(r"missing BRACE_CLOSE[^\n]*(?:\n\s*full_key: (\S+))?", text)
+    return f"{grammar[1] or 'a value'}: its ${{...}} has no closing brace." if grammar else None
+
+
+def _first_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:3])
+
+
+def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> str:
+    """The line for a YAML file that cannot be read: the file, the line and what is wrong there."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}."
+    for path in sorted(conf.rglob("*.yaml")):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as wrong:
+            return f"{path}: it is no UTF-8 text ({wrong.reason} at byte {wrong.start})."
+    return f"a YAML file of the configuration is no UTF-8 text: {' '.join(str(error).split())}."
+
+
+def _missing(error: MissingConfigException, conf: Path) -> str:
+    """The line for a file that does not exist: an option, or what the file of a name refers to."""
+    text, missing = str(error), str(error.missing_cfg_file)
+    return _of_file(text) or (_unknown_option(missing, conf) if error.options is not None else _first_lines(text))
+
+
+def _unknown_option(missing: str, conf: Path) -> str:
+    """The line for `menu/option` where the menu has no such option."""
+    group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
+    if group == "hydra/launcher":
+        return (
+            f"{group}={missing.rpartition('/')[2]}: this launcher is not installed. pip install '.[sweeps]' installs "
+            "joblib, submitit_local and submitit_slurm."
+        )
+    if missing == "hydra/sweeper/optuna":
+        return (
+            "hydra/sweeper=optuna is not installed. pip install hydra-optuna-sweeper, in an environment of its own, "
+            "since it needs an old optuna; docs/sweeps.md describes it."
+        )
+    if group.startswith("hydra/"):
+        return f"{group}={missing.rpartition('/')[2]}: it is not installed, or Hydra has no such option."
+    option, known = missing.removeprefix(group + "/"), sorted(path.stem for path in (conf / group).glob("*.yaml"))
+    suggestion = suggestions.nearest(option, known)
+    return f"{group}={option}: there is no such option; {group} has {', '.join(known)}.{suggestion}"

@@ -1,0 +1,72 @@
+"""The menus in conf/: the options of each, and the keys that an option uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from legroom.config import GROUPS
+from legroom.config.fields import MISSING
+
+
+def options(group: str, folders: list[Path]) -> dict[str, Path]:
+    """Option -> YAML file of a menu. folders: where Hydra looks; the first one that has an option is used."""
+    return {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob(f"{group}/*.yaml"))}
+
+
+def needs_option(group: str, folders: list[Path]) -> str:
+    """The line for a menu without a choice."""
+    return f"{group} needs one of its options: {', '.join(options(group, folders))}."
+
+
+def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any]:
+    """The values in an option's YAML, and those of the options in its `defaults`; empty for an unknown option."""
+    path = options(group, folders).get(option)
+    if path is None:
+        return {}
+    values = yaml.safe_load(path.read_text()) or {}
+    own = {key: value for key, value in values.items() if key != "defaults"}
+    composed = {}
+    for base in [*values.get("defaults", []), *(["_self_"] if "_self_" not in values.get("defaults", []) else [])]:
+        if base == "_self_":
+            composed |= own
+        elif isinstance(base, str):
+            composed |= option_values(group, base, folders)
+    return composed
+
+
+def option_keys(group: str, option: str, folders: list[Path]) -> set[str]:
+    """The keys that an option uses: those in its YAML, and those of the options in its `defaults`."""
+    return set(option_values(group, option, folders))
+
+
+def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> list[str]:
+    """A problem for each key with a value that the chosen option does not use."""
+    problems = []
+    for group in GROUPS:
+        used = option_keys(group, choices[group], folders)
+        if not used:
+            continue
+        for key, value in values[group].items():
+            if value == MISSING or key == "facts" or key in used:
+                continue
+            others = [o for o in options(group, folders) if key in option_keys(group, o, folders)]
+            problems.append(
+                f"{group}.{key} is not used by {group}={choices[group]}; "
+                + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out.")
+            )
+    return problems
+
+
+MENUS_OWN = {"name", "facts", "family", "transformers_name"}  # keys that only an option's YAML sets
+
+
+def set_by_menu(given: set[str]) -> list[str]:
+    """A problem for each typed key that only an option of its menu can set."""
+    return [
+        f"{key} cannot be set by itself: an option of the menu sets it. Type {key.split('.')[0]}=<option>."
+        for key in sorted(given)
+        if key.split(".")[0] in GROUPS and set(key.split(".")[1:]) & MENUS_OWN
+    ]

@@ -1,0 +1,42 @@
+"""Checks of the facts in an option's YAML: packages, versions and hardware that the option needs."""
+
+from __future__ import annotations
+
+from packaging.requirements import Requirement
+
+from legroom.config import GROUPS, Config
+from legroom.config.fields import Facts
+from legroom.machine import host
+
+
+def problems(cfg: Config, group: str) -> list[str]:
+    """Why the chosen option of a menu cannot run here, by its facts: one line at most. Empty for any other field."""
+    if group not in GROUPS:
+        return []
+    facts: Facts = getattr(cfg, group).facts
+    option = f"{group}={getattr(cfg, group).name}"
+    if cfg.recipe.name == "estimate" and facts.not_estimated:
+        return [f"recipe=estimate does not support {option}: {facts.not_estimated}"]
+    if facts.needs_gpu and host.device(cfg) == "cpu":  # no package helps here
+        choose = f" Choose {facts.instead_on_cpu}." if facts.instead_on_cpu else ""
+        return [f"{option} needs a GPU: {facts.needs_gpu}.{choose}"]
+    instead = f", or choose {facts.instead}" if facts.instead else ""
+    if facts.package and not host.has(facts.package):
+        return [f"{option} needs the package {facts.package}: pip install {facts.package}{instead}."]
+    for requirement in map(Requirement, facts.requires or []):
+        installed = host.version(requirement.name)
+        if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+            found = f"{requirement.name} {installed} is installed" if installed else "it is not installed"
+            return [f"{option} needs {requirement}, and {found}: pip install '{requirement}'{instead}."]
+    gpu = host.gpu(cfg)
+    if gpu is not None and facts.min_capability and gpu.capability < _version(facts.min_capability):
+        choose = f" Choose {facts.instead}." if facts.instead else ""
+        return [
+            f"{option} needs compute capability {facts.min_capability} or newer; {gpu.name} has "
+            f"{gpu.capability[0]}.{gpu.capability[1]}.{choose}"
+        ]
+    return []
+
+
+def _version(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))

@@ -1,0 +1,187 @@
+"""resume: which run or checkpoint a training continues, and whether it is the same training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from legroom.config import Config, identity_of, to_dict
+from legroom.config.fields import LENGTH, TRAINING
+from legroom.options import hooks
+from legroom.options import model as model_options
+from legroom.records import checkpoint_files, record, record_file, run_folder
+from legroom.records.checkpoint_files import BrokenCheckpoint
+from legroom.records.printable import printable
+
+LATEST = "latest"
+MOST_CHARACTERS = 200  # of a difference in a message
+NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
+
+
+def signature(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a training from another one: key -> value, of the keys whose identity says so.
+
+    config: resolved, as in a record. Keys that the schema does not know count.
+    """
+    model = model_options.recorded(config["model"])
+    if model.get("attention") == model_options.AUTO:  # a model that has sdpa gets it; that was the default before
+        model["attention"] = "sdpa"
+    found = {}
+    for section, values in {**config, "model": model}.items():
+        nested = isinstance(values, dict)
+        keys = {f"{section}.{key}": value for key, value in values.items()} if nested else {section: values}
+        found |= {key: value for key, value in keys.items() if identity_of(key) & {TRAINING, LENGTH}}
+    found["batch.effective"] = (
+        config["batch"]["per_device"]
+        * config["accumulation"]["steps"]
+        * (config.get("parallelism", {}).get("replicas") or 1)
+    )
+    return found
+
+
+def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> list[str]:
+    """Where two resolved configurations are not the same training, as 'key=ours (there theirs)'.
+
+    any_length: the keys that only say how long to train may differ.
+    """
+    mine, other = signature(ours), signature(theirs)
+    return [
+        printable(f"{key}={mine.get(key)} (there {other.get(key)})"[:MOST_CHARACTERS])
+        for key in sorted(mine.keys() | other.keys())
+        if mine.get(key) != other.get(key) and not (any_length and LENGTH in identity_of(key))
+    ]
+
+
+def same(ours: Mapping, theirs: Mapping, any_length: bool = False) -> bool:
+    """Whether two configurations are the same training; one that an older schema wrote is not."""
+    try:
+        return not differences(ours, theirs, any_length)
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+# --- before a job: in the parent -----------------------------------------------------------------
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Makes a folder's path absolute: the worker may have another working folder."""
+    if cfg.resume not in (None, LATEST):
+        cfg.resume = str(Path(cfg.resume).expanduser().absolute())
+    return []
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """A named folder that cannot be resumed."""
+    if cfg.resume in (None, LATEST):
+        return []
+    folders = candidates(cfg.resume)
+    if not folders:
+        return [
+            f"resume={cfg.resume} holds no checkpoint: give a run's folder or one of the folders in its "
+            f"{checkpoint_files.FOLDER}/, or resume={LATEST}, which starts from the beginning where there is none."
+        ]
+    step = checkpoint_files.step_of(next(filter(_is_readable, folders), folders[0]))
+    if cfg.train.max_steps is not None and cfg.train.max_steps < step:
+        return [
+            f"resume={cfg.resume} stands at step {step}, past train.max_steps={cfg.train.max_steps}. Give more steps."
+        ]
+    return mismatch_problems(cfg, folders, any_length=True)
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        return bool(checkpoint_files.config_of(folder))
+    except BrokenCheckpoint:
+        return False
+
+
+def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False) -> list[str]:
+    """A problem where the first checkpoint that can be read was saved by another training."""
+    for folder in folders:
+        try:
+            others = differences(to_dict(cfg), checkpoint_files.config_of(folder), any_length)
+        except BrokenCheckpoint:
+            continue
+        except (KeyError, TypeError):
+            others = ["it is of another version, or not complete"]
+        if not others:
+            return []
+        return [
+            f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
+        ]
+    return []
+
+
+def candidates(named: str) -> list[Path]:
+    """The checkpoints of a run's folder, the newest first; or the folder itself, where it is a checkpoint."""
+    folder = Path(named)
+    if checkpoint_files.NAME.fullmatch(folder.name):
+        return [folder] if folder.is_dir() else []
+    return checkpoint_files.found(folder)
+
+
+def resume_folder(cfg: Config, folder: Path, hydra_overrides: list[str]) -> Path:
+    """The folder of a run with resume=latest.
+
+    folder: the one that Hydra made up, or that was typed. A typed folder is used. Otherwise it is the folder of the
+    run below outputs/ with the newest checkpoint of the same training, or `folder` where there is none.
+    """
+    folder_keys = ("hydra.run.dir=", "hydra.sweep.dir=")
+    chosen = [each for each in hydra_overrides if each.startswith(folder_keys) and each != NO_FOLDER]
+    if cfg.resume != LATEST or chosen:
+        return folder
+    ours, newest = to_dict(cfg), {}
+    for manifest in (
+        Path("outputs").absolute().glob(f"*/*/{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}")
+    ):
+        with contextlib.suppress(BrokenCheckpoint, OSError):
+            if same(ours, checkpoint_files.config_of(manifest.parent)):
+                newest[manifest.stat().st_mtime_ns] = manifest.parents[2]
+    return newest[max(newest)] if newest else folder
+
+
+def matching_record(cfg: Config, folder: Path) -> record.Record | None:
+    """The record in a folder that the resumed run may replace, since it is of the same training; else None."""
+    if cfg.resume is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        before = record_file.read(folder)
+        if same(to_dict(cfg), before.config, any_length=cfg.resume != LATEST):
+            return before
+    return None
+
+
+def is_finished(cfg: Config, folder: Path, before: record.Record | None) -> bool:
+    """Whether resume=latest finds a finished run, with nothing left to do. before: from `matching_record`.
+
+    A model that save.final asks for and that was not saved can still be made from the last checkpoint.
+    """
+    if before is None or before.status != "ok" or cfg.resume != LATEST:
+        return False
+    return not (model_missing(cfg, folder) and checkpoint_files.found(folder))
+
+
+def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> bool:
+    """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model.
+
+    Returns whether the record has changed.
+    """
+    if (
+        before is not None
+        and before.status == outcome.status == "ok"
+        and before.training.steps == outcome.training.steps
+    ):
+        outcome.speed, outcome.memory = before.speed, before.memory
+        record_file.write(outcome, folder)
+        return True
+    return False
+
+
+def model_missing(cfg: Config, folder: Path) -> bool:
+    """Whether save.final asks for a model that was not saved yet."""
+    return cfg.save.final and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
+
+
+HOOKS = hooks.register("resume", hooks.Hooks(resolve=resolve, problems=problems))

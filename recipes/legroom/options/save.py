@@ -1,0 +1,39 @@
+"""save: what is written while a training runs and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.options import adapter, hooks, parallelism
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """A merged model that is asked for and cannot be written."""
+    if not cfg.save.merge:
+        return []
+    if not adapter.is_used(cfg):
+        return ["save.merge=true adds an adapter to the weights, and adapter=none trains none. Leave it out."]
+    if not cfg.save.final:
+        return [
+            "save.merge=true is about the trained model, and save.final=false writes none. Type save.final=true too."
+        ]
+    if parallelism.sharded(cfg):
+        return [
+            f"save.merge=true does not go with parallelism={cfg.parallelism.name}. Leave it out, and merge what is "
+            "saved with peft's merge_and_unload; or choose parallelism=ddp."
+        ]
+    return []
+
+
+def warnings(cfg: Config) -> list[str]:
+    """Merged weights of a quantised model are not those that were loaded."""
+    if not cfg.save.merge or not adapter.bits(cfg):
+        return []
+    return [
+        f"save.merge=true: the merged weights are those in {adapter.bits(cfg)} bits, dequantised, with the adapter "
+        "added; what rounding took from the loaded weights does not come back."
+    ]
+
+
+HOOKS = hooks.register("save", hooks.Hooks(problems=problems, warnings=warnings))

@@ -1,0 +1,51 @@
+"""Whether a configuration trains a classifier or a language model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.config import Config
+from legroom.options import model_families
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Data of one task; all other data is for any.
+TASKS = {
+    "source": "language_modelling",
+    "wikitext": "language_modelling",
+    "chat": "language_modelling",
+    "mrpc": "classification",
+}
+
+
+def has_conversations(cfg: Config) -> bool:
+    """Whether the rows of the data are conversations."""
+    return cfg.data.name == "chat" or cfg.data.task == "chat"
+
+
+def task(cfg: Config) -> str | None:
+    """'classification' or 'language_modelling': what the data asks for, else what the family is made for.
+
+    None for pretrained weights, whose configuration is not read here.
+    """
+    if cfg.data.name in TASKS:
+        return TASKS[cfg.data.name]
+    if cfg.data.task is not None:
+        return "language_modelling" if cfg.data.task == "chat" else cfg.data.task
+    if cfg.model.pretrained:
+        return None
+    return "classification" if cfg.model.family in model_families.ENCODERS else "language_modelling"
+
+
+def task_of(cfg: Config, config: PretrainedConfig) -> str:
+    """`task(cfg)`; where that is None, the task of the loaded configuration's architecture."""
+    known = task(cfg)
+    if known is not None:
+        return known
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    saved = config.architectures or []
+    causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) or a == CAUSAL.get(config.model_type) for a in saved)
+    sequence_to_sequence = config.is_encoder_decoder and not any(a.endswith("Classification") for a in saved)
+    return "language_modelling" if causal or sequence_to_sequence else "classification"

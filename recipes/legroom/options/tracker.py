@@ -1,0 +1,58 @@
+"""tracker: whether it sends anything, and when its keys are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.options import hooks
+
+TRUE = ("1", "ON", "YES", "TRUE")  # as transformers reads a variable
+MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")  # all that W&B takes
+
+
+def switched_off(cfg: Config) -> str | None:
+    """What keeps W&B from sending anything: a key or a variable, as typed; None if nothing does."""
+    if cfg.tracker.name != "wandb":
+        return None
+    if cfg.tracker.mode:
+        return "tracker.mode=disabled" if cfg.tracker.mode == "disabled" else None
+    if os.environ.get("WANDB_MODE") == "disabled":
+        return "WANDB_MODE=disabled"
+    value = os.environ.get("WANDB_DISABLED", "")  # what transformers' own integration reads
+    return f"WANDB_DISABLED={value}" if value.upper() in TRUE else None
+
+
+def sends(cfg: Config) -> bool:
+    """Whether a run is sent to a tracker, besides steps.jsonl."""
+    return cfg.tracker.name not in ("none", "local") and switched_off(cfg) is None
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Values that a tracker refuses. Its package is a fact of its option; one that then fails never ends a run."""
+    tracker, found = cfg.tracker, []
+    if tracker.name in ("trackio", "mlflow") and not (tracker.project or "").strip():
+        found.append(f"tracker.project={tracker.project} cannot be a project's name. Type tracker.project=legroom.")
+    if tracker.name != "wandb":
+        return found
+    key, mode = ("tracker.mode", tracker.mode) if tracker.mode else ("WANDB_MODE", os.environ.get("WANDB_MODE"))
+    if mode and mode not in MODES:
+        found.append(f"{key}={mode} is not one of {', '.join(MODES)}.")
+    if not tracker.project or len(tracker.project) > 128 or set(tracker.project) & set("/\\#?%:"):
+        found.append(
+            f"tracker.project={tracker.project} cannot be a project's name: "
+            "W&B wants 1 to 128 characters without / \\ # ? % and :."
+        )
+    return found
+
+
+def warnings(cfg: Config) -> list[str]:
+    """W&B is chosen, and a variable of the environment switches it off."""
+    off = switched_off(cfg)
+    if off is None or off.startswith("tracker."):
+        return []
+    return [f"{off}: tracker=wandb sends nothing. tracker.mode=online overrides it."]
+
+
+HOOKS = hooks.register("tracker", hooks.Hooks(problems=problems, warnings=warnings))

@@ -1,0 +1,73 @@
+"""train: length, learning rate and schedule of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from legroom.config import Config
+from legroom.options import hooks
+
+PRETRAINED_LEARNING_RATE = 5e-5  # the default of transformers' TrainingArguments, made for fine-tuning
+
+POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial schedule
+
+
+def default_learning_rate(cfg: Config) -> float | None:
+    """The adapter's, or the model's own from scratch, or a smaller one for pretrained weights."""
+    pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
+    return pretrained if cfg.adapter.name in (None, "none") else cfg.adapter.learning_rate
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Fills in the learning rate."""
+    if cfg.train.learning_rate is None:
+        cfg.train.learning_rate = default_learning_rate(cfg)
+    return []
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Settings that would be ignored."""
+    found = []
+    own_schedule = cfg.optim.facts.needs_constant_schedule
+    if own_schedule and cfg.train.schedule != "constant":
+        found.append(
+            f"optim={cfg.optim.name} takes the place of a schedule, and train.schedule={cfg.train.schedule} is one. "
+            "Type train.schedule=constant; with it train.warmup_steps is the optimizer's own warm-up."
+        )
+    if cfg.train.schedule == "constant" and cfg.train.warmup_steps and not own_schedule:
+        found.append(
+            "train.schedule=constant has no warm-up, so train.warmup_steps would be ignored. "
+            "Choose train.schedule=constant_with_warmup."
+        )
+    rate = cfg.train.learning_rate
+    if cfg.train.schedule == "polynomial" and rate is not None and rate <= POLYNOMIAL_END:
+        found.append(
+            f"train.learning_rate={cfg.train.learning_rate} is not above {POLYNOMIAL_END}, to which "
+            "train.schedule=polynomial falls. Choose train.schedule=linear."
+        )
+    if cfg.train.max_steps is not None and "train.epochs" in given:
+        found.append(
+            "train.max_steps decides how long to train, so train.epochs would be ignored. Leave one of them out."
+        )
+    return found
+
+
+def training_arguments(cfg: Config) -> dict[str, Any]:
+    """Entries for TrainingArguments."""
+    train = cfg.train
+    return {
+        "per_device_train_batch_size": cfg.batch.per_device,
+        "max_steps": train.max_steps if train.max_steps is not None else -1,
+        "num_train_epochs": train.epochs,
+        "learning_rate": train.learning_rate,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.max_grad_norm,
+        "lr_scheduler_type": train.schedule,
+        "warmup_steps": train.warmup_steps,
+        "seed": train.seed,
+        "data_seed": train.seed,
+    }
+
+
+HOOKS = hooks.register("train", hooks.Hooks(resolve=resolve, problems=problems, training_arguments=training_arguments))

@@ -1,0 +1,73 @@
+"""Validation: every problem of a configuration at once, before anything slow starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection
+from typing import Any
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.options import hooks, requirements, suggestions
+
+# --- one key at a time ------------------------------------------------------------------------
+
+
+def value_problems(node: Any, prefix: str = "") -> list[str]:
+    """Values that the schema does not allow: choices, patterns and bounds. node: a dataclass of the schema."""
+    problems = []
+    for field in dataclasses.fields(node):
+        key, value, rule = prefix + field.name, getattr(node, field.name), field.metadata
+        if dataclasses.is_dataclass(value):
+            problems += value_problems(value, key + ".")
+        elif value is None:
+            continue
+        elif "choices" in rule and value not in rule["choices"]:
+            choices = ["null" if c is None else str(c) for c in rule["choices"]]
+            problems.append(f"{key}={value} is not one of {', '.join(choices)}.{suggestions.nearest(value, choices)}")
+        elif "pattern" in rule and not re.fullmatch(rule["pattern"], value):
+            problems.append(f"{key}={value} cannot be read: it is like {key}={rule['example']}.")
+        elif "minimum" in rule and not value >= rule["minimum"]:  # NaN, too, is refused
+            problems.append(f"{key}={value} is too small: it must be at least {rule['minimum']}.")
+        elif "below" in rule and not value < rule["below"]:
+            problems.append(f"{key}={value} is too large: it must be below {rule['below']}.")
+        elif isinstance(value, float) and value == float("inf"):
+            problems.append(f"{key}={value} must be a finite number.")
+    return problems
+
+
+# --- the whole --------------------------------------------------------------------------------
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Fills in what is derived from other keys (in place); returns what cannot be derived."""
+    return [line for each in hooks.registered().values() if each.resolve for line in each.resolve(cfg)]
+
+
+def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Every problem of a configuration on this machine, a line each; empty when it can run.
+
+    given: the keys that a person typed, for keys that have a value but are not used with the chosen options.
+    """
+    problems = value_problems(cfg)
+    if problems:  # the checks below need values of the right kind
+        return problems
+    problems = resolve(cfg)
+    if cfg.device == "cuda" and cfg.recipe.name != "estimate" and not host.gpus():
+        why = "torch is a CPU build" if not host.torch_has_cuda() else "no NVIDIA GPU is visible"
+        problems.append(f"device=cuda, but {why}. Choose device=cpu.")
+    if cfg.launch.memory_limit_gib == 0 or cfg.launch.timeout_seconds == 0:
+        problems.append("launch.timeout_seconds and launch.memory_limit_gib must be above 0, or null for no limit.")
+    return problems + [line for section in hooks.FIELDS for line in section_problems(cfg, section, given)]
+
+
+def section_problems(cfg: Config, section: str, given: Collection[str] = ()) -> list[str]:
+    """The problems of one menu, section or plain key: of its option's facts, and of its hooks."""
+    check = hooks.registered().get(section, hooks.Hooks()).problems
+    return requirements.problems(cfg, section) + (check(cfg, given) if check is not None else [])
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What runs, but not as a person may expect: a line each."""
+    return [line for each in hooks.registered().values() if each.warnings for line in each.warnings(cfg)]

@@ -1,0 +1,77 @@
+"""What `Accelerator` is given for each mode of parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate.utils import TorchDynamoPlugin
+from transformers import TrainingArguments
+
+from legroom.config import Config
+from legroom.options import parallelism
+from legroom.parallelism import zero
+from legroom.third_party import accelerate_private, torch_distributed_private, torch_private
+
+DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
+
+
+def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any]:
+    """What the raw loop gives to `Accelerator`, read from TrainingArguments as the Trainer does."""
+    return mode_arguments(cfg) | {
+        "mixed_precision": args.mixed_precision,
+        "dynamo_plugin": dynamo_plugin(cfg, args),
+    }
+
+
+def dynamo_plugin(cfg: Config, args: TrainingArguments) -> TorchDynamoPlugin:
+    """What both recipes give to `Accelerator` for torch.compile. TrainingArguments has no name for regions."""
+    return TorchDynamoPlugin(
+        # The stubs name what TorchDynamoPlugin makes of them: it takes a backend's name, and None for the default.
+        backend=args.torch_compile_backend,  # pyright: ignore[reportArgumentType]
+        mode=args.torch_compile_mode,  # pyright: ignore[reportArgumentType]
+        use_regional_compilation=bool(cfg.compile_regions),
+    )
+
+
+def mode_arguments(cfg: Config) -> dict[str, Any]:
+    """What both recipes give to `Accelerator` for the mode of parallelism. Needs the initialised process group."""
+    if cfg.parallelism.name == "zero":
+        return zero.accelerator_arguments(cfg)
+    if parallelism.sharded(cfg):
+        return _fsdp()
+    if cfg.parallelism.name in ("ddp", "fsdp"):
+        return _ddp(cfg)
+    return {}
+
+
+def _ddp(cfg: Config) -> dict[str, Any]:
+    values = {key: getattr(cfg.parallelism, key) for key in DDP_KEYS}
+    given = {key: value for key, value in values.items() if value is not None}
+    view = cfg.parallelism.gradient_as_bucket_view is not False
+    return {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=view, **given)]}
+
+
+def _fsdp() -> dict[str, Any]:
+    """For a model that `fsdp.shard` has already sharded."""
+    accelerate_private.allow_fsdp_on_cpu()
+    accelerate_private.keep_sharded_parameters()
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, activation_checkpointing=False
+    )
+    return {"fsdp_plugin": plugin}
+
+
+def replicated(model: torch.nn.Module) -> torch.nn.DataParallel:
+    """The model on every visible GPU, for parallelism=dp."""
+    return torch.nn.DataParallel(model)
+
+
+def waiting_seconds(model: Any) -> float | None:
+    """How long the backward pass of a step waits for the gradients of other ranks: the communication that DDP has
+    sampled and that no computation hides. None for other modes, which have no such figure."""
+    model = torch_private.without_compile(model)
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return None
+    return torch_distributed_private.ddp_waiting_seconds(model)

@@ -1,0 +1,165 @@
+"""FSDP2, alone or with tensor parallelism: shards a model over ranks.
+
+The five strategies have the names of FSDP1. FSDP2 has `reshard_after_forward` and a device mesh instead;
+`options.fsdp.STRATEGIES` maps the names to these.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import PreTrainedModel
+
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.options import fsdp as fsdp_options
+from legroom.ranks import collectives, rank_info
+from legroom.third_party import transformers_models_private
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precision -> dtype of the computation
+TENSOR_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel], device: str) -> PreTrainedModel:
+    """A model whose ranks hold one shard each, with the weights of rank 0.
+
+    build_model(weights): the whole model. Only rank 0 builds it with weights, on the CPU, so that no other rank and
+    no GPU ever holds all weights.
+    """
+    source = build_model(weights=True) if collectives.rank_index() == 0 else None
+    with torch.device("meta"):
+        model = build_model(weights=False)
+    shard(cfg, model, device)
+    model.to_empty(device="cpu" if cfg.parallelism.cpu_offload else device)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, source.state_dict() if source is not None else {}, options=options)
+    _broadcast_buffers(model, source, device)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # whole matrices were broadcast, one at a time
+    return model
+
+
+def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: str) -> None:
+    """Sends the buffers of rank 0, also those that are not in the state dictionary (positions, frequencies).
+
+    They are on `device` also if weights are offloaded: FSDP moves only weights.
+    """
+    source_buffers = dict((model if source is None else source).named_buffers())
+    for name, _ in list(model.named_buffers()):
+        buffer = source_buffers[name].to(device).contiguous()
+        dist.broadcast(buffer, src=0)
+        put_buffer(model, name, buffer)
+
+
+def put_buffer(model: nn.Module, name: str, buffer: torch.Tensor) -> None:
+    """Replaces a buffer of the model. name: as in named_buffers."""
+    owner, _, own = name.rpartition(".")
+    setattr(model.get_submodule(owner), own, buffer)
+
+
+def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
+    """Shards every weight over the ranks, in place. Needs the initialised process group. device: 'cpu' or 'cuda'.
+
+    Raises Refusal for a model without a plan for tensor parallelism.
+    """
+    own = cfg.parallelism
+    reshard, _ = fsdp_options.STRATEGIES[own.strategy]
+    dtype = DTYPES.get(cfg.precision.name)
+    settings: dict[str, Any] = {
+        "mesh": _mesh(cfg, model, device),
+        "reshard_after_forward": reshard,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
+        "offload_policy": CPUOffloadPolicy() if own.cpu_offload else OffloadPolicy(),
+    }
+    for unit in units(model, own.wrap, own.wrap_min_parameters):
+        fully_shard(unit, **settings)
+    fully_shard(model, **settings)
+    if dtype is not None:  # Accelerate does this for every model except FSDP2's: norms and losses stay in fp32
+        model.forward = torch.autocast(device, dtype)(model.forward)
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees the weights that a forward pass without a backward pass has left gathered, as `reshard_after_forward=False`
+    does. Until then they take memory, are what `parameters()` gives, and miss what an optimizer changes."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _mesh(cfg: Config, model: PreTrainedModel, device: str) -> DeviceMesh:
+    """The mesh over which FSDP shards, one- or two-dimensional. With tensor parallelism, splits the layers first."""
+    own, ranks = cfg.parallelism, rank_info.current_rank().world_size
+    if own.name == "fsdp_tp":
+        shape = (ranks // own.tensor_size, own.tensor_size)
+        mesh = init_device_mesh(device, shape, mesh_dim_names=("shard", "tensor"))
+        split(model, mesh["tensor"])
+        return mesh["shard"]
+    if fsdp_options.STRATEGIES[own.strategy][1]:
+        size = fsdp_options.group_size(cfg)
+        return init_device_mesh(device, (ranks // size, size), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
+
+
+def units(model: PreTrainedModel, wrap: str, min_parameters: int | None = None) -> list[nn.Module]:
+    """The modules that FSDP gathers one at a time, inner ones first; the model itself gathers the rest.
+
+    wrap: 'layer', 'size' (units of at least `min_parameters`), or 'none'. Weights that two modules share are never
+    in a unit.
+    """
+    if wrap == "none":
+        return []
+    return _layer_units(model) if wrap == "layer" else _size_units(model, min_parameters or 0)
+
+
+def _layer_units(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer layers, which are the longest ModuleList, and the embeddings if they are not tied."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    first, last = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = last is not None and first.weight is last.weight
+    return [*max(lists, key=len), *([] if tied else [module for module in (first, last) if module is not None])]
+
+
+def _size_units(model: nn.Module, min_parameters: int) -> list[nn.Module]:
+    """Modules with at least `min_parameters` parameters that are not in an inner unit."""
+    owners: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            owners.setdefault(weight, []).append(module)
+    taken = {weight for weight, modules in owners.items() if len(modules) > 1}
+    chosen = []
+    for module in reversed(list(model.modules())[1:]):
+        weights = list(module.parameters())
+        left = [weight for weight in weights if weight not in taken]
+        has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        has_shared = any(len(owners[weight]) > 1 for weight in weights)
+        if has_forward and not has_shared and sum(weight.numel() for weight in left) >= min_parameters:
+            chosen.append(module)
+            taken.update(left)
+    return chosen
+
+
+def split(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Splits the matrices of the layers over a mesh, by the plan that transformers has for the model.
+
+    Raises Refusal for a model without a plan, or with styles that torch does not have.
+    """
+    plan = transformers_models_private.tensor_parallel_plan(model)
+    if not plan or not set(plan.values()) <= TENSOR_STYLES.keys():
+        raise Refusal(
+            f"{type(model).__name__} has no plan for tensor parallelism that torch supports. Choose parallelism=fsdp."
+        )
+    names = [name for name, _ in model.base_model.named_modules()]
+    parallelize_module(
+        model.base_model,
+        mesh,
+        {name: TENSOR_STYLES[style]() for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)},
+    )

@@ -1,0 +1,81 @@
+"""parallelism=zero: DeepSpeed's ZeRO through Accelerate. Needs the package deepspeed.
+
+DeepSpeed keeps the trained weights in flat buffers, of which each rank holds a part. It takes the optimizer step
+itself, inside the last `accelerator.backward` of an accumulation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import DeepSpeedPlugin
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.parallelism import fsdp
+
+
+def configuration(cfg: Config) -> dict[str, Any]:
+    """DeepSpeed's configuration. Accelerate and the Trainer replace 'auto' by values from the model.
+
+    Keys: https://www.deepspeed.ai/docs/config-json
+    """
+    own = cfg.parallelism
+    zero: dict[str, Any] = {
+        "stage": own.stage,
+        "reduce_bucket_size": "auto",
+        "offload_optimizer": {"device": "none" if own.offload == "none" else "cpu"},
+    }
+    if own.stage == 3:
+        zero |= {
+            "offload_param": {"device": "cpu" if own.offload == "all" else "none"},
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_max_live_parameters": own.live_parameters,
+            "stage3_max_reuse_distance": 0,  # free gathered weights after each use
+            "stage3_gather_16bit_weights_on_model_save": True,  # in their own dtype: fp32 here
+        }
+    return {
+        "train_micro_batch_size_per_gpu": cfg.batch.per_device,
+        "gradient_accumulation_steps": cfg.accumulation.steps,
+        "gradient_clipping": cfg.train.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # torch's own, which work on flat buffers
+        "zero_force_ds_cpu_optimizer": False,  # torch's own on the CPU too
+        # Empty, so that neither Accelerate nor the Trainer turns on DeepSpeed's own bf16 mode (bf16 weights with fp32
+        # copies). Here bf16 is autocast over fp32 weights; weights and gradients are communicated in fp32.
+        "bf16": {},
+        "fp16": {},
+        "torch_autocast": {
+            "enabled": cfg.precision.name == "bf16",
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
+    }
+
+
+def accelerator_arguments(cfg: Config) -> dict[str, Any]:
+    """What `Accelerator` is given. Needs the initialised process group."""
+    _skip_kernel(host.device(cfg))
+    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(cfg), zero3_init_flag=False)}
+
+
+def to_device(cfg: Config, model: torch.nn.Module, device: str) -> None:
+    """Moves the model to its device, in place. Under stage 3 each rank moves its part of every weight alone."""
+    if cfg.parallelism.stage != 3:
+        model.to(device)
+        return
+    import deepspeed  # pyright: ignore[reportMissingImports]  # large, and so in no environment that checks types
+
+    for name, buffer in model.named_buffers():
+        fsdp.put_buffer(model, name, buffer.to(device))
+    _skip_kernel(device)
+    deepspeed.zero.Init(module=model, config_dict_or_path=configuration(cfg))
+
+
+def _skip_kernel(device: str) -> None:
+    if device == "cpu":
+        from legroom.third_party import deepspeed_private  # imports deepspeed
+
+        deepspeed_private.skip_shared_memory_kernel()

@@ -1,0 +1,9 @@
+"""Where the package, its menus and, in a checkout, the repository lie."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+SOURCE = PACKAGE.parent  # what has to be on the module path: recipes/ of a checkout, or site-packages
+CONF = (PACKAGE / "conf").resolve()  # of a checkout: a link to conf/ at its top
+# The repository, or None where the package is installed.
+CHECKOUT = SOURCE.parent if SOURCE.name == "recipes" and (SOURCE.parent / "train.py").is_file() else None

@@ -1,0 +1,69 @@
+"""Describe the machine and the software that a job runs with, without importing torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from typing import Any
+
+import psutil
+
+from legroom import paths
+from legroom.config import Config
+from legroom.machine import host
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "bitsandbytes",
+    "deepspeed",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+)
+# The variables that a record may contain: they change speed or memory, and none of them holds a secret.
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NCCL_P2P_DISABLE",
+    "TOKENIZERS_PARALLELISM",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
+
+
+def collect_environment(cfg: Config) -> dict[str, Any]:
+    """Versions, hardware, git revision and the variables in VARIABLES: the record's `environment`."""
+    gpu = host.gpu(cfg)
+    return {
+        "versions": {"python": platform.python_version(), **{package: host.version(package) for package in PACKAGES}},
+        "device": host.device(cfg),
+        "device_name": gpu.name if gpu else host.cpu_name(),
+        "device_memory_bytes": gpu.memory_bytes if gpu else psutil.virtual_memory().total,
+        "cpu": host.cpu_name(),
+        "cpu_cores": host.usable_cores(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "git_revision": git_revision(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def git_revision() -> str | None:
+    """The checkout's commit, with '+changes' where tracked files differ from it; None outside a git checkout."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(paths.CHECKOUT), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    if paths.CHECKOUT is None:  # a repository around site-packages is somebody else's
+        return None
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

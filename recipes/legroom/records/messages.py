@@ -1,0 +1,125 @@
+"""The messages that a worker sends to its supervisor, which passes them on to the console and the tracker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from legroom.records.record import Error, Record
+
+ADVANCE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class PhaseStarted:
+    """The job enters a phase. phase: load, train, save, eval or count; name: what the console shows for it.
+
+    total: steps of the phase, 0 where it has none. step: how many of them are done.
+    """
+
+    phase: str
+    name: str
+    total: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class StepsDone:
+    """Optimizer steps so far, the loss of the last one, and the throughput since the previous message.
+
+    memory_bytes: what rank 0 has in use, of memory_limit_bytes (`device_memory.in_use`); None where it is not known.
+    """
+
+    step: int
+    loss: float
+    samples_per_second: float
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class PhaseAdvanced:
+    """Steps of a phase that has no optimizer steps (the evaluation's batches) that are done so far."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class WarningRaised:
+    """A warning, which is also in the record."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A text for the console alone, of several lines."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """Why a rank ended. lost_contact: it only saw that another rank had ended, so it is not the cause."""
+
+    status: str
+    error: Error
+    lost_contact: bool = False
+
+    def to_dict(self) -> dict:
+        """The failure as JSON values, to publish it to ranks that have another supervisor."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> RankFailed:
+        """The inverse of `to_dict`."""
+        return cls(values["status"], Error(**values["error"]), values["lost_contact"])
+
+
+@dataclass(frozen=True)
+class RecordUnwritten:
+    """The record of a worker that could not write it, because the disk is full, for example."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class WorkerExits:
+    """A worker's last message: the exit code with which it ends, for when nobody is left who would be given it."""
+
+    rank: int
+    code: int
+
+
+Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | Shown | RankFailed | RecordUnwritten | WorkerExits
+
+
+@dataclass
+class Progress:
+    """What a job is doing: sent to the supervisor, and kept for the record of a failure.
+
+    send: sends a message to the supervisor; does nothing on ranks other than 0.
+    record: the job's record, which collects the warnings.
+    """
+
+    send: Callable[[Message], None]
+    record: Record
+    phase: str = "load"
+    advanced: float = 0.0  # when `advance` last sent a message
+
+    def enter(self, phase: str, name: str, total: int = 0, step: int = 0) -> None:
+        """Enter a phase; see `PhaseStarted`."""
+        self.phase = phase
+        self.send(PhaseStarted(phase, name, total, step))
+
+    def advance(self, step: int) -> None:
+        """Say how many steps of a phase without optimizer steps are done, once in ADVANCE_SECONDS."""
+        if time.monotonic() - self.advanced >= ADVANCE_SECONDS:
+            self.advanced = time.monotonic()
+            self.send(PhaseAdvanced(step))
+
+    def warn(self, text: str) -> None:
+        """Add a warning to the record and show it on the console."""
+        self.record.warnings.append(text)
+        self.send(WarningRaised(text))

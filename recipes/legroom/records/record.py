@@ -1,0 +1,222 @@
+"""The schema of a record: what every job writes when it ends, whatever its end was.
+
+Bytes are integers, times are seconds, and units are in the names. None: this device or this recipe has no such figure.
+The comment behind a field is its description in docs/record.schema.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from legroom.config import ESTIMATE_ONLY, identity_of
+from legroom.config.fields import RUN
+
+SCHEMA_VERSION = 1
+FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"  # verdicts of an estimate
+STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")
+
+
+@dataclass
+class Model:
+    """The model that was built: with pretrained weights its own name and sizes, which `config` does not have."""
+
+    name: str  # model.pretrained as it was typed, or the option of the menu `model`
+    architecture: str  # the class in transformers
+    attention: str | None = None  # sdpa, eager, ...: what was typed, or what model.attention=auto chose
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    vocab: int | None = None
+    positions: int | None = None  # tokens of the longest sequence; null: no limit in the configuration
+    trained_parameters: int | None = None  # fewer than memory.parameter_count with an adapter
+
+
+@dataclass
+class Training:
+    """What was trained, and the losses."""
+
+    steps: int = 0
+    samples: int = 0  # with data.packing a row of the batch has several
+    tokens: int = 0  # positions computed, including padding
+    losses: list[float | None] = field(default_factory=list)  # one per optimizer step; null: not a finite number
+    final_loss: float | None = None
+    resumed_from_step: int | None = None  # the steps before it are in the losses, and not in the speed
+    padding_share: float | None = None  # of tokens, 0 to 1: what is padding
+
+
+@dataclass
+class Evaluation:
+    """The evaluation after the training, on held-out samples."""
+
+    samples: int = 0
+    loss: float | None = None
+    accuracy: float | None = None  # 0 to 1
+    perplexity: float | None = None
+    seconds: float | None = None
+    available_samples: int | None = (
+        None  # of the evaluation split; more than `samples` where eval.max_samples bounds it
+    )
+
+
+@dataclass
+class Speed:
+    """Times of the optimizer steps after the warm-up."""
+
+    warmup_steps: int | None = None
+    measured_steps: int | None = None
+    step_seconds_median: float | None = None
+    step_seconds_p10: float | None = None
+    step_seconds_p90: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    model_flops_per_step: int | None = None
+    mfu: float | None = None  # model FLOPs utilization: a share of the device's dense peak
+    train_seconds: float | None = None
+    waiting_seconds_per_rank: list[float] = field(default_factory=list)  # per step, for other ranks, as DDP logs it
+    evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
+    save_seconds: float | None = None  # part of train_seconds: checkpoints between steps
+    compile_seconds: float | None = None  # part of train_seconds: torch.compile's own work, if it has any
+    ledger_seconds: float | None = None  # the extra step that counts memory; in no other figure
+    # recipe=estimate: between these two lie nine of ten steps
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    bound_by: str | None = None  # of an estimate, waits for: host, arithmetic, memory, link, machine link or host link
+
+
+@dataclass
+class Memory:
+    """The first five sum to peak_tensor_bytes: they are counted at the moment of the peak."""
+
+    parameters_bytes: int | None = None  # weights, and autocast's low-precision copies of them
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    activations_bytes: int | None = None  # saved by the forward pass for the backward pass
+    other_bytes: int | None = None  # inputs, buffers, temporaries
+    peak_tensor_bytes: int | None = None
+    peak_phase: str | None = None  # when the peak is: forward, backward or step
+    parameter_count: int | None = None
+    weights_bytes: int | None = None  # the weights alone, without autocast's copies
+    largest_bytes: dict[str, int] = field(default_factory=dict)  # part: its own largest size at any moment
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_used_bytes: int | None = None
+    device_used_at_start_bytes: int | None = None  # by other programs, before this job used the device
+    context_bytes: int | None = None  # the CUDA context and its kernels
+    nccl_bytes: int | None = None  # of an estimate for several GPUs: NCCL's buffers, outside torch's allocator
+    weights_device_bytes: int | None = None  # increase of NVML's figure while the weights were loaded
+    host_peak_rss_bytes: int | None = None
+    per_rank: list[dict] = field(default_factory=list)  # the figures above are those of the rank with the largest peak
+    all_ranks_bytes: dict[str, int] = field(default_factory=dict)  # sums over all ranks
+
+
+@dataclass
+class Estimate:
+    """The result of recipe=estimate, whose other figures are predictions."""
+
+    fits: bool  # with at least kept_bytes left: the verdict is 'fits'
+    margin_bytes: int  # device memory that stays free; negative: how much is missing
+    capacity_bytes: int
+    verdict: str | None = None  # fits, tight (less than kept_bytes stay free) or does not fit
+    kept_bytes: int | None = None  # what 'fits' keeps free: estimate.margin of the reserved memory, and lacking_bytes
+    lengths_steps: int | None = None  # of padded data: steps on batches drawn from it, replayed in random order
+    shown_reserved_bytes: int | None = None  # what fragmentation makes of the reserved memory: the median of the orders
+    shown_reserved_low_bytes: int | None = None  # the same in the best of the orders that were tried
+    shown_reserved_high_bytes: int | None = None  # the same in the worst
+    free_reserved_bytes: int | None = None  # the same on a GPU without limit
+    releases: int | None = None  # how often cached memory is given back to make room
+    expandable_reserved_bytes: int | None = None  # with PYTORCH_ALLOC_CONF=expandable_segments:True
+    padding_share: float | None = None  # of the positions in the batches
+    first_step_seconds: float | None = None  # of rows that may differ in length: the mean of the first steps
+    unpadded_tokens_per_second: float | None = None  # in those steps, of all ranks; padding is not counted
+    lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
+    evaluation_reserved_bytes: int | None = None  # reserved once the evaluation is over
+    efficiencies_from: str | None = None  # published, measured or assumed
+    seconds: float | None = None  # the time that the estimate itself took, without imports
+    largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak and their modules
+    levers: list[dict] = field(default_factory=list)  # estimate.explain: the bytes that each option alone would save
+
+
+def verdict_of(estimate: Estimate) -> str:
+    """FITS, TIGHT or DOES_NOT_FIT; records of earlier versions only say whether it fits."""
+    return estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT)
+
+
+OPERATION_GROUPS = ("contractions", "normalisations", "element-wise", "optimizer", "communication", "copies")
+
+
+@dataclass
+class Operations:
+    """The operations of one optimizer step of rank 0: predicted, or with measure.operations=true measured.
+
+    groups: group (contractions, normalisations, element-wise, optimizer, communication, copies), phase (forward,
+    backward, step), calls, flops, bytes and seconds. largest: the operations of most seconds, with name, module, group,
+    phase, bound_by (arithmetic, memory or launches) and the same figures.
+    """
+
+    seconds_from: str | None  # predicted; cuda (of the kernels); cpu (of the calls); null: no seconds are known
+    groups: list[dict] = field(default_factory=list)
+    largest: list[dict] = field(default_factory=list)
+
+
+@dataclass
+class Error:
+    """Why a job did not end ok. rank: the first process that failed."""
+
+    phase: str  # load, forward, backward, step, eval or save
+    type: str
+    message: str
+    hint: str | None = None
+    rank: int = 0
+
+
+@dataclass
+class Record:
+    """What a job was, where it ran and what came of it."""
+
+    recipe: str  # trainer, accelerate or estimate
+    overrides: list[str]  # from the command line
+    config: dict  # resolved: every group and key
+    config_key: str  # hash of the configuration and of the library versions
+    environment: dict  # versions, device, processor, git revision, some variables
+    status: str = "failed"
+    warnings: list[str] = field(default_factory=list)
+    model: Model | None = None
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation | None = None
+    speed: Speed = field(default_factory=Speed)
+    memory: Memory = field(default_factory=Memory)
+    error: Error | None = None
+    estimate: Estimate | None = None
+    operations: Operations | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+def shown_status(outcome: Record) -> str:
+    """The status as people read it: an estimate has not run out of memory, it does not fit, or is tight."""
+    if outcome.recipe == "estimate" and outcome.status == "oom":
+        return DOES_NOT_FIT
+    tight = outcome.status == "ok" and outcome.estimate is not None and verdict_of(outcome.estimate) == TIGHT
+    return TIGHT if tight else outcome.status
+
+
+def config_key(config: dict, versions: dict) -> str:
+    """Twelve hex digits that name a job: same configuration and same libraries, same key.
+
+    config: resolved. It counts every key whose identity in the schema is `config.fields.RUN`, except for the menus that
+    this recipe does not read. versions: package -> version.
+    """
+    unread = [] if config["recipe"]["name"] == "estimate" else ESTIMATE_ONLY
+    kept = {}
+    for section, values in config.items():
+        if section in unread:
+            continue
+        if isinstance(values, dict):
+            values = {key: value for key, value in values.items() if RUN in identity_of(f"{section}.{key}")}
+            if values:
+                kept[section] = values
+        elif RUN in identity_of(section):
+            kept[section] = values
+    text = json.dumps([kept, versions], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

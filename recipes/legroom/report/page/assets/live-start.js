@@ -1,0 +1,2 @@
+"use strict";
+livePage(legroom.live, document.getElementById("page"));

@@ -1,0 +1,105 @@
+"""The configuration of a record beside the defaults, and the command that repeats the job."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from legroom import paths
+from legroom.options import menus
+from legroom.records.record import Record
+
+TYPED, DERIVED, DEFAULT, OPTION = "typed", "derived", "default", "option"
+
+
+def compared(found: Record) -> list[dict[str, str]]:
+    """Every key of the resolved configuration with its value, its default, and where the value is from.
+
+    from: `typed` on the command line; `option`: a value that belongs to an option that was typed; `derived` from other
+    keys, the model or the machine; `default`. What was typed stands first.
+    """
+    typed = {override.lstrip("+~").partition("=")[0] for override in found.overrides}
+    lines = []
+    for section, content in found.config.items():
+        values = content if isinstance(content, dict) else {"": content}
+        for name, value in values.items():
+            key = section if name in ("", "name") else f"{section}.{name}"
+            default = _default(section, name)
+            chosen = _of_option(section, str(values.get("name")), name)
+            if key in typed:
+                source = TYPED
+            elif value == default:
+                source = DEFAULT
+            else:
+                source = OPTION if section in typed and chosen == (True, value) else DERIVED
+            lines.append({"key": key, "value": _text(value), "default": _text(default), "from": source})
+    order = [TYPED, DERIVED, OPTION, DEFAULT]
+    return sorted(lines, key=lambda line: order.index(line["from"]))
+
+
+def command(found: Record) -> str:
+    """What to type to run the job again."""
+    return " ".join(["python train.py", *map(shlex.quote, found.overrides)])
+
+
+def sweep_command(records: Sequence[Record]) -> str | None:
+    """What to type to run the jobs of a sweep again; None for jobs that one command with -m cannot name.
+
+    It can where they are all combinations of the values of some keys.
+    """
+    typed = [{key: value for key, _, value in map(_parted, found.overrides)} for found in records]
+    keys = list(typed[0]) if typed else []
+    if not keys or any(list(each) != keys for each in typed):
+        return None
+    values = {key: list(dict.fromkeys(each[key] for each in typed)) for key in keys}
+    if len({tuple(each.values()) for each in typed}) != math.prod(map(len, values.values())):
+        return None
+    repeats = values.pop("measure.repeat", [])
+    more = [f"measure.repeats={len(repeats)}"] if repeats else []
+    return " ".join(["python train.py -m", *(shlex.quote(f"{key}={','.join(values[key])}") for key in values), *more])
+
+
+def _parted(override: str) -> tuple[str, str, str]:
+    return override.partition("=")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@functools.cache
+def _root() -> dict[str, Any]:
+    """The keys of conf/config.yaml, with the default option of each menu as {"name": option}."""
+    values = yaml.safe_load((paths.CONF / "config.yaml").read_text())
+    chosen = [entry for entry in values.pop("defaults", []) if isinstance(entry, dict)]
+    return values | {menu: {"name": option} for entry in chosen for menu, option in entry.items()}
+
+
+@functools.cache
+def _option(menu: str, option: str) -> dict[str, Any]:
+    try:
+        return menus.option_values(menu, option, [paths.CONF])
+    except (OSError, ValueError, yaml.YAMLError):  # an option that is no longer there
+        return {}
+
+
+def _default(section: str, name: str) -> Any:
+    """The value of a key when nothing is typed; None for a key that has no default."""
+    values = _root().get(section)
+    if not isinstance(values, dict):
+        return values
+    if name not in values and isinstance(values.get("name"), str):
+        values = _option(section, values["name"])
+    return values.get(name)
+
+
+def _of_option(section: str, option: str, name: str) -> tuple[bool, Any]:
+    """(whether the option in a menu has the key, its value there)."""
+    values = _option(section, option)
+    return (True, option) if name == "name" else (name in values, values.get(name))

@@ -1,0 +1,86 @@
+"""What tables and summaries say of a predicted step: its interval with the digits that are known, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from legroom.records.record import Record
+
+MILLION = 1e6
+HOUR_SECONDS = 3600
+
+
+class Interval(NamedTuple):
+    """A predicted figure, and between what nine of ten are."""
+
+    median: float
+    low: float
+    high: float
+
+
+def two_digits(value: float) -> str:
+    """330 for 327.4, 4.1 for 4.13."""
+    if value <= 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):.{max(0, digits)}f}"
+
+
+def interval_text(interval: Interval, unit: float = 1) -> str:
+    """A figure in a unit, and its interval: '330 (260 to 680)'."""
+    median, low, high = (two_digits(value / unit) for value in interval)
+    return f"{median} ({low} to {high})"
+
+
+def step_seconds(record: Record) -> Interval | None:
+    """Of a predicted step; None for a measured one."""
+    speed = record.speed
+    if speed.step_seconds_median is None or speed.step_seconds_low is None or speed.step_seconds_high is None:
+        return None
+    return Interval(speed.step_seconds_median, speed.step_seconds_low, speed.step_seconds_high)
+
+
+def samples_per_second(record: Record) -> Interval | None:
+    """Of a predicted step; None for a measured one. The longest step has the lowest figure."""
+    seconds, speed = step_seconds(record), record.speed.samples_per_second
+    if seconds is None or speed is None or not seconds.low:
+        return None
+    return Interval(speed, speed * seconds.median / seconds.high, speed * seconds.median / seconds.low)
+
+
+def first_step_seconds(record: Record) -> Interval | None:
+    """Of the first steps on rows that may differ in length, their mean; the interval is as wide as the longest step's.
+
+    None where an estimate has no such steps.
+    """
+    seconds = record.estimate.first_step_seconds if record.estimate is not None else None
+    longest = step_seconds(record)
+    if seconds is None or longest is None:
+        return None
+    share = seconds / longest.median
+    return Interval(seconds, share * longest.low, share * longest.high)
+
+
+def unpadded_tokens_per_second(record: Record) -> Interval | None:
+    """Of those steps, padding not counted."""
+    seconds = first_step_seconds(record)
+    tokens = record.estimate.unpadded_tokens_per_second if record.estimate is not None else None
+    if seconds is None or tokens is None:
+        return None
+    return Interval(tokens, tokens * seconds.median / seconds.high, tokens * seconds.median / seconds.low)
+
+
+def cost_of_million_tokens(record: Record, unpadded: bool = False) -> float | None:
+    """What training on a million tokens costs, in the currency of gpu.price_per_hour; None where that is not given.
+
+    unpadded: of the tokens that are no padding, over the first steps (`unpadded_tokens_per_second`).
+    """
+    price, tokens = record.config.get("gpu", {}).get("price_per_hour"), record.speed.tokens_per_second
+    if unpadded:
+        tokens = record.estimate.unpadded_tokens_per_second if record.estimate is not None else None
+    if price is None or not tokens:
+        return None
+    mode = record.config["parallelism"]
+    gpus = max(mode.get("num_processes") or 1, mode.get("replicas") or 1)  # with dp one process has several
+    return price * gpus / HOUR_SECONDS / tokens * MILLION

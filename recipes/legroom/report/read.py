@@ -1,0 +1,69 @@
+"""Find and read the records below folders."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from legroom.errors import Refusal
+from legroom.records import record_file
+from legroom.records.printable import printable
+from legroom.records.record import Record
+
+CONFIG_KEY = re.compile("[0-9a-f]{12}")
+
+
+def read_all(folders: Sequence[Path | str]) -> tuple[list[Record], list[str]]:
+    """Every record in and below the folders, once each, and a warning for each file that is left out.
+
+    See `read_with_folders`.
+    """
+    found, warnings = read_with_folders(folders)
+    return [record for record, _ in found], warnings
+
+
+def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record, Path]], list[str]]:
+    """Every record in and below the folders with the folder that it is in, and a warning for each file left out.
+
+    Left out are files that are not a valid record, copies of a record, and a record in a folder that is named after
+    another job's config_key. Raises Refusal for a folder that does not exist.
+    """
+    records: list[tuple[Record, Path]] = []
+    warnings: list[str] = []
+    seen: set[Path] = set()
+    contents: dict[bytes, Path] = {}  # of measured runs, whose times are never the same twice
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise Refusal(f"{folder} is no folder.")
+        for path in sorted(folder.rglob(record_file.FILE_NAME)):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            try:
+                found = record_file.read(path.parent)
+            except (OSError, ValueError) as error:
+                warnings.append(printable(f"{path} is left out: {' '.join(str(error).split())}"))
+                continue
+            reason = _not_of_its_folder(found, path.parent) or _copied(found, path, contents)
+            if reason:
+                warnings.append(printable(f"{path} is left out: {reason}"))
+            else:
+                records.append((found, path.parent))
+    return records, warnings
+
+
+def _not_of_its_folder(found: Record, folder: Path) -> str | None:
+    """Why a record is not that of its folder, or None. A job's folder in a sweep is named after its config_key."""
+    if CONFIG_KEY.fullmatch(folder.name) and found.config_key != folder.name:
+        return f"it is the record of another job, {found.config_key}, copied into this folder."
+    return None
+
+
+def _copied(found: Record, path: Path, contents: dict[bytes, Path]) -> str | None:
+    """Why a record is a copy of one that was read before, or None. contents: digest -> path of those; is added to."""
+    if found.speed.train_seconds is None:
+        return None
+    first = contents.setdefault(hashlib.sha256(record_file.to_json(found).encode()).digest(), path)
+    return None if first == path else f"it is a copy of {first}."

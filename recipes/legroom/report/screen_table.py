@@ -1,0 +1,102 @@
+"""The table for a terminal, with `rich`."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from legroom.report.rows import Table
+from legroom.report.tables import columns, number_notes, remarks
+
+NO_TERMINAL_WIDTH = 160  # characters, where stdout is not a terminal
+JOB_WIDTH = 18  # the least width of the label once its columns are one
+# Columns that a narrow terminal does without, the first ones first.
+OPTIONAL_COLUMNS = ("time s", "evaluation", "step ms", "final loss", "runs", "samples/s diff.", "memory diff.")
+
+
+def screen_text(made: Table, width: int | None = None) -> str:
+    """Table, remarks and notes for a terminal of `width` characters (None: the width of this one).
+
+    Where the table is too wide, it loses columns, then the columns of the label become one.
+    """
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_TERMINAL_WIDTH
+    cells = columns(made)
+    notes = cells.pop("note", [""] * len(made.rows))
+    numbers = {} if len(set(notes)) == 1 else number_notes(notes)
+    cells["status"] = [
+        f"{status} [{numbers[note]}]" if note in numbers else status for status, note in zip(cells["status"], notes)
+    ]
+    cells, left_out = _fit(cells, made, width)
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None, highlight=False)
+    console.print(_grid(cells, left={*made.labels, "job", "status", "bound by", "evaluation"}))
+    if left_out:
+        console.print(Text(f"Not shown, for want of width: {', '.join(left_out)}"))
+    for line in [*remarks(made), *_note_lines(made, notes, numbers if "status" in cells else {})]:
+        console.print(Text(line))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _fit(cells: dict[str, list[str]], made: Table, width: int) -> tuple[dict[str, list[str]], list[str]]:
+    """The columns that fit a width, and the headings of those left out."""
+    cells, left_out = dict(cells), []
+
+    def drop(headings: tuple[str, ...]) -> None:
+        for heading in headings:
+            if not _fits(cells, width) and cells.pop(heading, None):
+                left_out.append(heading)
+
+    drop(OPTIONAL_COLUMNS)
+    if not _fits(cells, width):
+        others = {heading: column for heading, column in cells.items() if heading not in made.labels}
+        cells = {"job": [row.name for row in made.rows]} | others
+        drop(("status",))  # the notes name those that did not end ok
+    return cells, left_out
+
+
+def _fits(cells: dict[str, list[str]], width: int) -> bool:
+    widths = [
+        JOB_WIDTH if heading == "job" else max(map(len, [*_heading_lines(heading), *column]))
+        for heading, column in cells.items()
+    ]
+    return sum(widths) + 2 * len(widths) - 2 <= width
+
+
+def _heading_lines(heading: str) -> list[str]:
+    return heading.replace(" ", "\n").replace(".", ".\n").split("\n")
+
+
+def _grid(cells: dict[str, list[str]], left: set[str]) -> RichTable:
+    """left: the headings of the columns that are aligned to the left."""
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in cells:
+        grid.add_column(
+            Text("\n".join(_heading_lines(heading)).strip()),
+            justify="left" if heading in left else "right",
+            vertical="bottom",
+            no_wrap=heading != "job",
+            overflow="fold",
+        )
+    for texts in zip(*cells.values()):
+        grid.add_row(*map(Text, texts))
+    return grid
+
+
+def _note_lines(made: Table, notes: list[str], numbers: dict[str, int]) -> list[str]:
+    """Each note once: by its number in the status column, or else with the jobs that have it."""
+    lines = []
+    for note in dict.fromkeys(filter(None, notes)):
+        if note in numbers:
+            lines.append(f"[{numbers[note]}] {note}")
+            continue
+        rows = [row for row, own in zip(made.rows, notes) if own == note]
+        names = "all" if len(rows) == len(made.rows) else "; ".join(row.name for row in rows)
+        lines.append(f"{rows[0].status} ({names}): {note}")
+    return lines

@@ -1,0 +1,130 @@
+"""Private state of Accelerate that this project reads or writes, each with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import accelerate
+import accelerate.optimizer
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
+
+from legroom.third_party.patching import patched
+
+# --- training ----------------------------------------------------------------------------------------
+
+
+def allow_fsdp_on_cpu() -> None:
+    """Accelerate uses FSDP only for a process group of GPUs, though FSDP2 runs on any device."""
+    device = PartialState().device
+    if device is not None and device.type == "cpu":
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def keep_sharded_parameters() -> None:
+    """Afterwards an optimizer has its own parameters after `Accelerator.prepare` of a model that is already sharded.
+
+    Accelerate finds the model's parameter for each of the optimizer's by its address, and shards without an element
+    all have the address 0: on a rank with several of them, the optimizer would have one of them several times.
+    """
+    Accelerator._prepare_fsdp2 = _prepare_fsdp2_with_own_parameters  # type: ignore[method-assign]
+
+
+_prepare_fsdp2 = Accelerator._prepare_fsdp2
+
+
+def _prepare_fsdp2_with_own_parameters(accelerator: Accelerator, *prepared: Any) -> Any:
+    optimizers = [each for each in prepared if isinstance(each, torch.optim.Optimizer)]
+    kept = [[list(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    result = _prepare_fsdp2(accelerator, *prepared)
+    if not any(isinstance(each, FSDPModule) for each in prepared):  # Accelerate shards it, into other parameters
+        return result
+    for optimizer, groups in zip(optimizers, kept, strict=True):
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+    return result
+
+
+def sync_each_batch(accelerator: Accelerator) -> None:
+    """Afterwards gradients are reduced in every micro-batch. The Trainer asks `accelerator.no_sync` for a context in
+    which they are not, and has no setting for it."""
+    accelerator.no_sync = lambda *_, **__: contextlib.nullcontext()  # type: ignore[method-assign]
+
+
+def cache_lomo_check() -> None:
+    """`AcceleratedOptimizer.step` looks for the package lomo_optim on the disk twice in each step, which takes half a
+    millisecond where it is not installed. Afterwards it takes the answer of this call."""
+    installed = accelerate.optimizer.is_lomo_available()
+    accelerate.optimizer.is_lomo_available = lambda: installed
+
+
+def keep_deepspeed_engine(accelerator: Accelerator) -> None:
+    """`Trainer.train` calls `accelerator.free_memory` first, which would end the DeepSpeed engine of a training that
+    is continued by a second call."""
+    accelerator.free_memory = lambda *kept: kept  # type: ignore[method-assign]  (an attribute of this object)
+
+
+def forward_without_autocast(model: torch.nn.Module) -> Callable:
+    """The model's forward pass without the autocast that `Accelerator.prepare` put around it."""
+    if not hasattr(model, "_original_forward"):
+        return model
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # through the module's call, which runs its hooks
+        with patched(model, forward=model._original_forward):
+            return model(*args, **kwargs)
+
+    return call
+
+
+# --- predictions for GPUs that this machine lacks ----------------------------------------------------
+
+
+def set_process_device(device: torch.device) -> None:
+    """The device that the next Accelerator takes for this process's: PartialState detects it once per process."""
+    PartialState._shared_state["device"] = device
+
+
+def set_accelerator_device(device: torch.device) -> None:
+    """The device of an Accelerator that exists. `accelerator.device` is read-only; both states hold a copy."""
+    AcceleratorState._shared_state["device"] = PartialState._shared_state["device"] = device
+
+
+def set_process_multi_gpu(world_size: int) -> None:
+    """Make Accelerate take this process for rank 0 of `world_size` on one machine with GPUs.
+
+    PartialState chooses DistributedType.MULTI_GPU only where `torch.cuda` is available.
+    """
+    PartialState._shared_state |= {
+        "distributed_type": DistributedType.MULTI_GPU,
+        "process_index": 0,
+        "num_processes": world_size,
+        "local_process_index": 0,
+    }
+
+
+@contextlib.contextmanager
+def state_of_its_own() -> Iterator[None]:
+    """Inside, Accelerate's states, of which a process has one each, are fresh; afterwards they are what they were."""
+    owners = (PartialState, AcceleratorState, GradientState)
+    kept = [dict(owner._shared_state) for owner in owners]
+    try:
+        for owner in owners:
+            owner._shared_state.clear()
+        PartialState(cpu=True)
+        yield
+    finally:
+        for owner, before in zip(owners, kept):
+            owner._shared_state.clear()
+            owner._shared_state.update(before)
+
+
+@contextlib.contextmanager
+def replaced_accelerator(accelerator: type[Accelerator]) -> Iterator[None]:
+    """Inside, `accelerate.Accelerator` is that class. Code that asks for it by this name constructs the replacement."""
+    with patched(accelerate, Accelerator=accelerator):
+        yield

@@ -1,0 +1,75 @@
+"""Undocumented names of bitsandbytes that this project uses or replaces, each with its reason. Imports bitsandbytes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from bitsandbytes import functional
+from bitsandbytes.optim.optimizer import GlobalOptimManager
+
+from legroom.third_party.patching import patched
+
+
+def clear_overrides() -> None:
+    """Forgets which weights keep 32-bit states. bitsandbytes identifies a weight by its id, which a weight of this
+    model may share with a weight of an earlier model in the process."""
+    GlobalOptimManager.get_instance().initialize()
+
+
+def state_buffer(optimizer: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An optimizer state of a weight, filled with zeros; in paged memory where the optimizer would page it."""
+    return optimizer.get_state_buffer(weight, dtype=dtype)
+
+
+def step_of_one_weight(optimizer: Any) -> Callable[[torch.Tensor], None]:
+    """The part of an optimizer's `step` that belongs to one weight: (weight) -> None.
+
+    `step` goes over all weights, and finds their settings by their place in the groups.
+    """
+    places: dict[int, tuple[dict[str, Any], int, int]] = {}
+    groups: Any = None
+
+    @torch.no_grad()
+    def step(weight: torch.Tensor) -> None:
+        nonlocal groups
+        if groups is not optimizer.param_groups:  # `load_state_dict` replaces them
+            groups = optimizer.param_groups
+            for i, group in enumerate(groups):
+                places.update({id(each): (group, i, j) for j, each in enumerate(group["params"])})
+        if not optimizer.initialized:
+            optimizer.check_overrides()
+            optimizer.to_gpu()
+            optimizer.initialized = True
+        group, *index = places[id(weight)]
+        if not optimizer.state[weight]:
+            optimizer.init_state(group, weight, *index)
+        optimizer.update_step(group, weight, *index)
+
+    return step
+
+
+@contextlib.contextmanager
+def own_code_tables() -> Iterator[None]:
+    """Inside, the table of 8-bit codes that bitsandbytes keeps for the process is another one.
+
+    It moves that table to the first device that asks for it, which would be a device without memory.
+    """
+    with patched(functional, name2qmap={"dynamic": functional.create_dynamic_map()}):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_paged_memory(get_paged: Callable[..., Any]) -> Iterator[None]:
+    """Inside, paged optimizer states are made by `get_paged(*shape, dtype=, device=)`, not filled and not prefetched.
+
+    bitsandbytes takes their memory from CUDA itself (cudaMallocManaged), below torch.
+    """
+
+    def skip(*_: Any, **__: Any) -> None:
+        pass
+
+    with patched(functional, get_paged=get_paged, fill=skip, prefetch_tensor=skip):
+        yield

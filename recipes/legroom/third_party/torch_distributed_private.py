@@ -1,0 +1,100 @@
+"""Private names of torch.distributed and DistributedDataParallel that this project uses, each with its reason."""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as _distributed
+
+from legroom.third_party.patching import patched
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# --- sharded tensors ---------------------------------------------------------------------------------
+
+
+def shard_offset(tensor: DTensor) -> list[int]:
+    """The offset of this rank's shard in the whole tensor. DTensor has no public method for it."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return list(offset)
+
+
+# --- process groups ----------------------------------------------------------------------------------
+
+
+def group_of(argument: Any) -> ProcessGroup | None:
+    """The process group that an operation of c10d gets as an argument; None for any other argument.
+
+    c10d's operations get a ScriptObject, and only `_type()` tells a process group from others.
+    """
+    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+        return ProcessGroup.unbox(argument)
+    return None
+
+
+def group_by_name(name: str) -> ProcessGroup:
+    """The process group of that name: functional collectives get a name instead of a group."""
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  (GroupName: a str)
+
+
+def fake_process_group_store() -> Any:
+    """The store of torch's "fake" process group (a test tool of torch), whose collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the "fake" backend when imported
+
+    return FakeStore()
+
+
+# --- DistributedDataParallel -------------------------------------------------------------------------
+
+
+def ddp_buckets(gradients: list[torch.Tensor], bucket_bytes: int) -> list[list[int]]:
+    """The buckets into which DDP puts gradients: the indices of the gradients in each bucket.
+
+    DistributedDataParallel calls the same function with the same smaller first bucket
+    (torch/nn/parallel/distributed.py, _ddp_init_helper), and no public function gives its buckets.
+
+    gradients: in the order in which the backward pass makes them; meta tensors do. bucket_bytes: `bucket_cap_mb`.
+    """
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, bucket_bytes]
+    return dist._compute_bucket_assignment_by_size(gradients, limits)[0]
+
+
+def rebuild_ddp_buckets(ddp: DistributedDataParallel) -> None:
+    """Order DDP's gradient buckets by the order of the gradients in the last backward pass, once.
+
+    DDP does this itself at the beginning of the second forward pass (torch/csrc/distributed/c10d/reducer.cpp).
+    """
+    ddp.reducer._rebuild_buckets()
+
+
+def ddp_waiting_seconds(ddp: DistributedDataParallel) -> float | None:
+    """Mean seconds of a backward pass in which DDP communicates and does not compute. None before DDP has sampled."""
+    figures = ddp._get_ddp_logging_data()
+    if "avg_backward_comm_time" not in figures:
+        return None
+    nanoseconds = figures["avg_backward_comm_time"] - figures["avg_backward_compute_comm_overlap_time"]
+    return nanoseconds / 1e9
+
+
+@contextlib.contextmanager
+def replaced_ddp(ddp: type) -> Iterator[None]:
+    """Inside, `torch.nn.parallel.DistributedDataParallel` is `ddp`, whose constructor compares no shapes.
+
+    `_verify_param_shape_across_processes` reads what the other ranks answer, and a fake process group has no answer.
+    """
+    with (
+        patched(torch.nn.parallel, DistributedDataParallel=ddp),
+        patched(_distributed, _verify_param_shape_across_processes=lambda *_: True),
+    ):
+        yield

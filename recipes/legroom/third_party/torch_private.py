@@ -1,0 +1,279 @@
+"""Private names of torch that this project uses or replaces, each with its reason.
+
+What is read for each dispatched operation is bound here once, so that a use costs no more than the attribute itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.optim import adam as _adam  # type: ignore[attr-defined]  (a module, missing in torch's stubs)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legroom.third_party.patching import patched
+
+# --- dispatched operations ---------------------------------------------------------------------------
+
+# Of an OpOverload, which is what a dispatch mode receives. torch has no public name for these.
+op_name: Callable[[Any], str] = attrgetter("_opname")  # "add_"
+overload_name: Callable[[Any], str] = attrgetter("_overloadname")  # "Tensor"
+op_packet: Callable[[Any], Any] = attrgetter("_overloadpacket")  # torch.ops.aten.add_, the key of torch's FLOP formulas
+qualified_packet_name: Callable[[Any], str] = attrgetter("_qualified_op_name")  # of an OpOverloadPacket: "aten::add_"
+schema: Callable[[Any], Any] = attrgetter("_schema")  # argument names, and which arguments an operation writes to
+
+# The address of the C++ StorageImpl: equal for every Python object that stands for the same storage.
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+
+# The id of the backward pass that runs in this thread, -1 outside one. No public function says this.
+current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+
+_get_dispatch_mode = torch._C._get_dispatch_mode
+_FAKE_TENSOR_MODE = torch._C._TorchDispatchModeKey.FAKE
+
+
+def runs_on_fake_tensors(types: Sequence[type]) -> bool:
+    """Whether a dispatched operation works on torch's own FakeTensors, which need neither memory nor time.
+
+    DTensor infers the shape of a result by running the operation under FakeTensorMode. torch calls that mode after
+    all others, so that our dispatch modes see these operations first. types: as `__torch_dispatch__` receives them.
+    """
+    return _get_dispatch_mode(_FAKE_TENSOR_MODE) is not None or FakeTensor in types
+
+
+class DispatchMode(TorchDispatchMode):
+    """A TorchDispatchMode that does not disable torch.compile's frame evaluation at every operation.
+
+    By default each call of `__torch_dispatch__` goes through `torch._dynamo.disable`. Nothing is compiled inside our
+    modes, so this costs time for nothing.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def dispatching_to(mode: TorchDispatchMode) -> Iterator[None]:
+    """Inside its own `__torch_dispatch__`, where torch has taken it away, a mode receives operations again."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
+
+
+def local_tensor(tensor: Any) -> Any:
+    """The shard of a DTensor that this rank holds; any other object unchanged.
+
+    `DTensor.to_local()` would add an operation to the autograd graph.
+    """
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def parts_of(tensor: Any) -> dict[str, torch.Tensor]:
+    """Name -> tensor inside a tensor that is put together from others (`__tensor_flatten__`), as torchao's states in
+    few bits are; empty for one that has memory of its own, and for a DTensor."""
+    if not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "_local_tensor"):
+        return {}
+    names, _ = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}
+
+
+def held_tensors(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that have the memory of a tensor on this rank."""
+    return list(parts_of(tensor).values()) or [local_tensor(tensor)]
+
+
+@contextlib.contextmanager
+def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Inside, `resized(storage, bytes_before)` is called after each resize of a storage.
+
+    FSDP frees a gathered parameter by resizing its storage to 0 bytes, and allocates it again the same way
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py). No operation is dispatched for that.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def observed(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+        before = storage.nbytes()
+        result = resize(storage, size_bytes)
+        resized(storage, before)
+        return result
+
+    with patched(torch.UntypedStorage, resize_=observed):
+        yield
+
+
+# --- optimizer steps ---------------------------------------------------------------------------------
+
+
+class UncheckedGradScaler(torch.amp.GradScaler):
+    """A GradScaler whose `step` does not read from the device whether a gradient is infinite.
+
+    `step` calls `_maybe_opt_step`, which reads that number and skips the optimizer's step where it is not 0.
+    """
+
+    def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def mixed_precision_on(instead: str) -> Iterator[None]:
+    """Inside, `torch.autocast("cuda")` and `torch.amp.GradScaler("cuda")` are those of another type of device.
+
+    Without a GPU torch switches both off with a warning. Scalers step as `UncheckedGradScaler`. instead: the type.
+    """
+    make_autocast, make_scaler = torch.autocast.__init__, torch.amp.GradScaler.__init__
+
+    def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **settings: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = instead, dtype or torch.get_autocast_dtype("cuda")
+        make_autocast(self, device_type, dtype, *args, **settings)
+
+    def scaler(self: Any, device: str = "cuda", *args: Any, **settings: Any) -> None:
+        make_scaler(self, instead if device == "cuda" else device, *args, **settings)
+
+    with (
+        patched(torch.autocast, __init__=autocast),
+        patched(torch.amp.GradScaler, __init__=scaler, _maybe_opt_step=UncheckedGradScaler._maybe_opt_step),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def observed_disabled_scalers(used: Callable[[torch.amp.GradScaler], None]) -> Iterator[None]:
+    """Inside, `used(scaler)` is called when a disabled scaler for CUDA scales a loss or steps an optimizer.
+
+    Which device a scaler is for has no public name.
+    """
+    scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
+
+    def observed(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def called(self: Any, *args: Any, **settings: Any) -> Any:
+            if not self.is_enabled() and self._device == "cuda":
+                used(self)
+            return function(self, *args, **settings)
+
+        return called
+
+    with patched(torch.amp.GradScaler, scale=observed(scale), step=observed(step)):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_kept_as_zeros() -> Iterator[None]:
+    """Inside, `Optimizer.zero_grad()` writes zeros, the default until torch 2.0, whatever `set_to_none` is given.
+
+    For predictions of published runs with an older torch.
+    """
+    zero_grad = Optimizer.zero_grad
+
+    def zeros(self: Optimizer, set_to_none: bool = False) -> None:
+        zero_grad(self, False)
+
+    with patched(Optimizer, zero_grad=zeros):
+        yield
+
+
+@contextlib.contextmanager
+def adam_without_foreach() -> Iterator[None]:
+    """Inside, Adam and AdamW that are given neither `foreach` nor `fused` update one parameter after the other.
+
+    So did torch 1.10. torch/optim/adam.py asks `_default_to_fused_or_foreach` which implementation to take; AdamW is
+    a subclass of Adam.
+    """
+
+    def for_loop(*_: Any, **__: Any) -> tuple[bool, bool]:
+        return False, False  # (fused, foreach)
+
+    with patched(_adam, _default_to_fused_or_foreach=for_loop):
+        yield
+
+
+# --- functions and compilation -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def softmax_replaced(softmax: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Inside, `torch.nn.functional.softmax` is another function; eager attention in transformers calls it."""
+    with patched(torch.nn.functional, softmax=softmax):
+        yield
+
+
+def without_compile(model: Any) -> Any:
+    """The module that `torch.compile` wraps, or the module itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+@contextlib.contextmanager
+def uncompiled(called: Callable[[], None]) -> Iterator[None]:
+    """Inside, what torch.compile returns runs as it is written, and `called()` hears of each such call.
+
+    Every compiled function and module asks `_callback_from_stance` what to do at each call; nothing public tells a
+    compiled function from another. A compiled module also warns of hooks on all modules, which are ours.
+    """
+    from torch._dynamo import eval_frame
+
+    choose = eval_frame._callback_from_stance
+
+    def observed(callback: Any) -> Any:
+        if callback not in (None, False):  # as of functions that torch itself never compiles
+            called()
+        return choose(callback)
+
+    with (
+        torch.compiler.set_stance("force_eager"),
+        patched(eval_frame, _callback_from_stance=observed),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        yield
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has compiled in this process. The public logs are text."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+def compile_seconds() -> float:
+    """How long torch.compile has compiled in this process, with the backward passes. torch prints it as text only."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return calculate_time_spent()["total_wall_time"]
+
+
+# --- memory ------------------------------------------------------------------------------------------
+# torch's documentation shows how to record what CUDA's caching allocator is asked, with these private functions.
+
+
+def start_allocator_history(max_entries: int) -> None:
+    """Keep the last `max_entries` requests of the allocator, without the stack of each."""
+    torch.cuda.memory._record_memory_history(max_entries=max_entries, stacks="python", context=None)
+
+
+def allocator_history(device: int) -> list[dict[str, Any]]:
+    """What was recorded for a device: entries with action, addr, size (bytes) and stream, oldest first."""
+    snapshot: Any = torch.cuda.memory._snapshot()
+    return snapshot["device_traces"][device]
+
+
+def stop_allocator_history() -> None:
+    """Record no further requests."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def allocated_bytes(profiler: Any) -> list[int]:
+    """What torch.profiler.profile(profile_memory=True) saw: bytes of each allocation, and minus those of each free, in
+    order. Its public events have no order of allocations."""
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

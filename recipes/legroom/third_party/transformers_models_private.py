@@ -1,0 +1,169 @@
+"""Private and undocumented names of transformers' models that this project uses or replaces, each with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, modeling_flash_attention_utils
+from transformers.cache_utils import DynamicLayer
+from transformers.models.auto import modeling_auto
+
+from legroom.third_party.patching import patched
+
+
+def is_encoder(config: PretrainedConfig) -> bool:
+    """Whether a model of this configuration predicts masked tokens, and so sees the tokens after them.
+
+    AutoModelForCausalLM builds some encoders without an error; no public name tells encoders and decoders apart. With
+    is_decoder=True in the configuration the same class masks the tokens after each one.
+    """
+    masked = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return masked and not getattr(config, "is_decoder", False)
+
+
+def is_decoder_only(config: PretrainedConfig) -> bool:
+    """Whether all models of this type are causal ones."""
+    kind = config.model_type
+    return (
+        kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
+
+
+def has_attention(kind: type[PreTrainedModel], name: str) -> bool:
+    """Whether a class of models has an implementation of attention: 'eager', 'sdpa', 'flex_attention', or a flash
+    attention, of which a model may take some only (transformers would take another one, with a warning)."""
+    if "flash" in name:
+        only = getattr(kind, "_compatible_flash_implementations", None)
+        return kind._supports_flash_attn and (only is None or name in only)
+    supported = {"sdpa": kind._supports_sdpa, "flex_attention": kind._supports_flex_attn}
+    return supported.get(name, True)
+
+
+def wanted_kernels() -> str | None:
+    """The versions of the package kernels that transformers loads; None where one of them is installed. It would say
+    that there is no such attention."""
+    from transformers.utils import import_utils
+
+    if import_utils.is_kernels_available():
+        return None
+    return f"kernels>={import_utils.KERNELS_MIN_VERSION},<{import_utils.KERNELS_MAX_VERSION}"
+
+
+def load_hub_attention(name: str) -> None:
+    """Download and import an implementation of attention, which a model that is built then finds loaded. Raises what
+    transformers raises: ValueError for a download that fails."""
+    modeling_flash_attention_utils.lazy_import_flash_attention(name)
+
+
+def attention_of(model: PreTrainedModel) -> str | None:
+    """The implementation of attention that a built model uses: transformers chooses one where none was asked for."""
+    return model.config.get_text_config()._attn_implementation
+
+
+def tied_weight_names(model: PreTrainedModel) -> Collection[str]:
+    """Names of weights that are another weight under a second name. `save_pretrained` finds them by identity alone,
+    which a gathered state dictionary does not have."""
+    return model.all_tied_weights_keys
+
+
+def tensor_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
+    """Module pattern -> style of tensor parallelism ('colwise', 'rowwise', ...), empty without a plan.
+
+    transformers applies a plan only in `from_pretrained`, in processes that torchrun started.
+    """
+    return getattr(model.config, "base_model_tp_plan", None) or {}
+
+
+def register_experts(name: str, forward: Callable[..., torch.Tensor]) -> None:
+    """Makes `forward` a choice of `experts_implementation`."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(name, forward)
+
+
+def grouped_experts(
+    module: Any, hidden: torch.Tensor, expert_indices: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """transformers' own forward pass of all experts in one grouped matrix product."""
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    return grouped_mm_experts_forward(module, hidden, expert_indices, weights)
+
+
+def grouped_products() -> list[Any]:
+    """The operations that a grouped matrix product is dispatched to: torch's, and transformers' own, for a CPU and for
+    compiled code in other dtypes than bf16."""
+    import transformers.integrations.moe  # noqa: F401  (registers the operation)
+
+    return [torch.ops.aten._grouped_mm, torch.ops.transformers.grouped_mm_fallback]
+
+
+def grouped_gradients() -> Any:
+    """The operation that computes both gradients of transformers' own product; those of torch's are products again."""
+    import transformers.integrations.moe  # noqa: F401  (registers the operation)
+
+    return torch.ops.transformers.grouped_mm_fallback_backward
+
+
+@contextlib.contextmanager
+def cache_without_first_copy() -> Iterator[None]:
+    """Inside, a cache keeps the first keys and values as they are; transformers 5 concatenates them to empty tensors.
+
+    Source: transformers 4.51.3, cache_utils.py, DynamicCache.update. For caches that are used once.
+    """
+
+    def update(
+        layer: DynamicLayer, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        layer.dtype, layer.device = keys.dtype, keys.device
+        return keys, values
+
+    with patched(DynamicLayer, update=update):
+        yield
+
+
+def initialise_layers(
+    model: PreTrainedModel,
+    place: Callable[[torch.nn.Module], None],
+    done: Callable[[str, torch.nn.Module], None],
+) -> None:
+    """Initialises random weights as `initialize_weights` does, module by module, children first.
+
+    place(module): is called before a module's own weights are initialised. done(name, layer): after each layer of a
+    list of layers. There is no public way to initialise a part of a model.
+    """
+
+    def visit(name: str, module: torch.nn.Module, owner: PreTrainedModel) -> None:
+        for key, child in list(module.named_children()):
+            full = f"{name}.{key}".lstrip(".")
+            visit(full, child, child if isinstance(child, PreTrainedModel) else owner)
+            if isinstance(module, torch.nn.ModuleList):
+                done(full, child)
+        place(module)
+        owner._init_weights(module)
+
+    visit("", model, model)
+
+
+def checkpoint_inside(model: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:
+    """Makes every checkpoint of a model run inside `around()`, once checkpointing is switched on.
+
+    A layer calls `_gradient_checkpointing_func(forward, *inputs)`. Its arguments can be given publicly, and a context
+    for what runs inside it; what it saves are the inputs, before that context is entered.
+    """
+
+    def surrounded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpoint_with_context(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return checkpoint(*args, **kwargs)
+
+        return checkpoint_with_context
+
+    for module in model.modules():
+        if "_gradient_checkpointing_func" in vars(module):
+            module._gradient_checkpointing_func = surrounded(module._gradient_checkpointing_func)

@@ -1,0 +1,114 @@
+"""recipe=accelerate: the raw PyTorch loop with Accelerate. The step fits on one screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import accelerate
+from torch import Tensor
+from transformers import PreTrainedModel, TrainingArguments, get_scheduler
+
+from legroom.config import Config
+from legroom.data import data_loader
+from legroom.data.data_loader import Batch
+from legroom.data.dataset import Data
+from legroom.measure.step_log import StepLog
+from legroom.options import hooks
+from legroom.parallelism import accelerate_plugins, unwrap
+from legroom.ranks import collectives
+from legroom.training import optimizer
+from legroom.training.after_step import AfterStep
+from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
+
+
+class Loop:
+    """A training that can run, and afterwards take one more step under a memory ledger.
+
+    args: every setting is read from there, as the Trainer does. model: on its device.
+    """
+
+    def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
+        self.cfg, self.args, self.data = cfg, args, data
+        # `accelerate.Accelerator` by its module, where an estimate replaces it.
+        self.accelerator = accelerate.Accelerator(**accelerate_plugins.accelerator_arguments(cfg, args))
+        self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
+        self.bare_model = model
+        self.model: Any
+        self.optimizer: Any
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(cfg, args, model))
+        if args.n_gpu > 1:
+            self.model = accelerate_plugins.replicated(self.model)
+        self.parameters = list(self.model.parameters())  # walking through the modules takes 0.2 ms of a step
+        self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
+        self.total_steps = (
+            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
+        )
+        self.scheduler = get_scheduler(
+            args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
+        )
+
+    def train(self, step_log: StepLog, saver: AfterStep) -> None:
+        """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
+        self.model.train()
+        unwrap.start_training(self.optimizer)
+        done = saver.begin(self)
+        step_log.begin()
+        if done >= self.total_steps:
+            return
+        for epoch in range(done // self.steps_per_epoch, math.ceil(self.total_steps / self.steps_per_epoch)):
+            self.loader.set_epoch(epoch)
+            self.loader.skip(done % self.steps_per_epoch * self.args.gradient_accumulation_steps)
+            for batches in chunks(self.loader, self.args.gradient_accumulation_steps):
+                # ----------------------------------------------------------------------------
+                figures = self.step(batches)
+                # ----------------------------------------------------------------------------
+                step_log.step(*figures)
+                done += 1
+                if saver.after_step(done) or done == self.total_steps:
+                    return
+
+    def step(self, batches: list[Batch]) -> tuple[Tensor, int, Any, float, Tensor | None, int]:
+        """One optimizer step over its micro-batches. Returns (mean loss, samples, tokens, learning rate, norm of the
+        gradients, tokens without padding) of all ranks."""
+        losses = []
+        shares, samples, tokens, unpadded = step_shares(batches)
+        for index, (batch, share) in enumerate(zip(batches, shares)):
+            last = self.accelerator.sync_gradients = index == len(batches) - 1
+            sync = nullcontext() if last else self.accelerator.no_sync(self.model)
+            with sync, hooks.step_context(self.cfg):
+                losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
+        norm = None
+        if self.args.max_grad_norm > 0:
+            norm = whole_norm(self.accelerator.clip_grad_norm_(self.parameters, self.args.max_grad_norm))
+        self.optimizer.step()
+        rate = learning_rate(self.optimizer, self.scheduler)
+        if not self.accelerator.optimizer_step_was_skipped:  # fp16's gradient scaler skips a step that overflowed
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        loss = collectives.all_reduce_mean(sum(losses[1:], losses[0]))
+        return loss, samples, tokens, rate, norm, unpadded
+
+    def one_more_step(self, ledger: AbstractContextManager) -> int:
+        """The same step once more under the ledger, on the largest batches of the data. Returns its tokens."""
+        loader = data_loader.largest_step(self.data, self.args)
+        batches = next(chunks(loader, self.args.gradient_accumulation_steps))
+        self.model.train()
+        unwrap.start_training(self.optimizer)
+        with ledger:
+            figures = self.step(batches)
+        return int(figures[2])
+
+
+def chunks(loader: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Lists of `size` micro-batches; the last list of an epoch may be shorter."""
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) == size:
+            yield batches
+            batches = []
+    if batches:
+        yield batches

@@ -1,0 +1,52 @@
+"""What happens between two optimizer steps: an evaluation where one is due, then a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from transformers import TrainingArguments
+
+from legroom.checkpoint.saver import Saver
+from legroom.config import Config
+from legroom.data.dataset import Data
+from legroom.measure.step_log import StepLog
+from legroom.records.messages import Progress
+from legroom.training import evaluate
+
+
+class AfterStep(Protocol):
+    """Called by a loop before its first step and after each."""
+
+    def begin(self, loop: Any) -> int:
+        """The loop is ready to train. Returns the number of steps that are done."""
+        ...
+
+    def after_step(self, step: int) -> bool:
+        """Returns whether the training stops here."""
+        ...
+
+
+class EvaluateThenSave:
+    """Evaluates after every `eval.every_steps` steps but the last, after which the job evaluates in any case."""
+
+    def __init__(
+        self, cfg: Config, args: TrainingArguments, data: Data, step_log: StepLog, saver: Saver, progress: Progress
+    ):
+        self.cfg, self.args, self.data = cfg, args, data
+        self.step_log, self.saver, self.progress = step_log, saver, progress
+
+    def begin(self, loop: Any) -> int:
+        """See `AfterStep`."""
+        self.loop = loop
+        return self.saver.begin(loop)
+
+    def after_step(self, step: int) -> bool:
+        """See `AfterStep`."""
+        every, total = self.cfg.eval.every_steps, self.loop.total_steps
+        if every and step % every == 0 and step < total:
+            self.step_log.flush()
+            result = evaluate.evaluate(self.cfg, self.args, self.loop, self.data, self.progress)
+            self.step_log.evaluation(result)
+            self.progress.enter("train", "training", step=step, total=total)
+            self.step_log.restart_step_timer()
+        return self.saver.after_step(step)

@@ -1,0 +1,101 @@
+"""Evaluation after training, the same for both recipes: loss, and accuracy or perplexity."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from legroom.config import Config
+from legroom.data import data_loader
+from legroom.data.data_loader import BatchLoader
+from legroom.data.dataset import Data
+from legroom.parallelism import fsdp, unwrap
+from legroom.ranks import collectives
+from legroom.records.messages import Progress
+from legroom.records.record import Evaluation
+from legroom.third_party import accelerate_private
+from legroom.training.step import labels_in
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dtype
+LARGEST_EXPONENT = 700  # math.exp overflows above 709
+
+
+def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data, progress: Progress) -> Evaluation:
+    """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
+
+    With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
+    before. loop: a `Loop` of either recipe. progress: is sent the batches that are done.
+    """
+    with evaluating(cfg, loop) as forward:
+        start = time.perf_counter()
+        loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
+        progress.enter("eval", "evaluating", total=len(loader))
+        device = loop.accelerator.device
+        loss_sum, count, correct, samples = totals(forward, loader, data.task, device, progress.advance)
+    if collectives.is_distributed():
+        loss_sum, count, correct, samples = collectives.all_reduce_sum(
+            [loss_sum, count, correct, samples], loop.accelerator.device
+        )
+    loss, samples = float(loss_sum / count), int(samples)
+    result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
+    result.available_samples = data.eval_available or len(data.eval)
+    if data.task == "classification":
+        result.accuracy = int(correct) / samples
+    else:
+        result.perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else math.inf
+    return result
+
+
+@contextlib.contextmanager
+def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
+    """The model as it is evaluated, without gradients and in `eval.precision`: a function of a batch. loop: of either
+    recipe."""
+    model = unwrap.inner_model(loop.accelerator, loop.model)
+    trained_dtype = model.dtype
+    forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
+    if cfg.eval.precision:
+        model.to(DTYPES[cfg.eval.precision])
+        forward = accelerate_private.forward_without_autocast(model)
+    model.eval()
+    try:
+        with torch.no_grad(), unwrap.evaluation_weights(loop.optimizer):
+            yield forward
+        fsdp.reshard(model)
+    finally:
+        model.train()
+        if cfg.eval.precision:
+            model.to(trained_dtype)
+
+
+def totals(
+    forward: Any,
+    loader: BatchLoader,
+    task: str,
+    device: torch.device,
+    advance: Callable[[int], None] = lambda _: None,
+) -> tuple:
+    """(summed loss, labels, correct predictions, samples) of this rank. advance: called with the number of batches that
+    are done."""
+    loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
+    count: Any = 0
+    correct: Any = 0
+    samples = 0
+    for index, batch in enumerate(loader):
+        advance(index)
+        output = forward(**batch)
+        if batch.rows == 0:  # FSDP needs every rank in every forward pass, also if the rank has no rows left
+            continue
+        labels = labels_in(batch["labels"])
+        loss_sum = loss_sum + output.loss.double() * labels
+        count = count + labels
+        samples += batch.rows
+        if task == "classification":
+            correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
+        del output  # its logits would stay while the next batch makes its own
+    return loss_sum, count, correct, samples

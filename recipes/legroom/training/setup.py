@@ -1,0 +1,132 @@
+"""Builds a training: TrainingArguments, data, model, optimizer and loop.
+
+A run, an estimate, a recorded allocator trace and the benchmark all build their training here, so that they train
+the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import transformers
+from transformers import PreTrainedModel, TrainingArguments
+
+from legroom.config import Config
+from legroom.data import dataset
+from legroom.data.dataset import Data
+from legroom.machine import host
+from legroom.models import architectures, builder, checkpointing, liger, quantized
+from legroom.options import adapter, hooks, parallelism, precision, task
+from legroom.options.checkpointing import every_n_layers
+from legroom.options.training_arguments import training_arguments
+from legroom.parallelism import fsdp, zero
+from legroom.third_party import accelerate_private
+from legroom.training import accelerate_loop, optimizer, trainer
+
+Loop = accelerate_loop.Loop | trainer.Loop
+BuildModel = Callable[..., PreTrainedModel]
+"""build_model(weights=True): the whole model. With `weights=False` pretrained weights are not read."""
+MakeArguments = Callable[[Config, str], TrainingArguments]
+MakeModel = Callable[[Config, BuildModel], PreTrainedModel]
+
+
+@dataclass
+class Ingredients:
+    """What a training is made of, before the model exists. warnings: of the data, and of the model once it is built."""
+
+    args: TrainingArguments
+    data: Data
+    build_model: BuildModel
+    warnings: list[str]
+
+
+@dataclass
+class Training:
+    """A training that is ready to run. model: the model itself, without the wrappers that the loop adds.
+    warnings: what the data and the model assumed, left out or made anew."""
+
+    args: TrainingArguments
+    data: Data
+    model: PreTrainedModel
+    loop: Loop
+    warnings: list[str]
+
+
+def prepare(
+    cfg: Config,
+    folder: str,
+    make_arguments: MakeArguments = training_arguments,
+    build_data: Callable[..., Data] | None = None,
+) -> Ingredients:
+    """Seed the random generators and make the arguments, the model's configuration and the data.
+
+    The rest: see `build`.
+    Raises Refusal if the data or the pretrained configuration cannot be used.
+    """
+    transformers.set_seed(cfg.train.seed)
+    args = make_arguments(cfg, folder)
+    architecture = builder.configuration(cfg)
+    asked = task.task_of(cfg, architecture)
+    architectures.check(cfg, architecture, asked)
+    vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
+    last_id = architectures.last_id(architecture, asked)
+    data = (build_data or dataset.build_data)(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
+    warnings = data.warnings + dataset.check_batch(cfg, data)
+
+    def warn(text: str) -> None:
+        if text not in warnings:  # a rank may build the model twice
+            warnings.append(text)
+
+    def build_model(weights: bool = True) -> PreTrainedModel:
+        model = hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights, warn))
+        return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
+
+    return Ingredients(args, data, build_model, warnings)
+
+
+def build(
+    cfg: Config,
+    folder: str,
+    make_arguments: MakeArguments = training_arguments,
+    make_model: MakeModel | None = None,
+    build_data: Callable[..., Data] | None = None,
+) -> Training:
+    """Build everything that a training needs.
+
+    folder: the run's folder, for `TrainingArguments.output_dir`.
+    make_arguments: replaces the arguments of this machine, for a device that is simulated.
+    make_model: replaces `model_on_device`. It runs after the data is built and before the optimizer is.
+    build_data: replaces `dataset.build_data`.
+    Raises Refusal if the data or the model cannot be used.
+    """
+    ingredients = prepare(cfg, folder, make_arguments, build_data)
+    model = (make_model or model_on_device)(cfg, ingredients.build_model)
+    liger.apply(ingredients.args, adapter.base_model(model))
+    if cfg.checkpointing.name != "none":
+        checkpointing.enable(model, cfg.checkpointing.name, every_n_layers(cfg))
+    accelerate_private.cache_lomo_check()
+    loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
+    loop = loop_type(cfg, ingredients.args, model, ingredients.data)
+    if cfg.parallelism.sync_each_batch:
+        accelerate_private.sync_each_batch(loop.accelerator)
+    if loop.accelerator.device.type == "cuda":
+        precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
+    warnings = ingredients.warnings + optimizer.warnings(cfg, model)
+    if bits := adapter.bits(cfg):
+        warnings += quantized.warnings(model, bits)
+    return Training(ingredients.args, ingredients.data, model, loop, warnings)
+
+
+def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:
+    """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
+    device = host.device(cfg)
+    if parallelism.sharded(cfg):
+        return fsdp.build_sharded(cfg, build_model, device)
+    model = build_model()
+    if cfg.parallelism.name == "zero":
+        zero.to_device(cfg, model, device)
+    else:
+        model.to(device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self
+    return model

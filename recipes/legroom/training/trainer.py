@@ -1,0 +1,158 @@
+"""recipe=trainer: Hugging Face's Trainer with the step and the data of the raw loop, so that both train the same."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+
+from legroom.config import Config
+from legroom.data import data_loader
+from legroom.data.data_loader import Batch
+from legroom.data.dataset import Data
+from legroom.measure.step_log import StepLog
+from legroom.options import hooks
+from legroom.parallelism import accelerate_plugins, unwrap
+from legroom.ranks import collectives
+from legroom.third_party import accelerate_private
+from legroom.third_party.transformers_trainer_private import HookedTrainer
+from legroom.training import optimizer
+from legroom.training.after_step import AfterStep
+from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
+
+
+class LegroomTrainer(HookedTrainer):
+    """The Trainer with the data loader, the optimizer and the micro-batch's step that the raw loop has."""
+
+    def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
+        self.cfg, self.data = cfg, data
+        self.under_ledger = False  # the step for the memory ledger runs on the largest batches of the data
+        super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
+
+    def extra_accelerator_arguments(self) -> dict[str, Any]:
+        plugin = accelerate_plugins.dynamo_plugin(self.cfg, self.args)
+        return accelerate_plugins.mode_arguments(self.cfg) | {"dynamo_plugin": plugin}
+
+    # The Trainer takes any iterable with a length.
+    def get_train_dataloader(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.under_ledger:
+            return data_loader.largest_step(self.data, self.args)
+        return data_loader.batch_loader(self.data, self.data.train, self.args, self.args.train_batch_size, shuffle=True)
+
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            model = model or self.model
+            assert model is not None, "the Trainer is constructed with a model"
+            self.optimizer = optimizer.build_optimizer(self.cfg, self.args, model)
+        return self.optimizer
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        shares, *self.step_size = step_shares(batches)
+        self.step_loss: Tensor | None = None
+        self._shares = iter(shares)
+        return batches, None  # the shares replace the Trainer's own count of items
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        with hooks.step_context(self.cfg):
+            batch = cast(Batch, inputs)  # of our own data loader
+            loss = forward_backward(self.accelerator, model, batch, next(self._shares), self.optimizer)
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
+        return loss
+
+
+class StepCallback(TrainerCallback):
+    """Passes every optimizer step to the step log, and to what evaluates and saves."""
+
+    def __init__(self, step_log: StepLog, saver: AfterStep, loop: Loop):
+        self.step_log, self.saver, self.loop = step_log, saver, loop
+
+    def on_train_begin(self, args, state, control, **_):
+        trainer = self.loop.trainer
+        assert trainer.model is not None, "the Trainer is constructed with a model"
+        trainer.model.train()
+        unwrap.start_training(trainer.optimizer)
+        state.global_step = trainer.steps_before = self.saver.begin(self.loop)
+        control.should_training_stop = state.global_step >= state.max_steps
+        self.step_log.begin()
+
+    def on_optimizer_step(self, args, state, control, **_):
+        self.learning_rate = learning_rate(self.loop.optimizer, self.loop.scheduler)  # before the scheduler goes on
+
+    def on_step_end(self, args, state, control, **_):
+        trainer = self.loop.trainer
+        samples, tokens, unpadded = trainer.step_size
+        assert trainer.step_loss is not None, "a step has a micro-batch"
+        loss = collectives.all_reduce_mean(trainer.step_loss)
+        self.step_log.step(loss, samples, tokens, self.learning_rate, whole_norm(trainer.clipped_norm), unpadded)
+        if self.saver.after_step(state.global_step):
+            control.should_training_stop = True
+
+
+class LedgerCallback(TrainerCallback):
+    """Enters the memory ledger before an optimizer step and leaves it afterwards."""
+
+    def __init__(self, ledger: AbstractContextManager):
+        self.ledger = ledger
+
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        unwrap.start_training(optimizer)
+
+    def on_step_begin(self, args, state, control, **_):
+        self.ledger.__enter__()
+
+    def on_step_end(self, args, state, control, **_):
+        self.ledger.__exit__(None, None, None)
+
+
+class Loop:
+    """A training that can run, and afterwards take one more step under a memory ledger."""
+
+    def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
+        self.args, self.bare_model = args, model
+        self.trainer = LegroomTrainer(cfg, args, model, data)
+        self.trainer.remove_callback(PrinterCallback)
+        self.accelerator = self.trainer.accelerator
+        batches = math.ceil(len(data.train) / (args.train_batch_size * data.ranks))
+        self.steps_per_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+        self.total_steps = (
+            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
+        )
+
+    @property
+    def model(self) -> Any:
+        """The model as the Trainer wrapped it."""
+        return self.trainer.model_wrapped
+
+    @property
+    def optimizer(self) -> Any:
+        return self.trainer.optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        return self.trainer.lr_scheduler
+
+    def train(self, step_log: StepLog, saver: AfterStep) -> None:
+        """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
+        callback = StepCallback(step_log, saver, self)
+        self.trainer.add_callback(callback)
+        self.trainer.train()
+        self.trainer.remove_callback(callback)
+
+    def one_more_step(self, ledger: AbstractContextManager) -> int:
+        """A second, one-step training with the same model and optimizer under the ledger, on the largest batches of
+        the data. Returns its tokens."""
+        if self.accelerator.deepspeed_plugin is not None:
+            accelerate_private.keep_deepspeed_engine(self.accelerator)
+        self.args.max_steps = 1
+        self.bare_model.train()
+        self.trainer.under_ledger, self.trainer.steps_before = True, 0
+        callback = LedgerCallback(ledger)
+        self.trainer.add_callback(callback)
+        self.trainer.train()
+        self.trainer.remove_callback(callback)
+        return int(self.trainer.step_size[1])

@@ -1,2 +1,0 @@
-"use strict";
-livePage(headroom.live, document.getElementById("page"));
