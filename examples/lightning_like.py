@@ -6,7 +6,7 @@ python examples/lightning_like.py
 import torch
 from torch import nn
 
-from legroom.foresight import StepEstimate, estimate_step
+from legroom import StepEstimate, estimate_step
 
 
 class Gan(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from legroom.foresight import StepEstimate, estimate_step
+from legroom import StepEstimate, estimate_step
 
 LLAMA_8B = {
     "vocab_size": 128256,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from legroom.foresight import StepEstimate, estimate_step
+from legroom import StepEstimate, estimate_step
 
 
 class SmoothedTrainer(Trainer):

@@ -6,7 +6,7 @@ python examples/vision_transformer.py
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from legroom.foresight import StepEstimate, estimate_step
+from legroom import StepEstimate, estimate_step
 
 
 def step(model: ViTForImageClassification, optimizer: torch.optim.Optimizer, batch: dict) -> torch.Tensor:

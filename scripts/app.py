@@ -1,17 +1,15 @@
+#!/usr/bin/env python
 """Will it fit? A page in the browser: choose a model, GPUs and levers, and see what an estimate says.
 
-python scripts/app.py --open                          on this machine, http://127.0.0.1:7860/
-python scripts/app.py --models path/to/my-model       with folders of models to choose from
+The command `app` of a checkout; --help says how it is used.
 """
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
-
-from legroom.cli.app import command
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 
 if __name__ == "__main__":
-    sys.exit(command.main(sys.argv[1:]))
+    from legroom.cli import commands
+
+    sys.exit(commands.script("app"))

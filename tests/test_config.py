@@ -135,7 +135,7 @@ def test_the_help_has_every_key_of_every_option_and_one_menu_in_full():
             ["not used here", "(single, dp)", "ranks; null: one for each", "(all but single"],
         ),
         ("gpu.fp16_tflops", ["... (all but auto)", "a 64th of that (gtx1080ti_11gb)"]),
-        ("gpu.memory_bytes", ["... python train.py --help gpu has it for each option (all but auto)"]),
+        ("gpu.memory_bytes", ["... --help gpu has it for each option (all but auto)"]),
         ("gpu.host_link_gb_per_second", ["... to the host, each direction (all but auto)"]),
         ("parallelism.sync_each_batch", ["null: unless strategy=no_shard. false: once a step", "(fsdp, fsdp_tp)"]),
         ("optim.args.weight_lr_power", ["2.0 and by the learning rate to this power"]),

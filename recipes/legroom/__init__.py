@@ -1,3 +1,29 @@
-"""Legroom: recipes that fit a bigger model and train it faster."""
+"""Legroom: Hydra recipes that fit a bigger model and train it faster.
+
+`estimate_step` says what a training step that you wrote would take on a GPU (docs/api.md). Importing this package
+imports no torch; `python -m legroom` lists its commands.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legroom.errors import Refusal
+    from legroom.foresight.step_estimate import StepEstimate, estimate_step
 
 __version__ = "0.1.0"
+__all__ = ["Refusal", "StepEstimate", "__version__", "estimate_step"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: every command imports this package, and few of them need one."""
+    if name == "Refusal":
+        from legroom import errors as module
+    elif name in ("StepEstimate", "estimate_step"):
+        from legroom.foresight import step_estimate as module
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

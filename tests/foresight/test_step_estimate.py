@@ -15,7 +15,7 @@ from conftest import ROOT
 from torch import nn
 from torch.nn.init import trunc_normal_
 
-from legroom.foresight import Refusal, estimate_step
+from legroom import Refusal, estimate_step
 from legroom.machine import gpu_specs
 from legroom.options.gpu import NOT_OF_A_SHEET
 from legroom.units import MIB
@@ -547,7 +547,7 @@ def test_arguments_that_mean_nothing_are_refused(changed, words):
 
 
 def test_importing_it_imports_no_torch():
-    code = "import sys; from legroom.foresight import estimate_step; print('torch' in sys.modules)"
+    code = "import sys; from legroom import estimate_step; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -201,7 +201,7 @@ def test_what_stands_for_an_argument_of_transformers_exists(value):
         said = [*overrides.problems([f"{name}={value}"], [CONF], False), *flags.split([f"--{name}={value}"]).problems]
         for line in said:
             answer = line.split(". ", 1)[-1] if "there is no such" in line else line.split("dashes. ")[-1]
-            assert len(said) == 2 and "python train.py --help lists all" not in answer, line
+            assert len(said) == 2 and "--help lists all" not in answer, line
             assert overrides.problems(proposed(answer), [CONF], False) == [], line
             assert not [each for each in PLAIN_KEYS.findall(answer) if each not in keys.names()], line
 

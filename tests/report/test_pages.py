@@ -193,7 +193,7 @@ def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, c
     _, folder = written(tmp_path / "run")
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
-    assert report_command.main([str(folder), "--open"], "") == 0
+    assert report_command.main([str(folder), "--open"]) == 0
     assert "legroom.run=" in (folder / "page.html").read_text() and not (folder / "page").exists()
     assert opened == [(folder / "page.html").as_uri()]
 

@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from legroom import invocation
 from legroom.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
 from legroom.jobs import launch
@@ -129,5 +130,5 @@ def _refuse(*problems: str) -> int:
 def _sweep_under_launcher(rank_info: RankInfo) -> str:
     return (
         f"a sweep starts the ranks of each job itself, and a launcher has started {rank_info.world_size} already. Type "
-        f"python train.py -m ... parallelism.num_processes={rank_info.world_size} instead, without the launcher."
+        f"{invocation.command()} -m ... parallelism.num_processes={rank_info.world_size} instead, without the launcher."
     )

@@ -1,4 +1,4 @@
-"""The command `scripts/fit.py`: search for the fastest configurations that fit, print and measure them."""
+"""The command `fit`: search for the fastest configurations that fit, print and measure them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from legroom import paths
+from legroom import invocation, paths
 from legroom.cli import console, single_run
 from legroom.foresight.search import fit_options, packed_rows, places, plan, pool, present, space
 from legroom.jobs import fork_client, launch, supervise
@@ -22,12 +22,37 @@ from legroom.records.record import Record
 if TYPE_CHECKING:
     from legroom.foresight.search.runner import Found  # imports torch
 
+HELP = """The fastest configurations that fit a GPU, with the commands to paste.
+
+    {fit} model=gpt2_xl gpu=rtx4090_24gb batch.effective=64 'fit.allow=[precision,optim]'
+    {fit} model=gpt2_xl gpu=rtx4090_24gb fit.gpus=4 batch.effective=64 data.seq_len=1024
+
+    {fit} model=bert_large gpu=l4_24gb,rtx4090_24gb,a100_80gb 'fit.gpus=[1,2,4]' batch.effective=64
+
+Takes the overrides of {train}. What they leave open of precision, checkpointing, attention, optimizer and batch is
+searched, and with fit.gpus=4 how four GPUs train together; the effective batch stays the same.
+With several GPUs of the menu, gpu='glob(*)' for all, or several numbers of them, each is searched, and the table has
+the best configuration of each.
+
+    fit.keep=[checkpointing]     keep these as they are
+    fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter and
+                                 packing are others
+    fit.top=5                    how many rows to print
+    fit.gpus=4                   how many GPUs train together; [1,2,4] compares
+    fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens
+    fit.sort=cost                the table of several GPUs by cost; speed otherwise
+    fit.measure=3                run the first 3 rows on the installed GPU, and print predicted beside measured
+
+Exit code 0 when something fits, 3 when nothing does, 2 for a refusal."""
 # What a measured run differs in from the command that is printed.
 MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]
 
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code: 0 if something fits, 3 if nothing does, 2 if refused, 130 for Ctrl-C."""
+    if not argv or {"-h", "--help"} & set(argv):
+        print(HELP.format(fit=invocation.command("fit"), train=invocation.command()))
+        return 0
     try:
         return find(argv)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import yaml
 
+from legroom import __version__, invocation
 from legroom.cli import console
 from legroom.config import GROUPS
 from legroom.errors import Refusal
@@ -19,17 +20,17 @@ from legroom.options import hydra_errors, keys, menus, suggestions
 
 HEAD = """Legroom trains a transformer, and says what it takes in memory and time.
 
-  python train.py                                        a tiny model, anywhere
-  python train.py precision=bf16 optim=adam8bit          pick options by name
-  python train.py model=bert_large batch.per_device=8    set any key
-  python train.py -m precision=fp32,bf16 optim=adamw,sgd sweep over several
-  python train.py --cfg job                              print the whole configuration, run nothing
-  python train.py --help optim                           one menu in full, each option with its own values
+  {train}                                        a tiny model, anywhere
+  {train} precision=bf16 optim=adam8bit          pick options by name
+  {train} model=bert_large batch.per_device=8    set any key
+  {train} -m precision=fp32,bf16 optim=adamw,sgd sweep over several
+  {train} --cfg job                              print the whole configuration, run nothing
+  {train} --help optim                           one menu in full, each option with its own values
 
 Menus (the first option is the default), and the keys of their options:
 """
 FOOT = """
-Shell completion: eval "$(python train.py -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
+Shell completion: eval "$({train} -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
 """
 KEY_WIDTH = 36  # of the column of keys, with the space behind it
 MOST_COMMENTS = 4  # of a key whose comments differ from option to option
@@ -82,12 +83,13 @@ def _text(conf: Path, argv: list[str]) -> str:
 def version() -> str:
     """The line of --version."""
     packages = [f"{name} {host.version(name)}" for name in PACKAGES if host.version(name)]
-    return f"legroom {host.version('legroom') or '(not installed)'}, with {', '.join(packages)}"
+    return f"legroom {__version__}, with {', '.join(packages)}"
 
 
 def describe(conf: Path) -> str:
     """The whole help text. conf: the folder of the menus."""
-    lines = [HEAD]
+    train = invocation.command()
+    lines = [HEAD.format(train=train)]
     for group in GROUPS:
         paths = _options(conf, group)
         lines += [group, *(f"  {path.stem:<18}{_first_line(path)}" for path in paths), *_shared_keys(group, paths)]
@@ -97,7 +99,7 @@ def describe(conf: Path) -> str:
             lines.append(f"  {path.stem:<42}{_row(path.read_text())}")
     lines.append("\nKeys:")
     lines += [_key_line(key.name, key) for key in section_keys(conf)]
-    return "\n".join(lines) + FOOT
+    return "\n".join(lines) + FOOT.format(train=train)
 
 
 def _menu_in_full(conf: Path, group: str) -> str:
@@ -163,10 +165,7 @@ def _comments(group: str, having: dict[str, Key], names: list[str]) -> list[str]
     for option, key in having.items():
         by_comment.setdefault(key.comment, []).append(option)
     if len(by_comment) > MOST_COMMENTS:
-        start = (
-            os.path.commonprefix(list(by_comment)).rpartition(":")[0]
-            or f"python train.py --help {group} has it for each option"
-        )
+        start = os.path.commonprefix(list(by_comment)).rpartition(":")[0] or f"--help {group} has it for each option"
         by_comment = {start: list(having)}
     uncommented = by_comment.pop("", [])
     lines = [f"{comment} {_which(options, names)}".strip() for comment, options in by_comment.items()]

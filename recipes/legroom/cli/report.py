@@ -1,4 +1,4 @@
-"""The command `scripts/report.py`: make a report from records, print its table and where its files are."""
+"""The command `report`: make a report from records, print its table and where its files are."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import sys
 import webbrowser
 from pathlib import Path
 
+from legroom import invocation
 from legroom.cli import console
 from legroom.errors import Refusal
 from legroom.report import read, report, screen_table
 from legroom.report.page import sweep_page
 
 
-def main(argv: list[str], description: str) -> int:
+def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code: 0, or 2 without records or where the files cannot be written."""
-    arguments = _parser(description).parse_args(argv)
+    arguments = _parser().parse_args(argv)
     folders = arguments.folders
     target = arguments.into or (folders[0] if len(folders) == 1 else Path("outputs", "report"))
     try:
@@ -46,8 +47,12 @@ def main(argv: list[str], description: str) -> int:
     return 0
 
 
-def _parser(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=invocation.command("report"),
+        description="Make the table, CSV, pictures and page of a sweep, or of several, from their records. Without "
+        "--into the files are written to the folder given, or for several folders to outputs/report.",
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder with runs, at any depth")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--into", type=Path, metavar="DIR", help="the folder for the files")

@@ -10,6 +10,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from legroom import invocation
 from legroom.cli import console, live, summary
 from legroom.config import Config
 from legroom.errors import Refusal
@@ -196,7 +197,7 @@ def write_page(outcome: record.Record, folder: Path, sweep: Path | None = None) 
     except Exception as error:  # the record is complete, and the page can be made from it later
         return [
             f"the page could not be made ({type(error).__name__}: {error}). When this is mended, run "
-            f"python scripts/report.py {folder}"
+            f"{invocation.command('report')} {folder}"
         ]
     return []
 

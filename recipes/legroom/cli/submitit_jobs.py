@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
-from legroom import config
+from legroom import config, invocation
 from legroom.cli import console, summary
 from legroom.cli import sweep as sweeps
 from legroom.jobs import launch, post_mortem
@@ -133,7 +133,7 @@ class Follower:
         job_ids = " ".join(job.job_id for job in running)
         console.say(
             f"The jobs on the cluster continue: {job_ids}\nscancel {job_ids} ends them. When they have ended, "
-            f"python scripts/report.py {self.folder} makes the table."
+            f"{invocation.command('report')} {self.folder} makes the table."
         )
 
 

@@ -11,7 +11,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import config
+from legroom import config, invocation
 from legroom.cli import console, live, single_run, submitit_jobs, summary
 from legroom.cli import sweep as sweeps
 from legroom.config import Config
@@ -152,7 +152,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
         except Exception as error:  # the records are complete, and the report can be made from them later
             problem = (
                 f"the report could not be made ({type(error).__name__}: {error}). When this is fixed, run "
-                f"python scripts/report.py {folder}"
+                f"{invocation.command('report')} {folder}"
             )
             console.say_problems([problem])
             ended.add("failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 
+from legroom import invocation
 from legroom.doctor import probe
 from legroom.doctor.checks import LEAST_FREE_BYTES, Findings, is_below
 from legroom.units import GIB
@@ -30,7 +31,7 @@ def broken(found: Findings) -> list[str]:
     if found.jobs_error:
         lines.append(
             f"no job can start: NVML does not tell what a job asks of the GPUs ({found.jobs_error}). "
-            "CUDA_VISIBLE_DEVICES= python train.py ... runs on the CPU."
+            f"CUDA_VISIBLE_DEVICES= {invocation.command()} ... runs on the CPU."
         )
     lines += torch_broken(found)
     for name, error in probe.failures(found.probes, "bitsandbytes on").items():

@@ -9,6 +9,7 @@ from typing import Any
 
 import transformers
 
+from legroom import invocation
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import explain, not_followed, prediction, shared_simulation, tried_levers
@@ -40,7 +41,9 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     if outcome.error is not None and not advise:
         outcome.error.hint = None
     elif outcome.error is not None and SIMULATIONS in os.environ:  # in a sweep other jobs wait
-        outcome.error.hint = "Estimated alone, it names levers that were tried; or search with scripts/fit.py."
+        outcome.error.hint = (
+            f"Estimated alone, it names levers that were tried; or search with {invocation.command('fit')}."
+        )
     elif outcome.error is not None:
         progress.enter("load", "trying levers")
         outcome.error.hint = tried_levers.hint(cfg, outcome)

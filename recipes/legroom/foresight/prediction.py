@@ -40,7 +40,7 @@ def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> i
 
 
 def context(gpu: Gpu) -> tuple[int, bool]:
-    """(bytes that CUDA's context takes, whether they were measured): what was typed, what scripts/calibrate.py measured
+    """(bytes that CUDA's context takes, whether they were measured): what was typed, what `calibrate` measured
     here, or what conf/gpu/ has."""
     here, listed = calibrated.gpu(gpu.device_name), gpu_specs.find(gpu.device_name, gpu.memory_bytes)
     typed = listed is not None and listed["context_bytes"] != gpu.context_bytes
@@ -236,7 +236,7 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
 
 
 def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
-    """The times of a step on this CPU, where scripts/calibrate.py has measured it."""
+    """The times of a step on this CPU, where `calibrate` has measured it."""
     rates, why_not = cpu_rates(cfg)
     if rates is None:
         outcome.warnings.append(f"no time is predicted: {why_not}")

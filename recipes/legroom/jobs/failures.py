@@ -13,9 +13,9 @@ from legroom.records.record import Error
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
 FRAMES = (
     ("torch/utils/data/", None, "load"),
-    ("recipes/legroom/training/accelerate_loop.py", "step", "step"),
+    ("legroom/training/accelerate_loop.py", "step", "step"),
     ("transformers/trainer.py", "_clip_grad_norm", "step"),
-    ("recipes/legroom/training/step.py", "forward_backward", "forward"),
+    ("legroom/training/step.py", "forward_backward", "forward"),
     ("torch/autograd/__init__.py", "backward", "backward"),
     ("torch/autograd/graph.py", "_engine_run_backward", "backward"),
     ("torch/optim/", None, "step"),

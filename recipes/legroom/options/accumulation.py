@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from legroom import config
+from legroom import config, invocation
 from legroom.config import Config
 from legroom.errors import Problem
 from legroom.machine import host, interpreter
@@ -123,12 +123,12 @@ def choose(cfg: Config) -> list[str]:
         if margin < 0:
             return [
                 f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. "
-                "python scripts/fit.py searches for what fits."
+                f"{invocation.command('fit')} searches for what fits."
             ]
         return [
             f"accumulation=auto: even batch.per_device=1 is tight on {name}: {margin:,.0f} MiB stay free, and "
             f"{answer['kept_bytes'] / MIB:,.0f} are to (estimate.margin={cfg.estimate.margin}). Type estimate.margin=0 "
-            "to try it, or search for what fits with python scripts/fit.py."
+            f"to try it, or search for what fits with {invocation.command('fit')}."
         ]
     larger = f", and {answer['larger']} {_why_not_larger(answer)}" if answer["larger"] else ""
     cfg.batch.per_device, cfg.accumulation.steps = batch, cfg.batch.effective // batch

@@ -179,7 +179,7 @@ def unknown(key: str, value: str | None = None) -> str:
     head, _, tail = key.partition(".")
     what = "menu or key" if not tail else "key"
     if head == "hydra":
-        return f"{suggestions.shown(key)}: Hydra has no such key. python train.py --cfg hydra lists its keys."
+        return f"{suggestions.shown(key)}: Hydra has no such key. --cfg hydra lists its keys."
     return f"{suggestions.shown(key)}: there is no such {what}.{suggestion(key, value)}"
 
 
@@ -201,7 +201,7 @@ def suggestion(key: str, value: str | None) -> str:
     if instead is not None:
         return f" Did you mean {suggestions.shown(instead)}?"
     near = suggestions.nearest(key, candidates) or suggestions.nearest(name, candidates)
-    return near or " python train.py --help lists all."
+    return near or " --help lists all."
 
 
 def known_argument(key: str, value: str | None) -> str | None:

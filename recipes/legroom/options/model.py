@@ -144,7 +144,7 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             why = "Pickled weights can run code and are not loaded; save the model again with save_pretrained."
         else:
             why = (
-                "Its config.json alone is enough for recipe=estimate and scripts/fit.py; a training needs the weights "
+                "Its config.json alone is enough for recipe=estimate and the command fit; a training needs the weights "
                 "too."
             )
         return [f"model.pretrained={pretrained}: the folder has no .safetensors file. {why}"]

@@ -50,7 +50,7 @@ def resolve(cfg: Config) -> list[str]:
     if rank.launched and mode in ONE_PROCESS and rank.world_size > 1:
         return [
             f"parallelism={mode} is one process, and the launcher started {rank.world_size}. Type parallelism=ddp or "
-            "parallelism=fsdp, or start it as python train.py."
+            "parallelism=fsdp, or start it without the launcher."
         ]
     if rank.launched and mode not in ONE_PROCESS and given not in (None, rank.world_size):
         return [f"parallelism.num_processes={given}, but the launcher started {rank.world_size}. Leave the key out."]

@@ -1,1 +1,1 @@
-"""The command `scripts/app.py`: will it fit? A page in the browser that answers with estimates."""
+"""The command `app`: will it fit? A page in the browser that answers with estimates."""

@@ -1,4 +1,4 @@
-"""The command `scripts/app.py`: start the server, say where it is, and wait for Ctrl-C."""
+"""The command `app`: start the server, say where it is, and wait for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
-from legroom import paths
+from legroom import invocation, paths
 from legroom.cli import console
 from legroom.cli.app.estimates import Estimates
 from legroom.cli.app.form import Form
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="scripts/app.py", description="Will it fit? A page in the browser that answers with estimates."
+        prog=invocation.command("app"), description="Will it fit? A page in the browser that answers with estimates."
     )
     parser.add_argument(
         "--models",

@@ -1,6 +1,6 @@
 """The worker processes of a search: forked once the libraries are imported, killed when the search ends.
 
-Imports no library at the top: `scripts/fit.py` imports this file before it knows whether the command line is valid.
+Imports no library at the top: the command `fit` imports this file before it knows whether the command line is valid.
 """
 
 from __future__ import annotations

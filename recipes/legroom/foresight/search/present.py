@@ -1,4 +1,4 @@
-"""The text that `scripts/fit.py` prints: what is searched, the table of what fits, predicted beside measured."""
+"""The text that the command `fit` prints: what is searched, the table of what fits, predicted beside measured."""
 
 from __future__ import annotations
 

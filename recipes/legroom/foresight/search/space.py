@@ -11,6 +11,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
+from legroom import invocation
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, train
@@ -113,7 +114,7 @@ class SearchSpace:
         return {} if more is None else more(self.base, value)
 
     def command(self, chosen: dict[str, Any]) -> str:
-        return f"python train.py {shlex.join(self.overrides_of(chosen))}"
+        return f"{invocation.command()} {shlex.join(self.overrides_of(chosen))}"
 
     def possible(self, chosen: dict[str, Any]) -> bool:
         """Whether the values of a choice are tried together: some never are, some not in its mode of parallelism."""

@@ -1,4 +1,4 @@
-"""What scripts/calibrate.py measured on this machine: a file for each device, which its estimates then use.
+"""What the command `calibrate` measured on this machine: a file for each device, which its estimates then use.
 
 The files lie in LEGROOM_CALIBRATION, or in ~/.cache/legroom/calibration. One that was measured with another version
 of torch, or with another number of threads, is not used, and the estimate says so.
@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from legroom import invocation
 
 HERE = "measured here"  # efficiencies_from of an estimate that used such a file
 VERSION = 2  # of what the figures of a CPU mean
@@ -80,15 +82,19 @@ def cpu(device: str, threads: int, torch_version: str) -> tuple[CpuRates | None,
     """(what was measured of this CPU, "") or (None, why there is nothing to use)."""
     values = _read(path_of(device))
     if values is None:
-        return None, "this CPU has not been measured; python scripts/calibrate.py does that in a minute."
+        return None, f"this CPU has not been measured; {invocation.command('calibrate')} does that in a minute."
     if values.get("version") != VERSION:
-        return None, "this CPU was measured by another version of scripts/calibrate.py: run it again."
+        return (
+            None,
+            f"this CPU was measured by an older legroom: run {invocation.command('calibrate')} again.",
+        )
     rates = CpuRates(**values)
     for name, then, now in (("threads", rates.threads, threads), ("torch", rates.torch, torch_version)):
         if then != now:
             return (
                 None,
-                f"this CPU was measured with {name} {then}, and here it is {now}: run scripts/calibrate.py again.",
+                f"this CPU was measured with {name} {then}, and here it is {now}: "
+                f"run {invocation.command('calibrate')} again.",
             )
     return rates, ""
 

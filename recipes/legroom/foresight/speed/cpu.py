@@ -1,4 +1,4 @@
-"""The seconds of a step on a CPU, from its operations and what scripts/calibrate.py measured on this machine.
+"""The seconds of a step on a CPU, from its operations and what the command `calibrate` measured on this machine.
 
 A CPU does one thing after the other: a step takes the seconds of all operations and those of the calls around them.
 Operations take what calls of the same name, dtype and size took; products what products of a similar shape reached.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from legroom import invocation
 from legroom.records import atomic_file
 
 ASSETS = Path(__file__).parent / "assets"
@@ -55,8 +56,9 @@ def _script(name: str, shared: str | None) -> str:
 
 @functools.cache
 def asset(name: str) -> str:
-    """The text of a file in `assets`."""
-    return (ASSETS / name).read_text(encoding="utf-8")
+    """The text of a file in `assets`, with the command that the pages name."""
+    command = invocation.command("report", anywhere=True)
+    return (ASSETS / name).read_text(encoding="utf-8").replace("$REPORT_COMMAND", command)
 
 
 def write_shared(folder: Path) -> None:
@@ -66,6 +68,6 @@ def write_shared(folder: Path) -> None:
     for path in sorted(ASSETS.iterdir()):
         if path.suffix == ".html":
             continue
-        content, there = path.read_bytes(), target / path.name
+        content, there = asset(path.name).encode(), target / path.name
         if not there.is_file() or there.stat().st_size != len(content) or there.read_bytes() != content:
             atomic_file.write(there, content)

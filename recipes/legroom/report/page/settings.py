@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from legroom import paths
+from legroom import invocation, paths
 from legroom.options import menus
 from legroom.records.record import Record
 
@@ -45,7 +45,7 @@ def compared(found: Record) -> list[dict[str, str]]:
 
 def command(found: Record) -> str:
     """What to type to run the job again."""
-    return " ".join(["python train.py", *map(shlex.quote, found.overrides)])
+    return " ".join([invocation.command(anywhere=True), *map(shlex.quote, found.overrides)])
 
 
 def sweep_command(records: Sequence[Record]) -> str | None:
@@ -61,8 +61,9 @@ def sweep_command(records: Sequence[Record]) -> str | None:
     if len({tuple(each.values()) for each in typed}) != math.prod(map(len, values.values())):
         return None
     repeats = values.pop("measure.repeat", [])
+    chosen = [shlex.quote(f"{key}={','.join(values[key])}") for key in values]
     more = [f"measure.repeats={len(repeats)}"] if repeats else []
-    return " ".join(["python train.py -m", *(shlex.quote(f"{key}={','.join(values[key])}") for key in values), *more])
+    return " ".join([invocation.command(anywhere=True), "-m", *chosen, *more])
 
 
 def _parted(override: str) -> tuple[str, str, str]:

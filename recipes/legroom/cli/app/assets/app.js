@@ -6,7 +6,7 @@
   try {
     choices = await (await fetch("/choices")).json();
   } catch (error) {
-    page.append("The server does not answer. Start it again: python scripts/app.py");
+    page.append("The server does not answer. Start it again in its terminal.");
     return;
   }
   const answer = h("div", { "aria-live": "polite" });
@@ -55,7 +55,7 @@
       const reply = await fetch("/estimate", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values) });
       return await reply.json();
     } catch (error) {
-      return { failed: "the server does not answer. Start it again: python scripts/app.py" };
+      return { failed: "the server does not answer. Start it again in its terminal." };
     }
   }
 

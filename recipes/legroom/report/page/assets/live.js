@@ -72,7 +72,7 @@ function livePage(live, place) {
     const script = h("script", { src: `./page-live.js?${Date.now()}` });
     const next = (text) => { script.remove(); said.textContent = text; if (running || at === null) setTimeout(load, EVERY); };
     script.addEventListener("load", () => { const age = (Date.now() - changed) / 1000;
-      next(!running ? "This has ended, and no finished page was made. python scripts/report.py with this folder makes one."
+      next(!running ? "This has ended, and no finished page was made. $REPORT_COMMAND with this folder makes one."
         : age > OLD ? `No news for ${clock(age)}: the command may be busy, or have been stopped.` : "This page follows the command, and shows the whole result when it has ended."); });
     script.addEventListener("error", () => next("There is no news yet: page-live.js is not there."));
     document.head.append(script);

@@ -1,7 +1,7 @@
 "use strict";
 if (typeof echarts === "undefined" || !legroom.run) {
   document.getElementById("page").textContent = "A file that this page needs is not there: the pages of a sweep share files in the sweep's folder. " +
-    "python scripts/report.py with this run's folder makes a page that stands alone.";
+    "$REPORT_COMMAND with this run's folder makes a page that stands alone.";
 } else {
   runPage(legroom.run, document.getElementById("page"));
 }

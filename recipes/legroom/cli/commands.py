@@ -1,0 +1,97 @@
+"""The commands, by name: `legroom NAME`, `python -m legroom NAME`, and in a checkout train.py and scripts/NAME.py.
+
+Imports the standard library alone at the top: the doctor also runs where the other packages are missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import signal
+import sys
+
+import legroom
+from legroom import invocation
+
+# Name -> (the module whose `main` takes the arguments and returns the exit code, what it does).
+COMMANDS = {
+    "train": ("legroom.cli.train", "train a model; with -m once for each combination of options"),
+    "estimate": ("legroom.cli.train", "what a GPU that need not be here would say: train recipe=estimate"),
+    "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
+    "report": ("legroom.cli.report", "the table, pictures and page of runs that are there"),
+    "app": ("legroom.cli.app.command", "will it fit? A page in the browser"),
+    "doctor": ("legroom.cli.doctor", "what this machine can do, and what is broken"),
+    "calibrate": ("legroom.cli.calibrate", "measure this machine for its estimates, in a minute"),
+}
+REFUSED, INTERRUPTED = 2, 130
+
+
+def main() -> int:
+    """`legroom` and `python -m legroom`: the first argument names the command. Returns the exit code."""
+    invocation.remember(sys.argv[0])
+    name, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    if name in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        name, arguments = "train", ["--version"]
+    if name not in COMMANDS:
+        print(f"refused: {_unknown(name)}", file=sys.stderr)
+        return REFUSED
+    return run(name, arguments)
+
+
+def script(name: str) -> int:
+    """A command as a file of a checkout: train.py or scripts/NAME.py. Returns the exit code."""
+    invocation.remember(sys.argv[0])
+    return run(name, sys.argv[1:])
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run a command. Returns its exit code; 130 where Ctrl-C or a signal ended it before it had started a job."""
+    _open_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP on purpose
+            signal.signal(number, _stop)
+    if name == "estimate":
+        arguments = ["recipe=estimate", *arguments]
+    try:
+        return importlib.import_module(COMMANDS[name][0]).main(arguments)
+    except KeyboardInterrupt:  # during imports: no job was started
+        return INTERRUPTED
+
+
+def _open_streams() -> None:
+    """Open the null device in place of a closed stdin, stdout or stderr, whose number a socket would take otherwise."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            setattr(
+                sys, ("stdin", "stdout", "stderr")[descriptor], os.fdopen(descriptor, "r" if descriptor == 0 else "w")
+            )
+
+
+def _stop(*_) -> None:
+    """SIGTERM, SIGUSR1 (a cluster, `timeout`) and SIGHUP (a closed terminal) end a run as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _help() -> str:
+    lines = [(legroom.__doc__ or "").partition("\n")[0].partition(": ")[2], ""]
+    lines += [
+        f"  {invocation.command(name):<{len(invocation.command('calibrate'))}}  {about}"
+        for name, (_, about) in COMMANDS.items()
+    ]
+    return "\n".join([*lines, "", f"Each has --help. {invocation.command()} alone trains a tiny model anywhere."])
+
+
+def _unknown(name: str) -> str:
+    if "=" in name or name in ("-m", "--multirun", "--cfg"):
+        return f"{name} is no command. Type {invocation.command()} {name} ..."
+    near = difflib.get_close_matches(name, COMMANDS, 1)
+    return f"{name!r} is no command. " + (
+        f"Type {invocation.command(near[0])}." if near else f"There are {', '.join(COMMANDS)}."
+    )

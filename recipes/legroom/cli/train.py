@@ -1,0 +1,29 @@
+"""The command `train`: compose a configuration, check it, run it in a fresh process, and report."""
+
+from __future__ import annotations
+
+import sys
+
+from legroom import paths
+
+
+def main(argv: list[str]) -> int:
+    """The command. Returns its exit code. Hydra reads sys.argv, and so it is set."""
+    sys.argv[1:] = argv
+    if {"-h", "--help", "--version"} & set(argv):
+        from legroom.cli import help_text
+
+        return help_text.say(paths.CONF, argv)
+    from legroom.jobs import preloaded_worker
+
+    if not preloaded_worker.is_worthwhile(argv):
+        from legroom.cli import entry_point
+
+        return entry_point.run(paths.CONF)
+    worker = preloaded_worker.PreloadedWorker()  # imports the libraries while this process composes and checks
+    try:
+        from legroom.cli import entry_point
+
+        return entry_point.run(paths.CONF, worker)
+    finally:
+        worker.close()
