@@ -38,7 +38,7 @@ check: setup  ## lint, formatting and types
 check-latest:  ## the contract tests of recipes/legroom/third_party against the newest releases, in a temporary environment
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(PYTHON) -m venv "$$folder/venv"; \
-	"$$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade $$($(PYTHON) scripts/requirements.py newest); \
+	"$$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade $$($(PYTHON) tests/tools/requirements.py newest); \
 	"$$folder/venv/bin/python" -m pip list --disable-pip-version-check | grep -iE '^(torch|transformers|accelerate|hydra-core|submitit|bitsandbytes) '; \
 	"$$folder/venv/bin/python" -m pytest -q -p no:cacheprovider tests/third_party $(ARGS)
 
@@ -47,7 +47,7 @@ docs: setup  ## build docs/ into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 
 bench: setup  ## what the recipes add to a training step and to a whole run
-	$(RUN) scripts/bench_step.py
+	$(RUN) tests/tools/bench_step.py
 
 clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info

@@ -85,10 +85,15 @@ def source_files(folder: str) -> dict[str, Path]:
     """Dotted module name -> file."""
     found = {}
     start = ROOT / "recipes" if folder == "legroom" else ROOT
-    for path in sorted((start / folder).rglob("*.py")):
+    for path in sorted((start / folder).rglob("*.py")):  # rglob follows no link, as the one to conf/
         name = ".".join(path.relative_to(start).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
+
+
+def checked_files() -> dict[str, Path]:
+    """What is held to the sizes and to the rule on private names: the package, the commands, and our own tools."""
+    return source_files("legroom") | source_files("scripts") | source_files("tests/tools")
 
 
 @cache
@@ -222,18 +227,29 @@ def test_the_command_starts_without_a_heavy_library():
     assert done.stdout.split() == []
 
 
+def test_the_package_imports_nothing_of_its_tests():
+    """Our tools and the tests' helpers are found there by name, so an import of one would work in a checkout alone."""
+    ours = {"tests", "torture_cases"} | {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    report(
+        f"{where(path, node)}: {name}"
+        for path in (source_files("legroom") | source_files("scripts")).values()
+        for node in nodes(path)
+        for name in imported_modules(node)
+        if name.split(".")[0] in ours
+    )
+
+
 # --- sizes -------------------------------------------------------------------------------------------
 
 
 def test_no_file_is_long():
-    files = [*source_files("legroom").values(), *source_files("scripts").values()]
-    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in files}
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in checked_files().values()}
     report(f"{path}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST_FILE)
 
 
 def test_no_function_is_long():
     long = []
-    for path in [*source_files("legroom").values(), *source_files("scripts").values()]:
+    for path in checked_files().values():
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1  # type: ignore[operator]
@@ -331,8 +347,8 @@ def overridden_privates(path: Path):
 def test_private_names_of_other_projects_stand_in_third_party():
     """Also private names of our own, read from another file: those lose the underscore."""
     found = []
-    for name, path in (source_files("legroom") | source_files("scripts")).items():
-        if package_of(name) != "third_party" or name.startswith("scripts"):
+    for name, path in checked_files().items():
+        if not name.startswith("legroom.third_party"):
             found += [*private_touches(path), *overridden_privates(path)]
     report(found)
 

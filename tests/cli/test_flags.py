@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import random_lines
 
-from legroom.cli import flags, random_lines
+from legroom.cli import flags
 
 
 @pytest.mark.parametrize(

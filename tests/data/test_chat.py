@@ -6,6 +6,7 @@ import json
 
 import datasets
 import pytest
+import tiny
 from chat import ALTERNATING, CHATML, COUNTED, HEADERS, MARKED, THOUGHTS, save_tokenizer, talk, write
 from conftest import compose, small
 from test_data import built, refusal
@@ -16,7 +17,6 @@ from legroom.data import preview
 from legroom.data.byte_tokenizer import byte_tokenizer
 from legroom.data.chat_template import PLAIN
 from legroom.data.collate import IGNORE_INDEX
-from legroom.models import tiny
 from legroom.records.messages import Shown
 
 RECIPES = ["trainer", "accelerate"]

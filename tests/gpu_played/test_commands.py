@@ -5,17 +5,22 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import accuracy
+import allocator_traces
+import gpu_checks
 import pytest
+import record_trace
+import run_fit
 from conftest import ROOT, SMALL
 from played_gpu import MIB, NAME
 
-from legroom.cli import accuracy, fit, gpu_checks
+from legroom.cli import fit
 from legroom.doctor import checks, faults, page, probe
 from legroom.foresight.search import fit_options, plan
 from legroom.foresight.speed import calibrated
-from legroom.foresight.validation import allocator_traces, efficiency_fit, trace_recording
 
 pytest_plugins = ["gpu_fixtures"]
+TOOLS = str(ROOT / "tests" / "tools")
 TINY = [word for word in SMALL if word != "device=cpu"]
 
 
@@ -72,8 +77,10 @@ def test_the_gpu_checks_write_their_table(gpus, borrowed, monkeypatch, tmp_path)
 
 
 RECORD = """
+import sys
 from pathlib import Path
-from legroom.foresight.validation import allocator_traces
+sys.path.append({tools!r})
+import allocator_traces
 import played_driver
 trace = allocator_traces.record(Path({conf!r}), {words!r}, Path({folder!r}))
 assert not played_driver.RECORDING, "the allocator's history is still recorded"
@@ -86,15 +93,15 @@ def test_a_trace_of_the_allocator_is_recorded_and_compared(gpus, on_gpu, monkeyp
 
     def record(command, check):
         *_, name, _, folder = command
-        file = str(trace_recording.trace_file(folder, name))
+        file = str(record_trace.trace_file(folder, name))
         words = ["parallelism=single", *TINY, "precision=bf16"]
-        on_gpu(code=RECORD.format(folder=str(tmp_path), conf=str(ROOT / "conf"), words=words, file=file))
+        on_gpu(code=RECORD.format(folder=str(tmp_path), conf=str(ROOT / "conf"), words=words, file=file, tools=TOOLS))
 
-    monkeypatch.setattr(trace_recording, "subprocess", SimpleNamespace(run=record))
-    monkeypatch.setattr(trace_recording, "CONFIGURATIONS", {"tiny": TINY})
+    monkeypatch.setattr(record_trace, "subprocess", SimpleNamespace(run=record))
+    monkeypatch.setattr(record_trace, "CONFIGURATIONS", {"tiny": TINY})
     gpus()
-    assert trace_recording.run(ROOT / "scripts/record_trace.py", tmp_path, None) == 1  # the played figures are made up
-    trace = allocator_traces.read(trace_recording.trace_file(tmp_path, "tiny"))
+    assert record_trace.run(tmp_path, None) == 1  # the played figures are made up
+    trace = allocator_traces.read(record_trace.trace_file(tmp_path, "tiny"))
     assert trace.device == NAME and trace.events and trace.peak_reserved_bytes > trace.peak_allocated_bytes
     assert "events  allocated" in capsys.readouterr().out
 
@@ -127,9 +134,9 @@ def test_fit_measures_on_the_card(gpus, capsys):
 def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):
     import concurrent.futures
 
-    monkeypatch.setattr(efficiency_fit, "ProcessPoolExecutor", lambda _: concurrent.futures.ThreadPoolExecutor(1))
+    monkeypatch.setattr(run_fit, "ProcessPoolExecutor", lambda _: concurrent.futures.ThreadPoolExecutor(1))
     folders = [on_gpu(f"batch.per_device={size}", "measure.ledger=false").folder for size in (1, 2, 3, 4)]
-    assert efficiency_fit.run(folders) == 0
+    assert run_fit.run(folders) == 0
     said = capsys.readouterr().out
     assert "fitted on, after: 2 runs" in said and "L4:" in said
 
@@ -167,7 +174,7 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
 SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.01}
 CALIBRATE = """
 import os
-from legroom.foresight.validation import gpu_benchmarks, machine_calibration
+from legroom.foresight.calibration import gpu_benchmarks, machine_calibration
 for name, value in {sizes!r}.items():
     setattr(gpu_benchmarks, name, value)
 os.environ[{variable!r}] = {folder!r}

@@ -6,13 +6,13 @@ import copy
 import json
 
 import pytest
+import tiny
 import tokenizers
 import transformers
 from conftest import compose, small
 from made_up_records import job
 
 from legroom.cli import summary
-from legroom.models import tiny
 from legroom.options import resume
 from legroom.records.record import Model
 from legroom.report import rows

@@ -6,13 +6,14 @@ B rows, T tokens.
 from __future__ import annotations
 
 import pytest
+import tiny
 import torch
 from conftest import compose, small
 from transformers import AutoConfig, masking_utils, modeling_flash_attention_utils
 from transformers.integrations import flash_attention, flex_attention
 
 from legroom.errors import Refusal
-from legroom.models import packing, tiny
+from legroom.models import packing
 from legroom.third_party import transformers_models_private
 
 LENGTHS = [7, 1, 12, 5]

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("device", nargs="?", choices=("cpu", "gpu"), help="by default the GPU where there is one")
     device = parser.parse_args(argv).device
-    from legroom.foresight.validation import machine_calibration  # imports torch, which --help need not wait for
+    from legroom.foresight.calibration import machine_calibration  # imports torch, which --help need not wait for
     from legroom.machine import host
 
     if device == "gpu" and not host.gpus():

@@ -19,7 +19,7 @@ from legroom.paths import CONF
 from legroom.third_party import hydra_private
 
 # Every argument of transformers.TrainingArguments: the key that sets it, found by the hooks, or null. Generated:
-# python -m legroom.cli.argument_table > recipes/legroom/options/argument_names.json
+# python tests/tools/argument_table.py > recipes/legroom/options/argument_names.json
 ARGUMENTS_FILE = Path(__file__).with_name("argument_names.json")
 KINDS: dict[type, tuple[type, str]] = {
     int: (IntegerNode, "a whole number"),

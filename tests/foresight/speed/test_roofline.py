@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import published_speed
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +16,6 @@ from legroom.foresight.speed import calibrated, efficiencies, links, operations,
 from legroom.foresight.speed.efficiencies import Efficiencies
 from legroom.foresight.speed.operation_names import COLLECTIVE, ELEMENTWISE, HOST_COPY, MATMUL
 from legroom.foresight.speed.operations import Operation, Tally
-from legroom.foresight.validation import published_speed
 from legroom.machine import gpu_specs
 from legroom.measure.memory_ledger import MemoryLedger
 

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from legroom.foresight.search import space
-from legroom.foresight.validation.error_stats import signed
 from legroom.records.record import Estimate, Record, verdict_of
 from legroom.report import predicted, tables
 from legroom.units import MIB
@@ -175,10 +174,9 @@ def comparison(predicted: list[Record], measured: list[Record]) -> str:
     for number, (estimate, run) in enumerate(zip(predicted, measured), 1):
         row = [str(number), run.status]
         for _, part, field, unit, decimals in COMPARED:
-            values = [getattr(getattr(record, part), field) for record in (estimate, run)]
-            error = signed(*values)
+            expected, found = values = [getattr(getattr(record, part), field) for record in (estimate, run)]
             row += [f"{value / unit:,.{decimals}f}" if value else "" for value in values]
-            row.append("" if error is None else f"{error:+.1%}")
+            row.append(f"{expected / found - 1:+.1%}" if expected is not None and found else "")
         cells.append(row)
     headings = [f"{name} {kind}" for name, *_ in COMPARED for kind in ("predicted", "measured", "error")]
     lines = ["", terminal_table(["", "status", *headings], cells, 2)]

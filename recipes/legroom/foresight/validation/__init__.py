@@ -1,1 +1,0 @@
-"""Predictions against what was measured: published runs, allocator traces, calibration."""
