@@ -1,4 +1,4 @@
-"""Which lines of recipes/ that only a GPU reaches are run by the tests under played GPUs.
+"""Which lines of the package that only a GPU reaches are run by the tests under played GPUs.
 
     python tests/tools/gpu_lines.py [--into docs/results] [--keep FILE] [tests ...]
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from checkout import ROOT
 
-RECIPES = ROOT / "recipes"
+PACKAGE = ROOT / "recipes" / "legroom"
 TESTS = ["tests/gpu_played", "tests/machine/test_nvml.py", "tests/doctor/test_doctor.py"]
 WORDS = re.compile(
     r"\bcuda\b|\btorch\.cuda\b|nvml|\bon_gpu\b|\bhost\.gpus\b|\bis_paged\b|\bgpus\(\)|\bhost\.gpu\(|\bfound\.cards\b",
@@ -41,7 +41,6 @@ NOT_ON_A_GPU = (
     "foresight/speed",
     "foresight/step_estimate.py",
     "foresight/user_step.py",
-    "foresight/validation/published",
     "report",
     "third_party/torch_backend_private.py",
 )
@@ -50,14 +49,10 @@ REFUSAL = "says what is missing without a GPU, or refuses: run by tests/options 
 ON_CPU = "what a CPU does: run by the tests without played GPUs"
 REASONS: dict[str, str] = {
     "checkpoint/state.py:_on_device": "CUDA's managed memory, which is not played; state_buffer has a contract test",
-    "cli/accuracy.py:measure_all": "the same on a CPU: tests/foresight/validation/test_accuracy.py",
-    "cli/argument_table.py:table": "a script for maintainers; its table is compared in tests/options/test_overrides.py",
     "cli/argv.py:leave_auto_out": "run by tests/cli/test_summary.py",
-    "cli/gpu_checks.py:run": "without a GPU, or where every job was refused",
     "cli/summary.py:_lengths_rows": "of an estimate: tests/foresight/test_uneven_lengths.py",
     "cli/summary.py:_operation_rows": "of an estimate or a CPU: tests/foresight/speed/test_anatomy.py",
-    "foresight/validation/machine_calibration.py:run": ON_CPU,
-    "foresight/validation/trace_recording.py:run": "without a GPU, or one configuration in a process of its own",
+    "foresight/calibration/machine_calibration.py:run": ON_CPU,
     "jobs/failures.py:failure_hint": "by the text of an error: tests/jobs/test_failures.py",
     "machine/nvml.py:visible_gpus": "run by tests/machine/test_nvml.py",
     "machine/worker_environment.py:limit_memory": ON_CPU,
@@ -87,7 +82,7 @@ data_file = {folder}/data
 def measured(tests: list[str], folder: Path) -> tuple[dict[str, set[int]], bool]:
     """(file -> the lines that were run, whether all tests passed)."""
     settings = folder / "settings.cfg"
-    settings.write_text(SETTINGS.format(recipes=RECIPES, folder=folder))
+    settings.write_text(SETTINGS.format(recipes=PACKAGE, folder=folder))
     coverage = [sys.executable, "-m", "coverage"]
     rc = [f"--rcfile={settings}"]
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", "--timeout=300", "--tb=short", *tests]
@@ -97,7 +92,7 @@ def measured(tests: list[str], folder: Path) -> tuple[dict[str, set[int]], bool]
     files = json.loads((folder / "lines.json").read_text())["files"]
     found = {}
     for name, facts in files.items():
-        path = (ROOT / name).resolve().relative_to(RECIPES)
+        path = (ROOT / name).resolve().relative_to(PACKAGE)
         found[str(path)] = set(facts["executed_lines"])
     return found, passed
 
@@ -146,8 +141,8 @@ class GpuLines(ast.NodeVisitor):
 def report(executed: dict[str, set[int]]) -> tuple[str, list[str]]:
     """(the page, the lines without a reason)."""
     rows, unexplained, total, ran = [], [], 0, 0
-    for path in sorted(RECIPES.rglob("*.py")):
-        name = str(path.relative_to(RECIPES))
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
         if name.startswith(NOT_ON_A_GPU):
             continue
         source = path.read_text()
@@ -159,7 +154,7 @@ def report(executed: dict[str, set[int]]) -> tuple[str, list[str]]:
             text = source.splitlines()[line - 1].strip().replace("|", "\\|")
             rows.append(f"| {name}:{function} | `{text}` | {reason or '**none**'} |")
             if reason is None:
-                unexplained.append(f"recipes/{name}:{line}: {text}")
+                unexplained.append(f"recipes/legroom/{name}:{line}: {text}")
     page = [
         "# Lines that only a GPU reaches",
         "",
@@ -167,7 +162,7 @@ def report(executed: dict[str, set[int]]) -> tuple[str, list[str]]:
         "without a GPU. What a played GPU cannot show stands in that file's first lines: that a line ran there means",
         "that its names and arguments exist and that what follows works, and not that its figures are right on a GPU.",
         "",
-        f"{ran} of {total} such statements in recipes/ ran. The others:",
+        f"{ran} of {total} such statements in recipes/legroom ran. The others:",
         "",
         "| where | statement | why not |",
         "| --- | --- | --- |",
