@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("legroom.cli.train", "train a model; with -m once for each combination of options"),
     "estimate": ("legroom.cli.train", "what a GPU that need not be here would say: train recipe=estimate"),
     "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
+    "chat": ("legroom.cli.chat", "talk to a trained model"),
     "report": ("legroom.cli.report", "the table, pictures and page of runs that are there"),
     "app": ("legroom.cli.app.command", "will it fit? A page in the browser"),
     "doctor": ("legroom.cli.doctor", "what this machine can do, and what is broken"),

@@ -1,0 +1,190 @@
+"""The command `chat`: talk to a trained model in the terminal, also beside the model that it was before."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom import invocation
+from legroom.cli import console
+from legroom.errors import Refusal
+from legroom.machine import worker_environment
+
+if TYPE_CHECKING:
+    from legroom.models.trained import Trained  # imports torch
+
+KEYS = "/new begins again, /quit (or Ctrl-D) ends"
+
+
+def main(argv: list[str]) -> int:
+    """Run the command until /quit, Ctrl-D or the end of the input. Returns its exit code."""
+    asked = _parser().parse_args(argv)
+    try:
+        with quiet_libraries():
+            worker_environment.prepare_imports()
+            from legroom.models import trained
+
+            opened = trained.open_trained(asked.folder, asked.device or _device(), asked.compare)
+        if asked.compare and opened.base is None:
+            raise Refusal("--compare: there is no other model.")
+        conversation = Conversation(opened, asked)
+    except Refusal as refusal:
+        console.say_problems([str(refusal)])
+        return 2
+    for line in opened.notes:
+        console.say(f"Note: {line}")
+    talk(conversation, sys.stdin.isatty())
+    return 0
+
+
+def talk(conversation: Conversation, asks: bool) -> None:
+    """Answer line by line. asks: a person types; else each line of the input is a message."""
+    if asks:
+        console.say(f"{conversation.heading} {KEYS}.")
+    while True:
+        try:
+            line = input("> " if asks else "")
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line.strip() == "/quit":
+            return
+        if line.strip() == "/new":
+            conversation.messages.clear()
+        elif line.strip():
+            try:
+                conversation.answer(line)
+            except KeyboardInterrupt:  # ends the answer
+                print()
+            except Refusal as refusal:
+                console.say_problems([str(refusal)])
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Inside, nothing that libraries print while they are imported and load reaches the terminal; with an error that
+    is no Refusal, it does."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except Refusal:
+            raise
+        except BaseException:
+            kept.seek(0)
+            os.write(shown, kept.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+
+
+class Conversation:
+    """What was said, and the model that answers, with the chat template of its tokenizer.
+
+    Without a template each line is a text that the model continues.
+    """
+
+    def __init__(self, opened: Trained, asked: argparse.Namespace):
+        self.opened, self.asked = opened, asked
+        self.messages: list[dict[str, str]] = []
+        self.has_template = opened.tokenizer.chat_template is not None
+        if asked.system and not self.has_template:
+            raise Refusal("--system: the tokenizer has no chat template, so there are no roles. Leave it out.")
+        kind = (
+            "Talk to the model." if self.has_template else "No chat template: type a text, and the model continues it."
+        )
+        self.heading = kind
+        self.ends = self._end_tokens()
+
+    def answer(self, line: str) -> None:
+        """Print the answer to a line as it is made, and keep it. With --compare the former model's stands first."""
+        messages = [*self.messages, {"role": "user", "content": line}]
+        if self.asked.compare and self.opened.base is not None:
+            print(f"[{self.opened.base_name}]")
+            with self.opened.base() as model:
+                self._generate(model, messages)
+            print("[trained]")
+        text = self._generate(self.opened.model, messages)
+        self.messages = [*messages, {"role": "assistant", "content": text}]
+
+    def _generate(self, model: Any, messages: list[dict[str, str]]) -> str:
+        import torch
+        from transformers import TextStreamer
+
+        torch.manual_seed(self.asked.seed)
+        ids = self._ids(messages).to(model.device)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        room = self.asked.tokens if limit is None else min(self.asked.tokens, limit - ids.shape[1])
+        if room < 1:
+            raise Refusal(f"this conversation has {ids.shape[1]} tokens, and the model sees {limit}. Type /new.")
+        sampling = {"do_sample": True, "temperature": self.asked.temperature} if self.asked.temperature else {}
+        with torch.inference_mode():
+            made = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=room,
+                eos_token_id=self.ends or None,
+                pad_token_id=self.ends[0] if self.ends else 0,
+                streamer=TextStreamer(self.opened.tokenizer, skip_prompt=True, skip_special_tokens=True),
+                **({"do_sample": False} | sampling),
+            )
+        return self.opened.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+
+    def _ids(self, messages: list[dict[str, str]]) -> Any:
+        """The token ids (1, T) that the model continues."""
+        tokenizer = self.opened.tokenizer
+        if not self.has_template:
+            return tokenizer(messages[-1]["content"], return_tensors="pt")["input_ids"]
+        system = [{"role": "system", "content": self.asked.system}] if self.asked.system else []
+        try:
+            text = tokenizer.apply_chat_template(system + messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program
+            raise Refusal(f"the chat template does not take this conversation: {error}") from None
+        return tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+
+    def _end_tokens(self) -> list[int]:
+        """The tokens that end an answer: of the tokenizer, and the one that the template puts behind an answer."""
+        tokenizer = self.opened.tokenizer
+        ends = [tokenizer.eos_token_id, getattr(self.opened.model.generation_config, "eos_token_id", None)]
+        if self.has_template:
+            said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            try:
+                text = tokenizer.apply_chat_template(said, tokenize=False).rpartition("b")[2]
+            except Exception:
+                text = ""
+            ids = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
+            ends += [each for each in ids[:1] if each in tokenizer.all_special_ids]
+        flat = [each for end in ends for each in (end if isinstance(end, list) else [end])]
+        return [each for each in dict.fromkeys(flat) if each is not None]
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=invocation.command("chat"),
+        description="Talk to a trained model: a line is a message. Off a terminal each line of the input is answered.",
+        epilog=f"In the conversation: {KEYS}.",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, or one with a model or an adapter")
+    parser.add_argument("--compare", action="store_true", help="also show what the model said before the training")
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="of an answer, at most (256)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0: always the likeliest token (default); 1: drawn as learned"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU where there is one")
+    return parser

@@ -1,0 +1,134 @@
+"""Opens a trained language model to talk to: the model of a run, or a folder with a model or an adapter."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers.utils import logging
+
+from legroom.errors import Refusal
+from legroom.models import pretrained, quantized
+from legroom.records import record_file, run_folder
+from legroom.records.record import Record
+
+ADAPTER_FILE = "adapter_config.json"
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass
+class Trained:
+    """A model with its tokenizer.
+
+    base: makes a context that gives the model before the training; None where it is not open. base_name: its name.
+    notes: what was assumed, a line each.
+    """
+
+    model: Any
+    tokenizer: Any
+    base: Callable[[], AbstractContextManager[Any]] | None = None
+    base_name: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def locate(given: Path) -> tuple[Path, Record | None]:
+    """(the folder with the model or the adapter, the record of its run if it is in one). Raises Refusal."""
+    given = given.expanduser()
+    if not given.is_dir():
+        raise Refusal(f"{given} is no folder. Give the folder of a run, or of a saved model.")
+    inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()
+    run = given.parent if inside else given
+    found = record_file.read(run) if (run / record_file.FILE_NAME).is_file() else None
+    folder = run / run_folder.MODEL_FOLDER if found is not None else given
+    if any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
+        return folder, found
+    if found is None:
+        raise Refusal(f"{given} holds no run (result.json) and no model (config.json, {ADAPTER_FILE}).")
+    again = "resume=latest save.final=true in the same folder saves it where a checkpoint is left"
+    raise Refusal(f"{given} holds no trained model: save.final was false. Train with save.final=true; {again}.")
+
+
+def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
+    """The model in a folder, on a device and ready to generate. compare: with the model before the training.
+
+    Raises Refusal for what is no language model, has no tokenizer, or whose base is not there.
+    """
+    folder, found = locate(given)
+    logging.disable_progress_bar()
+    if (folder / ADAPTER_FILE).is_file():
+        return _with_adapter(folder, found, device)
+    config = _language_model(str(folder))
+    tokenizer = _tokenizer(folder, found)
+    trained = Trained(_load(str(folder), config, device), tokenizer)
+    name = (found.config["model"].get("pretrained") if found is not None else None) or ""
+    if compare and not name:
+        raise Refusal("--compare: this model was not trained from pretrained weights, so there is none to compare.")
+    if compare:
+        other = _load(name, _language_model(name), device)
+        trained.base, trained.base_name = functools.partial(contextlib.nullcontext, other), name
+    return trained
+
+
+def _with_adapter(folder: Path, found: Record | None, device: str) -> Trained:
+    """The base model, quantised where the training had it so, with the adapter beside its layers."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise Refusal(f"{folder} holds an adapter, which needs the package peft: pip install peft.") from None
+    settings = json.loads((folder / ADAPTER_FILE).read_text())
+    name = settings.get("base_model_name_or_path")
+    if settings.get("task_type") != "CAUSAL_LM":
+        raise Refusal(f"{folder} holds an adapter for {settings.get('task_type')}, no language model: it says nothing.")
+    if not name or found is not None and not found.config["model"].get("pretrained"):
+        raise Refusal(
+            f"{folder} holds an adapter beside random weights, which were not saved. Train one with model.pretrained=."
+        )
+    config, tokenizer = _language_model(name), _tokenizer(folder, found)
+    bits = found.config["adapter"].get("bits") if found is not None else None
+    base = _load(name, config, device, bits)
+    notes = [] if found is not None else ["the adapter's run is not here: its base is loaded without quantisation."]
+    model = PeftModel.from_pretrained(base, str(folder)).eval()
+    return Trained(model, tokenizer, functools.partial(_without_adapter, model), name, notes)
+
+
+def _load(name: str, config: PretrainedConfig, device: str, bits: int | None = None) -> Any:
+    more: dict[str, Any] = {}
+    if bits:
+        with torch.device("meta"):
+            shape = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        more = quantized.loading_arguments(shape, bits, torch.bfloat16, device)
+    settings = {"dtype": "auto", "config": config, "use_safetensors": True} | more
+    model = pretrained.call(AutoModelForCausalLM.from_pretrained, name, **settings)
+    return (quantized.finish(model) if bits else model.to(device)).eval()
+
+
+def _language_model(name: str) -> PretrainedConfig:
+    """The configuration of a language model. Raises Refusal for another kind, as a classifier."""
+    config = pretrained.call(AutoConfig.from_pretrained, name)
+    kinds = config.architectures or []
+    if kinds and not any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
+        raise Refusal(f"{name} is a {kinds[0]}, which classifies texts and says nothing: there is nobody to talk to.")
+    return config
+
+
+def _tokenizer(folder: Path, found: Record | None) -> Any:
+    if not (folder / "tokenizer_config.json").is_file():
+        if found is not None and found.config["data"]["name"] == "dummy":
+            raise Refusal(f"{folder} was trained on random ids (data=dummy), which stand for no text.")
+        raise Refusal(f"{folder} has no tokenizer (tokenizer_config.json). Copy that of its base into it.")
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _without_adapter(model: Any) -> Iterator[Any]:
+    with model.disable_adapter():
+        yield model
