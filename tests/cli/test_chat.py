@@ -38,14 +38,8 @@ def tuned(train, base, request, tmp_path_factory):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "zzzz"}]
     talks.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"messages": messages}) + "\n")
     words = [f"model.pretrained={base}/model", "data=chat", f"data.path={talks}", "data.eval_fraction=0"]
-    return train(
-        *words,
-        request.param,
-        "save.final=true",
-        "train.max_steps=30",
-        "train.learning_rate=0.05",
-        "measure.ledger=false",
-    ).folder
+    words += [request.param, "save.final=true", "train.max_steps=30", "train.learning_rate=0.05"]
+    return train(*words, "measure.ledger=false").folder
 
 
 def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base):
