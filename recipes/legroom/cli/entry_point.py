@@ -26,7 +26,7 @@ from legroom.cli import sweep as sweeps
 from legroom.jobs import launch
 from legroom.options import compose, hydra_errors, overrides, yaml_files
 from legroom.ranks.rank_info import RankInfo, current_rank
-from legroom.third_party import hydra_private
+from legroom.third_party import hydra_code_private, hydra_private
 
 REFUSED = single_run.EXIT_CODES["refused"]
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
@@ -62,6 +62,7 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
         with (
             submitit_jobs.followed(sweep, folder),
             hydra_private.flags_decide_the_mode(),
+            hydra_code_private.checked(),
             console.one_line_warnings(),
         ):
             _hydra_main(conf, sweep, statuses, source)()

@@ -92,7 +92,7 @@ def flag_problem(argv: Sequence[str]) -> str | None:
 def raised_by_plugin(error: BaseException) -> bool:
     """Whether an exception was raised in a plugin of Hydra, as a sweeper, and not in a job that it started."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    inside = [name for name in names if name.startswith(("hydra_plugins.", "recipes."))]
+    inside = [name for name in names if name.startswith(("hydra_plugins.", "legroom."))]
     return bool(inside) and inside[-1].startswith("hydra_plugins.")
 
 
