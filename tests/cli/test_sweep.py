@@ -5,11 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import psutil
 import pytest
-from conftest import small, start_legroom
+from conftest import CONF, small, start_legroom
 from omegaconf import OmegaConf
 
 from legroom.cli import argv, sweep
@@ -149,10 +150,26 @@ def test_what_is_added_to_a_command_line_stands_beside_its_overrides(typed, expe
     assert argv.expand_argv(typed) == expected
 
 
+def test_a_process_of_a_job_ends_with_its_command(monkeypatch):
+    """As one that joblib has started: not by its parent, which may outlive the command."""
+    ended, sent = subprocess.Popen(["true"]), threading.Event()
+    ended.wait()
+    monkeypatch.setattr(sweep.os, "kill", lambda pid, number: sent.set() if number == signal.SIGKILL else None)
+    sweep.end_with_command(sweep.Sweep("of another process", CONF, (), ended.pid, 1.0))
+    assert sent.wait(10)
+    sent.clear()
+    sweep.end_with_command(sweep.new(CONF))  # in the command itself, whose jobs have workers of their own
+    assert not sent.is_set()
+
+
 @pytest.mark.slow
-def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path):
+@pytest.mark.parametrize(
+    "launcher", [[], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]], ids=["basic", "joblib"]
+)
+def test_the_parent_killed_leaves_no_process_and_the_command_goes_on(tmp_path, launcher):
     arguments = [
         "-m",
+        *launcher,
         *small("train.max_steps=300", "measure.ledger=false", "train.log_seconds=0.1"),
         "train.seed=0,1,2",
         "hydra.sweep.dir=s",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,7 +221,7 @@ def enter(sweep: sweeps.Sweep) -> bool:
     signal.signal(signal.SIGINT, _interrupt_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if task.cluster == "local":
-        threading.Thread(target=_end_with_command, args=(sweep,), daemon=True).start()
+        sweep.end_with_command(signal.SIGINT)  # submitit's controllers, and their tasks, would outlive it
     if task.num_tasks > 1:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         if task.cluster == "local":  # the machine's own host name may not resolve
@@ -237,13 +236,6 @@ def _interrupt_once(*_: Any) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _end_with_command(sweep: sweeps.Sweep) -> None:
-    """End this task when the command ends. submitit's controllers, and their tasks, would outlive it."""
-    while sweep.command_runs():
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextlib.contextmanager

@@ -10,11 +10,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +36,7 @@ from legroom.third_party import hydra_private
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
 JOBS_FOLDER = ".jobs"
+WATCH_SECONDS = 0.5  # between two looks at the command from a process of its jobs
 # The statuses that only notes have, and no record:
 INVALID = "invalid"  # the command line has a key that does not exist, so no job is run
 STARTED = "started"  # the job has started and has not ended
@@ -100,6 +105,16 @@ class Sweep:
             command = psutil.Process(self.pid)
             return command.create_time() == self.started_at and command.status() != psutil.STATUS_ZOMBIE
         return False
+
+    def end_with_command(self, number: int) -> None:
+        """Send this process a signal when the command has ended, which may have started it without being its parent."""
+
+        def watch() -> None:
+            while self.command_runs():
+                time.sleep(WATCH_SECONDS)
+            os.kill(os.getpid(), number)
+
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def new(conf: Path) -> Sweep:
@@ -188,6 +203,16 @@ def count_jobs(sweep: Sweep) -> tuple[int | None, set[str]]:
 def distinguishing_overrides(overrides: list[str], swept: set[str]) -> list[str]:
     """The overrides in which a job differs from the others: those of the swept keys, or all if no key is swept."""
     return [override for override in overrides if override.lstrip("+").split("=")[0] in swept or not swept]
+
+
+@functools.cache
+def end_with_command(sweep: Sweep) -> None:
+    """Kill this process, and so its workers, when the command of its job ends; joblib would let it live.
+
+    Without effect in the command's own process, and watched once for all jobs of the command.
+    """
+    if sweep.pid != os.getpid():
+        sweep.end_with_command(signal.SIGKILL)
 
 
 _fork_servers: list[fork_client.ForkServer] = []

@@ -39,6 +39,8 @@ def run_in_sweep(
     that `objective` names; None without an objective or a record.
     """
     number, in_task = int(hydra_config.job.num), submitit_jobs.enter(sweep)
+    if not in_task:
+        sweeps.end_with_command(sweep)
     try:
         cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
     except OmegaConfBaseException as error:
