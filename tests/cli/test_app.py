@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
+import multiprocessing
+import os
+import signal
+import tempfile
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
-from legroom.cli.app import command
-from legroom.cli.app.estimates import Estimates
+from legroom.cli.app import child, command
+from legroom.cli.app.estimates import Estimates, NotWanted, _failed
 from legroom.cli.app.form import MOST_CONFIG_BYTES, Form
 from legroom.cli.app.server import MOST_BYTES, Server
 from legroom.errors import Refusal
 from legroom.foresight import estimate_worker
+from legroom.machine import worker_environment
 
 CHOSEN = {"model": "bert_tiny", "gpu": "t4_16gb", "data.seq_len": 64, "batch.per_device": 2, "accumulation.steps": 1}
 LLAMA = {
@@ -110,8 +118,11 @@ def test_a_pasted_configuration_is_estimated(form, answered):
         ({"model": "bert_tiny", "loss": "chunked"}, "chunked"),
         ({"config": json.dumps(LLAMA | {"model_type": "of nobody"})}, "of nobody"),
         ({"config": json.dumps(LLAMA | {"num_attention_heads": -3})}, ""),
+        ({"config": json.dumps(LLAMA | {"num_hidden_layers": -1})}, "num_hidden_layers=-1"),
+        ({"config": json.dumps(LLAMA | {"num_hidden_layers": 10**9})}, "num_hidden_layers=1000000000"),
+        ({"config": json.dumps(LLAMA | {"num_labels": 10**9})}, "num_labels=1000000000"),
     ],
-    ids=["classifier", "unknown", "nonsense"],
+    ids=["classifier", "unknown", "nonsense", "no layers", "layers", "labels"],
 )
 def test_what_cannot_be_estimated_is_said_in_a_sentence(form, answered, wrong, said):
     found = answered(form.overrides(CHOSEN | wrong))
@@ -128,7 +139,7 @@ class Recorded(Estimates):
     def __init__(self):
         self.asked = []
 
-    def answer(self, overrides, advise=False):
+    def answer(self, overrides, advise=False, gone=lambda: False):
         self.asked.append([*overrides, "advise"] if advise else overrides)
         return {"record": {}, "page": 3}
 
@@ -201,6 +212,31 @@ def test_a_request_that_is_too_long_or_no_json_is_refused(request_, server):
     assert status == 200 and "refused" in json.loads(text) and not server.estimates.asked
 
 
+def test_a_closed_tab_prints_no_traceback_and_its_estimate_is_not_wanted(server, capfd, monkeypatch):
+    asked, noticed = threading.Event(), threading.Event()
+
+    def answer(overrides, advise=False, gone=lambda: False):
+        assert not gone()
+        asked.set()
+        while not gone():
+            pass
+        noticed.set()
+        return {"record": "x" * 10**7}  # which cannot be sent any more
+
+    monkeypatch.setattr(server.estimates, "answer", answer)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.request("POST", "/estimate", json.dumps(CHOSEN), {"Content-Type": "application/json"})
+    assert asked.wait(10)
+    connection.close()
+    assert noticed.wait(10)
+    for error, printed in ((BrokenPipeError(), ""), (ZeroDivisionError(), "ZeroDivisionError")):
+        try:
+            raise error
+        except Exception:
+            server.handle_error(None, ("127.0.0.1", 1))
+        assert printed in (err := capfd.readouterr().err) and bool(printed) == bool(err)
+
+
 # --- the processes ---------------------------------------------------------------------------------------------
 
 
@@ -220,6 +256,112 @@ def test_an_estimate_that_takes_too_long_is_ended(form, tmp_path, monkeypatch):
     monkeypatch.setattr("legroom.cli.app.estimates.SECONDS", 0.01)
     found = Estimates(tmp_path / "estimates").answer(form.overrides(CHOSEN))
     assert "no answer after" in found["failed"]
+
+
+@pytest.fixture
+def forked(tmp_path, monkeypatch):
+    """forked(answer) -> estimates whose processes are forked from this one and run `answer`."""
+
+    def forked(answer):
+        monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+        monkeypatch.setattr(estimate_worker, "answer", answer)
+        made = Estimates(tmp_path / "estimates")
+        made._context = multiprocessing.get_context("fork")
+        return made
+
+    return forked
+
+
+def _wait(*_):
+    signal.pause()
+
+
+def test_an_estimate_ends_with_the_client_that_asked_and_with_the_app(forked):
+    estimates, started = forked(_wait), time.monotonic()
+    with pytest.raises(NotWanted):
+        estimates.answer(["x"], gone=lambda: bool(multiprocessing.active_children()))
+    assert not multiprocessing.active_children() and not estimates._running
+    thread = threading.Thread(target=lambda: pytest.raises(NotWanted, estimates.answer, ["x"]), daemon=True)
+    thread.start()
+    while not multiprocessing.active_children():
+        assert time.monotonic() < started + 20
+    estimates.close()
+    thread.join(10)
+    assert not thread.is_alive() and not multiprocessing.active_children()
+    with pytest.raises(NotWanted):
+        estimates.answer(["y"])
+
+
+@pytest.mark.parametrize("how, code", [("the app has ended", signal.SIGKILL), ("time", signal.SIGALRM)])
+def test_the_process_of_an_estimate_ends_by_itself(tmp_path, monkeypatch, how, code):
+    monkeypatch.setattr(estimate_worker, "answer", _wait)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    seconds = 0.1 if how == "time" else 60
+
+    def run():
+        ours.close()  # which a fork has inherited, and a process of the app has not
+        child.run(["x"], tmp_path / "1", theirs, False, seconds)
+
+    process = context.Process(target=run)
+    process.start()
+    if how != "time":
+        ours.close()
+    process.join(10)
+    assert process.exitcode == -code
+
+
+def test_the_memory_of_an_estimate_is_limited_and_the_end_is_said(forked, monkeypatch):
+    def fill(overrides, folder, pipe, advise):
+        bytearray(2**40)
+
+    monkeypatch.setattr(estimate_worker, "_estimated", fill)
+    found = forked(estimate_worker.answer).answer(["x"])
+    assert "memory" in found["failed"] and "Traceback" not in found["failed"]
+    limits = []
+    monkeypatch.setattr(worker_environment, "limit_data", limits.append)
+    monkeypatch.setattr(child, "_end_with_app", lambda _: None)
+    monkeypatch.setattr(signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    ours, theirs = multiprocessing.Pipe()
+    monkeypatch.setattr(estimate_worker, "answer", lambda *_: None)
+    child.run(["x"], Path("unused"), theirs, True, 1.0)
+    assert 0 < limits[0] <= child.MOST_BYTES and ours
+
+
+@pytest.mark.parametrize("code, said", [(-6, "memory"), (-9, "memory"), (-14, "no answer after"), (3, "exit code 3")])
+def test_how_a_process_ended_is_said(code, said):
+    assert said in _failed(code)["failed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_app_with_its_folder(monkeypatch, tmp_path, number):
+    closed, before = [], signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
+    monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+    monkeypatch.setattr(Estimates, "close", lambda _: closed.append(list(tmp_path.iterdir())))
+    monkeypatch.setattr(Server, "serve_forever", lambda _: os.kill(os.getpid(), number))
+    assert command.main(["--port", "0"]) == 0
+    assert closed[0] and not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("port", ["-1", "99999999", "65536", "x"])
+def test_a_port_that_is_none_is_refused_in_words(port, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([f"--port={port}"])
+    assert ended.value.code == 2 and port in (said := capsys.readouterr().err) and "65535" in said
+
+
+def test_a_port_that_needs_rights_is_refused_in_words(monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
+    monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
+    monkeypatch.setattr(Server, "server_bind", refuse)
+    assert command.main(["--port", "80"]) == 2
+    assert "127.0.0.1:80 cannot be used (Permission denied)" in capsys.readouterr().err
 
 
 def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, server, monkeypatch):

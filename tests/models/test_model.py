@@ -11,6 +11,7 @@ from conftest import compose, small
 from safetensors.torch import save_file
 
 from legroom.data import dataset
+from legroom.errors import Refusal
 from legroom.models import builder
 from legroom.options import model_families, task
 
@@ -220,6 +221,25 @@ def test_sizes_that_make_no_model_are_refused_in_words(train, tmp_path, config, 
     record = train(f"model.pretrained={tmp_path}", "recipe=estimate", status="refused").record
     assert f"model.pretrained={tmp_path}" in record.error.message and "\n" not in record.error.message
     assert says in record.error.message
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (LLAMA | {"num_hidden_layers": -1}, "num_hidden_layers=-1"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"model_type": "gpt2", "n_layer": 0}, "n_layer=0"),
+        ({"model_type": "mixtral", "num_local_experts": 10**9}, "num_local_experts=1000000000"),
+        ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 1e9}}, "num_hidden_layers=1000000000.0"),
+        ({"model_type": "bert", "num_labels": 10**9}, "num_labels=1000000000"),
+    ],
+)
+def test_counts_that_no_memory_holds_are_refused_before_anything_is_built(tmp_path, config, says):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": {"vision_feature_layer": -2}}))
+    (line,) = compose(f"model.pretrained={tmp_path}", "recipe=estimate", "gpu=t4_16gb").problems
+    assert says in line and f"model.pretrained={tmp_path}" in line
+    with pytest.raises(Refusal, match=says):  # as one that came from the hub
+        builder.configuration(compose(f"model.pretrained={tmp_path}", "recipe=estimate", "gpu=t4_16gb").cfg)
 
 
 def test_code_from_a_folder_is_never_run(train, tmp_path):

@@ -26,6 +26,10 @@ WRONG_VALUES = [
     ("train.schedule=lineer", "train.schedule=lineer", "Did you mean linear"),
     ("train.log_seconds=nan", "train.log_seconds"),
     ("model.layers=0", "model.layers=0", "1"),
+    ("model.layers=1000000000", "model.layers=1000000000", "below 2049"),  # built one by one
+    ("model.classes=1000000000", "model.classes=1000000000", "below 65537"),
+    ("parallelism.num_processes=1000000000", "num_processes=1000000000", "below 65537"),
+    ("model.width=10000000000000000000", "model.width=1", "at most"),  # torch counts in 64 bits
     ("model.vocab=1", "model.vocab=1", "2"),
     ("model.dropout=1", "model.dropout=1", "below 1"),
     ("model.dropout=-0.1", "model.dropout=-0.1", "0"),

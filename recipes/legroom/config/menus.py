@@ -7,6 +7,9 @@ from typing import Any
 
 from legroom.config.fields import LABEL, RUN, TRAINING, UNSET, Menu, at_least, fraction, key, one_of
 
+# What is built one by one, so that a wrong number would fill the host's memory before anything refuses it.
+MOST_LAYERS, MOST_PARTS = 2**11, 2**16  # the latter: experts of a layer, classes, ranks
+
 
 @dataclass
 class Recipe(Menu):
@@ -16,16 +19,16 @@ class Recipe(Menu):
 @dataclass
 class Model(Menu):
     family: str = one_of("bert", "gpt2", "llama", "mixtral")
-    layers: int = at_least(1)
+    layers: int = key(minimum=1, below=MOST_LAYERS + 1)
     width: int = at_least(1)
     heads: int = at_least(1)
     kv_heads: int = at_least(1)
     feed_forward: int = at_least(1)
-    experts: int = at_least(1)
+    experts: int = key(minimum=1, below=MOST_PARTS + 1)
     experts_per_token: int = at_least(1)
     vocab: int = at_least(2)
     positions: int = at_least(1)
-    classes: int = at_least(1)
+    classes: int = key(minimum=1, below=MOST_PARTS + 1)
     tied: bool = UNSET
     dropout: float = fraction()
     attention: str = one_of(
@@ -127,7 +130,7 @@ class Kernels(Menu):
 
 @dataclass
 class Parallelism(Menu):
-    num_processes: int | None = at_least(1)
+    num_processes: int | None = key(minimum=1, below=MOST_PARTS + 1)
     replicas: int = UNSET  # micro-batches trained on at a time; derived
     gradient_as_bucket_view: bool = UNSET
     bucket_cap_mb: int = at_least(1)

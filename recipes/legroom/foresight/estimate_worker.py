@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import legroom.training.preload
 from legroom import paths
-from legroom.errors import Refusal, UnknownOperation
+from legroom.errors import Refusal, UnknownOperation, is_out_of_memory
 from legroom.foresight import estimate
+from legroom.machine import worker_environment
 from legroom.options import compose
 from legroom.records import record_file
 from legroom.report.page import run_page, settings
@@ -42,6 +43,10 @@ def answer(overrides: list[str], folder: Path, pipe: Sender, advise: bool = Fals
     except (Refusal, UnknownOperation) as error:
         pipe.send({"refused": str(error)})
     except Exception as error:  # whatever a model of someone else raises
+        worker_environment.lift_memory_limit()
+        if is_out_of_memory(error):
+            pipe.send({"failed": "the estimate takes more memory than it may: the model or the rows are too large."})
+            return
         traceback.print_exc()
         pipe.send({"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"})
 

@@ -86,14 +86,18 @@ def limit_memory(cfg: Config) -> None:
         total_bytes = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes))
     else:
-        import resource
+        limit_data(limit_bytes)
 
-        import psutil
 
-        # The limit stands for a device's memory, so what the imported libraries occupy is not part of it.
-        imported_bytes = getattr(psutil.Process().memory_info(), "data", 0)
-        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)  # stays, so that `lift_memory_limit` can go back to it
-        resource.setrlimit(resource.RLIMIT_DATA, (imported_bytes + limit_bytes, hard_limit))
+def limit_data(limit_bytes: int) -> None:
+    """Let this process allocate so much more than the imported libraries occupy, which are no part of it."""
+    import resource
+
+    import psutil
+
+    imported_bytes = getattr(psutil.Process().memory_info(), "data", 0)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)  # stays, so that `lift_memory_limit` can go back to it
+    resource.setrlimit(resource.RLIMIT_DATA, (imported_bytes + limit_bytes, hard_limit))
 
 
 def lift_memory_limit() -> None:

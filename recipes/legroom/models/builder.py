@@ -17,7 +17,7 @@ from legroom.machine import host
 from legroom.models import architectures, moe, packing, pretrained, quantized
 from legroom.models.pretrained import Warn
 from legroom.options import adapter, model_families, precision
-from legroom.options.model import AUTO
+from legroom.options.model import AUTO, counts_problems
 from legroom.third_party import transformers_models_private
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ def configuration(cfg: Config) -> PretrainedConfig:
     """
     model = cfg.model
     if model.pretrained:
+        saved, _ = pretrained.call(PretrainedConfig.get_config_dict, model.pretrained)
+        for problem in counts_problems(model.pretrained, saved):  # of the hub, too; before the labels are listed
+            raise Refusal(problem)
         return pretrained.call(AutoConfig.from_pretrained, model.pretrained)
     values = {theirs: getattr(model, ours) for ours, theirs in model_families.NAMES[model.family].items()}
     values |= dict.fromkeys(model_families.DROPOUTS[model.family], model.dropout) | model_families.FIXED[model.family]

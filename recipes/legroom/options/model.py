@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from legroom.config import Config
+from legroom.config.menus import MOST_LAYERS, MOST_PARTS
 from legroom.options import attention, hooks, model_families, task
 from legroom.options.hooks import PASSES, Dimension, Lever
 
@@ -24,6 +27,8 @@ SET_BY_WEIGHTS = {
     "experts",
     "experts_per_token",
 }
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+COUNTS = re.compile(r"(?:^|_)(?:layers?|experts|labels)$")  # keys of config.json that say how many are built
 AUTO = "auto"  # model.attention: the best that the model has, found where it is built
 PUBLISHED_VOCABULARIES = (30522, 50257)  # BERT's and GPT-2's
 
@@ -149,10 +154,30 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             )
         return [f"model.pretrained={pretrained}: the folder has no .safetensors file. {why}"]
     try:
-        json.loads((folder / "config.json").read_text())
-    except (ValueError, OSError) as error:
+        return counts_problems(pretrained, json.loads((folder / "config.json").read_text()))
+    except (ValueError, OSError, RecursionError) as error:
         return [f"model.pretrained={pretrained}: config.json cannot be read ({error})."]
-    return []
+
+
+def counts_problems(pretrained: str, values: Any) -> list[str]:
+    """Numbers of layers, experts and labels in a config.json of which no model can be built, or none in any memory.
+
+    values: the file's. transformers builds as many as it says, and takes -1 layers for none.
+    """
+    found = []
+    for key, value in values.items() if isinstance(values, dict) else ():
+        counted = COUNTS.search(key)
+        if isinstance(value, dict):  # of a part, as text_config
+            found += counts_problems(pretrained, value)
+        elif counted is not None and isinstance(value, (int, float)) and not isinstance(value, bool):
+            least = 1 if key in LAYERS else 0 if counted[0].endswith("s") else -math.inf  # vision_feature_layer=-2
+            most = MOST_LAYERS if "layer" in counted[0] else MOST_PARTS
+            if not least <= value <= most:
+                found.append(
+                    f"model.pretrained={pretrained}: config.json has {key}={value}, which must be from "
+                    f"{max(0, least)} to {most:,}. Correct it there."
+                )
+    return found
 
 
 def lengths(cfg: Config) -> dict[str, int]:

@@ -11,6 +11,8 @@ from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks, requirements, suggestions
 
+MOST_WHOLE = 2**62  # torch counts in 64 bits, with a sign
+
 # --- one key at a time ------------------------------------------------------------------------
 
 
@@ -32,6 +34,8 @@ def value_problems(node: Any, prefix: str = "") -> list[str]:
             problems.append(f"{key}={value} is too small: it must be at least {rule['minimum']}.")
         elif "below" in rule and not value < rule["below"]:
             problems.append(f"{key}={value} is too large: it must be below {rule['below']}.")
+        elif isinstance(value, int) and value > MOST_WHOLE:
+            problems.append(f"{key}={value} is too large: it must be at most {MOST_WHOLE}.")
         elif isinstance(value, float) and value == float("inf"):
             problems.append(f"{key}={value} must be a finite number.")
     return problems

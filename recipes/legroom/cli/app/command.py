@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import tempfile
 import webbrowser
 from pathlib import Path
+from typing import Any, NoReturn
 
 from legroom import invocation, paths
 from legroom.cli import console
@@ -15,6 +18,8 @@ from legroom.cli.app.server import LOOPBACK, Server
 from legroom.machine import worker_environment
 from legroom.options import compose
 from legroom.ranks.rank_info import RankInfo
+
+MOST_PORT = 2**16 - 1
 
 
 def main(argv: list[str]) -> int:
@@ -31,14 +36,26 @@ def main(argv: list[str]) -> int:
         return 2
     cfg, _ = compose.compose_valid(paths.CONF, "recipe=estimate", "gpu=t4_16gb")
     worker_environment.prepare(cfg, RankInfo())  # of all its estimates
-    with tempfile.TemporaryDirectory(prefix="legroom-app-") as folder:
+    try:
+        return _serve(asked, folders)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _serve(asked: argparse.Namespace, folders: list[Path]) -> int:
+    """Start the server and wait. Whatever ends it, its processes end and its temporary folder goes."""
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            stack.callback(signal.signal, number, signal.signal(number, _interrupt))
+        temporary = tempfile.TemporaryDirectory(prefix="legroom-app-", ignore_cleanup_errors=True)
+        folder = stack.enter_context(temporary)
         estimates = Estimates(Path(folder, "estimates"))
+        stack.callback(estimates.close)
         try:
             server = Server(asked.host, asked.port, Form(Path(folder, "pasted"), folders), estimates)
-        except OSError as error:
-            console.say_problems(
-                [f"{asked.host}:{asked.port} cannot be used ({error.strerror}). Choose another --port."]
-            )
+        except (OSError, UnicodeError) as error:  # the latter: of a host name
+            why = getattr(error, "strerror", None) or error
+            console.say_problems([f"{asked.host}:{asked.port} cannot be used ({why}). Choose another --port."])
             return 2
         with server:
             address = f"http://{asked.host}:{server.server_address[1]}/"
@@ -47,11 +64,20 @@ def main(argv: list[str]) -> int:
                 console.say("Everybody who reaches this address can start estimates on this machine.")
             if asked.open:
                 webbrowser.open(address)
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                return 0
+            server.serve_forever()
     return 0
+
+
+def _interrupt(number: int, _: Any) -> NoReturn:
+    """A signal that ends the app ends it as Ctrl-C does, with its processes and its temporary folder."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {MOST_PORT}")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,6 +93,6 @@ def _parser() -> argparse.ArgumentParser:
         help="folders with a config.json to choose from; no other folder can be read through the page",
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; this machine alone by default")
-    parser.add_argument("--port", type=int, default=7860, help="0: any that is free")
+    parser.add_argument("--port", type=_port, default=7860, help="0: any that is free")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     return parser

@@ -5,18 +5,29 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from legroom.cli.app.child import SHARED, run
+from legroom.cli.app.child import SHARED, most_bytes, run
 from legroom.machine import host, interpreter
+from legroom.units import GIB
 
 SECONDS = 180.0  # for one estimate; a model of millions of layers ends here
 MOST_KEPT = 200
 MOST_SIMULATIONS = 40  # some MB each
+POLL_SECONDS = 0.2  # between two looks at whether the client still waits
+END_SECONDS = 5.0  # how long a process that was killed may take to end
 WORKER = "legroom.foresight.estimate_worker"  # imports torch, which takes seconds: once, in the process that forks
+
+
+class NotWanted(Exception):
+    """Nobody waits for an answer any more: the page was closed, or the app ends."""
 
 
 class Estimates:
@@ -33,6 +44,8 @@ class Estimates:
         self._free = {False: threading.BoundedSemaphore(host.usable_cores()), True: threading.BoundedSemaphore(1)}
         self._lock = threading.Lock()
         self._count = 0
+        self._running: set[BaseProcess] = set()
+        self._closed = False
         self._kept: OrderedDict[tuple[str | bool, ...], dict[str, Any]] = OrderedDict()
         # Where the process that forks finds the package, whatever the current folder is.
         os.environ["PYTHONPATH"] = interpreter.python_path()
@@ -44,18 +57,25 @@ class Estimates:
         process.start()
         process.join()
 
-    def answer(self, overrides: list[str], advise: bool = False) -> dict[str, Any]:
+    def answer(
+        self, overrides: list[str], advise: bool = False, gone: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
         """What `estimate_worker.answer` sends, with `page`: the number of the page that was written.
 
-        advise: also try what would make it fit.
+        advise: also try what would make it fit. gone: whether the client has gone; its estimate ends, and NotWanted is
+        raised.
         """
         key = (*overrides, advise)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        with self._free[advise]:
-            found = self._estimate(overrides, advise)
+        while not self._free[advise].acquire(timeout=POLL_SECONDS):
+            self._check_wanted(gone)
+        try:
+            found = self._estimate(overrides, advise, gone)
+        finally:
+            self._free[advise].release()
         self._forget_simulations()
         if "failed" not in found:  # a process that was killed may answer the next time
             with self._lock:
@@ -65,29 +85,49 @@ class Estimates:
                     shutil.rmtree(self.folder / str(old.get("page")), ignore_errors=True)
         return found
 
-    def _estimate(self, overrides: list[str], advise: bool) -> dict[str, Any]:
+    def _estimate(self, overrides: list[str], advise: bool, gone: Callable[[], bool]) -> dict[str, Any]:
+        ours, theirs = self._context.Pipe()  # the process also reads: it ends when our end closes
         with self._lock:
+            self._check_wanted(gone)
             self._count += 1
             number = self._count
-        ours, theirs = self._context.Pipe(duplex=False)
-        arguments = (overrides, self.folder / str(number), theirs, advise)
-        process = self._context.Process(target=run, args=arguments, daemon=True)
+            arguments = (overrides, self.folder / str(number), theirs, advise, SECONDS)
+            process = self._context.Process(target=run, args=arguments, daemon=True)
+            self._running.add(process)
         process.start()
         theirs.close()
+        deadline = time.monotonic() + SECONDS
         try:
-            if not ours.poll(SECONDS):
-                return {
-                    "failed": f"there is no answer after {SECONDS:.0f} seconds: the model or the rows are too large."
-                }
+            while not ours.poll(POLL_SECONDS):
+                self._check_wanted(gone)
+                if time.monotonic() > deadline:
+                    return _failed(-signal.SIGALRM)
             found = ours.recv()
-        except EOFError:
-            process.join(5)
-            return {"failed": f"the process of the estimate has ended (exit code {process.exitcode})."}
+        except (EOFError, ConnectionResetError):
+            self._check_wanted(gone)  # `close` ends processes, too
+            process.join(END_SECONDS)
+            return _failed(process.exitcode)
         finally:
-            process.kill()
-            process.join(5)
+            self._end(process)
             ours.close()
         return found | ({"page": number} if "record" in found else {})
+
+    def _check_wanted(self, gone: Callable[[], bool]) -> None:
+        if self._closed or gone():
+            raise NotWanted
+
+    def _end(self, process: BaseProcess) -> None:
+        process.kill()
+        process.join(END_SECONDS)
+        self._running.discard(process)
+
+    def close(self) -> None:
+        """End the estimates that run, and start no more."""
+        with self._lock:
+            self._closed = True
+        for process in list(self._running):
+            if process.pid is not None:
+                self._end(process)
 
     def _forget_simulations(self) -> None:
         """Remove all but the newest simulations."""
@@ -99,3 +139,15 @@ class Estimates:
         """The page of an answer, or None if it is not kept."""
         path = self.folder / str(number) / "page.html"
         return path.read_bytes() if path.is_file() else None
+
+
+def _failed(code: int | None) -> dict[str, Any]:
+    """The answer for a process that ended, or was ended, before it had one."""
+    if code == -signal.SIGALRM:
+        return {"failed": f"there is no answer after {SECONDS:.0f} seconds: the model or the rows are too large."}
+    if code in (-signal.SIGABRT, -signal.SIGKILL):
+        return {
+            "failed": f"the estimate found no memory (it may take {most_bytes() / GIB:.1f} GiB here, and ended with "
+            f"{signal.Signals(-code).name}): the model or the rows are too large."
+        }
+    return {"failed": f"the process of the estimate has ended (exit code {code})."}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from legroom.cli.app.estimates import Estimates
+from legroom.cli.app.estimates import Estimates, NotWanted
 from legroom.cli.app.form import Form
 from legroom.errors import Refusal
 from legroom.report.page import embed
@@ -34,6 +37,11 @@ class Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, form: Form, estimates: Estimates):
         super().__init__((host, port), Handler)
         self.form, self.estimates, self.only_loopback = form, estimates, host in LOOPBACK
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A traceback for errors of ours, and nothing for a tab that was closed."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -73,9 +81,19 @@ class Handler(BaseHTTPRequestHandler):
         try:
             values = json.loads(self.rfile.read(int(length)))
             overrides = self.server.form.overrides(values)
-            self._send_json(200, self.server.estimates.answer(overrides, advise=values.get("advise") is True))
+            advise = values.get("advise") is True
+            self._send_json(200, self.server.estimates.answer(overrides, advise, self._client_is_gone))
+        except NotWanted:
+            self.close_connection = True
         except (Refusal, ValueError, RecursionError) as error:
             self._send_json(200, {"refused": str(error)})
+
+    def _client_is_gone(self) -> bool:
+        """Whether the client has closed its connection; never waits."""
+        try:
+            return bool(wait([self.connection], 0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def _allowed(self) -> bool:
         """Whether the request is meant for this server, and comes from its own page."""
