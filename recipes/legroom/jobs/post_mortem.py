@@ -12,15 +12,18 @@ from pathlib import Path
 
 from legroom.config import from_dict
 from legroom.jobs import launch
+from legroom.machine import cgroups, host
 from legroom.options import memory_hints
 from legroom.records import record, record_file, run_folder
 from legroom.records.messages import RankFailed
 from legroom.records.record import Error, Record
+from legroom.units import GIB
 
 # What is printed before a process ends that gets no memory: by C++ for an exception that nothing catches, by OpenMP for
 # the stack of a thread, by Python for an error while it reports one.
 OUT_OF_MEMORY_LINES = ("std::bad_alloc", "Thread creation failed", "MemoryError")
 END_OF_LOG_BYTES = 2000
+DOING = {"load": "while it loaded", "save": "while it saved", "eval": "while it evaluated"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, ou
 
 def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
     """(status, error) of a worker that left no record."""
+    doing = DOING.get(worker.phase, "while it trained")
     phase = {"train": "forward", "count": "step"}.get(worker.phase, worker.phase)  # nothing more precise is known
     if worker.reason == "interrupted":
         return "interrupted", Error(phase, "KeyboardInterrupt", "stopped by the user")
@@ -101,7 +105,9 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         return "timeout", Error(phase, "Timeout", f"not done after {limit_seconds:g} seconds", hint)
     out_of_memory = None  # (type, message)
     if worker.out_of_memory:
-        message = f"the system ran out of memory and killed the process ({exit_text(worker.code)})"
+        total = host.memory_bytes()
+        of = f", of which it has {total / GIB:.1f} GiB" if total else ""
+        message = f"the system ran out of memory{of}, and killed the process ({exit_text(worker.code)}) {doing}"
         out_of_memory = ("KernelOutOfMemory", message)
     elif worker.code in (-signal.SIGABRT, 1):
         line = next((line for line in OUT_OF_MEMORY_LINES if line in _end_of_log(job)), None)
@@ -178,9 +184,9 @@ def _steps_written(folder: Path) -> record.Training:
 
 
 def kernel_kills() -> int:
-    """How many processes Linux has killed for memory since it booted; 0 on other systems."""
+    """How many processes Linux has killed for memory so far, those of our control groups twice; 0 on other systems."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+                return int(line.split()[1]) + cgroups.kills()
+    return cgroups.kills()

@@ -24,7 +24,7 @@ from legroom.jobs import launch
 from legroom.machine import host, nvml, worker_environment
 from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
-from legroom.models import architectures, quantized
+from legroom.models import architectures, host_memory, quantized
 from legroom.options import attention, compile
 from legroom.parallelism import accelerate_plugins
 from legroom.ranks import collectives, failure_store
@@ -120,6 +120,9 @@ class TrainingRun:
         transformers.logging.disable_progress_bar()
         if self.on_gpu:
             open_gpu(self.record.memory, self.progress)
+        short = host_memory.shortage(self.cfg, self.rank_info.local_world_size) if self.rank_info.is_main else None
+        if short is not None:
+            self.progress.warn(short)
         worker_environment.limit_memory(self.cfg)
         self.progress.enter("load", f"building {self.cfg.model.pretrained or self.cfg.model.name}")
         make_model = functools.partial(_measured_model, self.record.memory)

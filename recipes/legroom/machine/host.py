@@ -7,11 +7,12 @@ import importlib.util
 import os
 import platform
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 
 from legroom.config import Config
-from legroom.machine import nvml
+from legroom.machine import cgroups, nvml
 from legroom.machine.nvml import Gpu
 
 
@@ -93,16 +94,23 @@ def cpu_name() -> str:
 
 
 def memory_bytes() -> int | None:
-    """The machine's memory, or a container's own limit; None without psutil."""
-    memory = None
+    """The machine's memory, or the limit of a control group around this process; None without psutil."""
     try:
         import psutil
+    except ImportError:
+        return None
+    found = cgroups.tightest()
+    return min(psutil.virtual_memory().total, *(found[:1] if found else ()), sys.maxsize)
 
-        memory = psutil.virtual_memory().total
-        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (ImportError, OSError, ValueError):  # no psutil, no such limit, or 'max'
-        pass
-    return memory
+
+def free_memory_bytes() -> int | None:
+    """What is free of the machine's memory, or below the limit of a control group; None without psutil."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    found = cgroups.tightest()
+    return min(psutil.virtual_memory().available, *(found[1:] if found else ()), sys.maxsize)
 
 
 def usable_cores() -> int:
