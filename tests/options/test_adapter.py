@@ -166,3 +166,10 @@ def test_without_peft_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(host, "has", lambda package: package != "peft")
     (problem,) = compose("device=cpu", "adapter=lora").problems
     assert "peft" in problem and "adapter=none" in problem
+
+
+def test_one_name_of_a_layer_is_a_list_of_one():
+    words = ["model=llama_tiny", "adapter=lora", "device=cpu"]
+    assert compose(*words, "adapter.targets=q_proj").cfg.adapter.targets == ["q_proj"]
+    assert compose(*words, "adapter.targets=all-linear").cfg.adapter.targets == "all-linear"
+    assert compose(*words, "adapter.targets='.*[qv]_proj'").cfg.adapter.targets == ".*[qv]_proj"

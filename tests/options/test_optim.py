@@ -214,8 +214,11 @@ def test_muon_is_refused_before_ampere(pretend_gpu):
 
 def test_schedule_free_takes_the_place_of_a_schedule():
     pytest.importorskip("schedulefree")
-    (line,) = compose("optim=schedule_free", "device=cpu").problems
-    assert "train.schedule=linear" in line and "Type train.schedule=constant" in line
+    alone = compose("optim=schedule_free", "device=cpu")
+    assert not alone.problems and alone.cfg.train.schedule == "constant"
+    assert compose("device=cpu").cfg.train.schedule == "linear"
+    (line,) = compose("optim=schedule_free", "device=cpu", "train.schedule=linear").problems
+    assert "train.schedule=linear" in line and "Leave it out" in line
     assert not compose("optim=schedule_free", "device=cpu", "train.schedule=constant", "train.warmup_steps=5").problems
     assert compose("optim=adamw", "device=cpu", "train.schedule=constant", "train.warmup_steps=5").problems
 

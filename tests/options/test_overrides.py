@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import CONF
 
-from legroom.cli import flags
+from legroom.cli import argv, flags
 from legroom.options import keys, menus, other_arguments, overrides
 
 
@@ -53,11 +53,25 @@ def said(text: str, sweeping: bool = False) -> str:
         ("dataset_name=imdb", "Type data=hub data.path=imdb."),
         ("neftune_noise_alpha=5", "It is an argument of transformers, and nothing takes its place here."),
         ("num_train_epoch=3", "Did you mean train.epochs=3?"),
+        # with a section before it
+        ("train.lr=1e-4", "Type train.learning_rate=1e-4."),
+        ("optim.lr=1e-4", "Type train.learning_rate=1e-4."),
+        ("optim.weight_decay=0.1", "Type train.weight_decay=0.1."),
+        ("optim.betas=[0.9,0.95]", "optim.beta1=<number> optim.beta2=<number>."),
+        ("optim.eps=1e-6", "Type optim.epsilon=1e-6."),
+        ("model.hidden_size=64", "Type model.width=64."),
+        ("model.num_hidden_layers=2", "Type model.layers=2."),
+        ("data.max_length=64", "Type data.seq_len=64."),
+        ("eval.batch_size=8", "Type eval.batch=8."),
+        ("train.batch_size=8", "Type batch.per_device=8."),
+        ("adapter.target_modules=q_proj", "Type adapter.targets=[q_proj]."),
+        ("precision=float16", "Type precision=fp16."),
+        ("precision=bfloat16", "Type precision=bf16."),
         # keys without their section, and misspelt ones
         ("path=a.txt", "Type data.path=a.txt."),
         ("Precision=bf16", "Type precision=bf16."),
         ("train.learning_rat=1", "train.learning_rate"),
-        ("träin.seed=1", "Did you mean train.seed?"),
+        ("träin.seed=1", "Type train.seed=1."),
         # experiments
         ("experiment/guide=vanilla", "Type +experiment/guide=vanilla."),
         ("+experiment=vanilla", "Type +experiment/guide=vanilla."),
@@ -222,3 +236,26 @@ def test_the_table_of_arguments_is_what_the_hooks_say():
         "run: python tests/tools/argument_table.py > recipes/legroom/options/argument_names.json"
     )
     assert not made.keys() & (other_arguments.TYPED.keys() | other_arguments.ADVICE.keys()), "the hooks know better"
+
+
+@pytest.mark.parametrize(
+    "typed, read",
+    [
+        ("tracker.tags=mine", "tracker.tags=[mine]"),
+        ("adapter.modules_to_save=embed_tokens", "adapter.modules_to_save=[embed_tokens]"),
+        ("adapter.modules_to_save=null", "adapter.modules_to_save=null"),
+        ("tracker.tags=[a,b]", "tracker.tags=[a,b]"),
+        ("tracker.tags=a,b", "tracker.tags=a,b"),  # of a sweep
+    ],
+)
+def test_one_word_is_a_list_of_one(typed, read):
+    assert overrides.quoted([typed]) == [read]
+
+
+@pytest.mark.parametrize(
+    "typed, instead", [("hydra.sweep.dir=mine", "hydra.run.dir=mine"), ("hydra/launcher=joblib", "-m")]
+)
+def test_what_is_of_a_sweep_is_not_ignored_in_one_run(command, typed, instead):
+    ended = command(typed, "train.max_steps=1", fork_server=None)
+    assert ended.code == 2 and typed in ended.err and "-m" in ended.err and instead in ended.err, ended.err
+    assert not argv.only_for_sweeps(["hydra.run.dir=x", "train.seed=1"])

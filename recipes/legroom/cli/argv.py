@@ -6,10 +6,11 @@ import datetime
 from pathlib import Path
 
 from legroom.machine import host
-from legroom.options import resume
+from legroom.options import resume, suggestions
 from legroom.ranks.rank_info import RankInfo
 
 MULTIRUN = {"-m", "--multirun"}
+OF_SWEEPS = ("hydra.sweep.", "hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper")
 ONLY_RANK = RankInfo()
 
 
@@ -41,6 +42,17 @@ def leave_auto_out(overrides: list[str]) -> list[str]:
     if "recipe=estimate" not in overrides or host.gpus():
         return overrides
     return ["gpu=glob(*,exclude=auto)" if text == "gpu=glob(*)" else text for text in overrides]
+
+
+def only_for_sweeps(overrides: list[str]) -> list[str]:
+    """A line for each override that a single run would ignore: of a sweep's folder, of launchers and of sweepers."""
+    found = []
+    for text in overrides:
+        key, _, value = text.lstrip("+~").partition("=")
+        if key.startswith(OF_SWEEPS):
+            other = f", or type hydra.run.dir={value}" if key == "hydra.sweep.dir" else ", or leave it out"
+            found.append(f"{suggestions.shown(text)} is of a sweep, and one run ignores it. Add -m{other}.")
+    return found
 
 
 def sweep_folder(argv: list[str]) -> Path | None:

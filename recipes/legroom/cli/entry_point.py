@@ -96,7 +96,10 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     other_menus = line.names & flags.CONFIG_PATH or any(each.startswith("hydra.searchpath=") for each in line.overrides)
     folders = [] if other_menus else [conf] if line.config_dir is None else [conf, line.config_dir]
     in_quotes = overrides.quoted(line.overrides)
-    problems = overrides.problems(in_quotes, folders, bool(line.names & argv.MULTIRUN))
+    sweeping = bool(line.names & argv.MULTIRUN)
+    problems = overrides.problems(in_quotes, folders, sweeping)
+    if not sweeping and not line.names & flags.SHOWS:
+        problems += argv.only_for_sweeps(in_quotes)
     return line.flags + argv.leave_auto_out(in_quotes), problems
 
 

@@ -12,6 +12,7 @@ from legroom.third_party import hydra_private
 CONFIG_DIR = {"-cd", "--config-dir"}
 CONFIG_PATH = {"-cp", "--config-path"}
 NO_JOBS = {"--hydra-help", "-sc", "--shell-completion"}  # after these Hydra prints something and runs no jobs
+SHOWS = {"--cfg", "-c", "--info", "-i"}  # what is composed, for a sweep as well
 MISSPELT = 0.75  # as close to one of Hydra's flags as a flag must be that means it
 RERUN = "--experimental-rerun"  # it opens a pickle, which can run any code
 

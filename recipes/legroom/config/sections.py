@@ -20,7 +20,7 @@ class Train:
     learning_rate: float | None = at_least(0)
     weight_decay: float = at_least(0)
     max_grad_norm: float = at_least(0)
-    schedule: str = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial")
+    schedule: str | None = one_of("linear", "cosine", "constant", "constant_with_warmup", "polynomial", None)
     warmup_steps: int = at_least(0)
     seed: int = key(identity=(RUN, TRAINING), minimum=0, below=2**32)  # NumPy's bound
     log_seconds: float = at_least(0, identity=(RUN,))

@@ -6,6 +6,7 @@ type of the computation, because nothing is added to it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,14 @@ def is_used(cfg: Config) -> bool:
 def _goes_with_mode(cfg: Config, name: str) -> bool:
     """Whether a mode of parallelism can split a model with this adapter, or does not split it."""
     return cfg.parallelism.name in WHOLE_MODEL or (name == "lora" and cfg.parallelism.name == "fsdp")
+
+
+def resolve(cfg: Config) -> list[str]:
+    """A single name of a layer is a list of one: peft reads a text as a pattern for whole paths."""
+    targets = cfg.adapter.targets
+    if isinstance(targets, str) and targets != ALL_LINEAR and re.fullmatch(r"\w[\w.]*", targets):
+        cfg.adapter.targets = [targets]
+    return []
 
 
 def bits(cfg: Config) -> int | None:
@@ -193,6 +202,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
 HOOKS = hooks.register(
     "adapter",
     hooks.Hooks(
+        resolve=resolve,
         problems=problems,
         warnings=warnings,
         transform_model=transform_model,

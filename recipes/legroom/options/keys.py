@@ -190,6 +190,9 @@ def suggestion(key: str, value: str | None) -> str:
     if known is not None:
         return known
     name, candidates = _plain(key), list(names())
+    of_section = next((known for each in (f"{head}_{tail}", tail) if (known := _by_name(each, value))), None)
+    if tail and of_section is not None:  # train.lr, eval.batch_size, optim.weight_decay
+        return of_section
     if tail and is_section(head):  # a misspelt key of an existing menu or section: only its keys are suggested
         candidates = [each for each in candidates if each.startswith(head + ".")] or candidates
         return suggestions.nearest(key, candidates) or f" {head} has {', '.join(candidates)}."
@@ -202,6 +205,11 @@ def suggestion(key: str, value: str | None) -> str:
         return f" Did you mean {suggestions.shown(instead)}?"
     near = suggestions.nearest(key, candidates) or suggestions.nearest(name, candidates)
     return near or " --help lists all."
+
+
+def _by_name(name: str, value: str | None) -> str | None:
+    """`known_argument` of a name that is one of transformers or of another trainer, whatever keys are called here."""
+    return known_argument(name, value) if _plain(name) in (*arguments(), *other_arguments.ADVICE) else None
 
 
 def known_argument(key: str, value: str | None) -> str | None:

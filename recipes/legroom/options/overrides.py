@@ -20,11 +20,13 @@ from legroom.third_party import hydra_private
 TAKES = {"resume": "resume=latest, or resume=<folder of a run or of a checkpoint>"}
 SWITCHED_ON = {"checkpointing": "full"}  # menu -> what `true` stands for, where there are several options
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
+ONE_WORD = re.compile(r"[\w.-]+")
 VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
 
 def quoted(argv: Sequence[str]) -> list[str]:
-    """The overrides, with quotes around a text that Hydra's grammar does not take without: `data.path=Müller.txt`."""
+    """The overrides, with quotes around a text that Hydra's grammar does not take without, as `data.path=Müller.txt`,
+    and brackets around the one word of a list, as `tracker.tags=mine`."""
     return [_quoted(text) for text in argv]
 
 
@@ -32,6 +34,8 @@ def _quoted(text: str) -> str:
     key, equals, value = text.partition("=")
     kind = keys.type_of(key.lstrip("+"))
     is_text = key in FOLDER_KEYS or (kind is not None and kind[0] is str)
+    if kind is not None and typing.get_origin(kind[0]) is list and ONE_WORD.fullmatch(value) and value != "null":
+        return f"{key}=[{value}]"
     if not equals or not is_text or value[:1] in ("'", '"') or set(value) & set(",\n") or "${" in value:
         return text
     if _parsed(text) is not None:

@@ -20,7 +20,9 @@ def default_learning_rate(cfg: Config) -> float | None:
 
 
 def resolve(cfg: Config) -> list[str]:
-    """Fills in the learning rate."""
+    """Fills in the learning rate and the schedule."""
+    if cfg.train.schedule is None:
+        cfg.train.schedule = "constant" if cfg.optim.facts.needs_constant_schedule else "linear"
     if cfg.train.learning_rate is None:
         cfg.train.learning_rate = default_learning_rate(cfg)
     return []
@@ -33,7 +35,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if own_schedule and cfg.train.schedule != "constant":
         found.append(
             f"optim={cfg.optim.name} takes the place of a schedule, and train.schedule={cfg.train.schedule} is one. "
-            "Type train.schedule=constant; with it train.warmup_steps is the optimizer's own warm-up."
+            "Leave it out; train.warmup_steps is the optimizer's own warm-up."
         )
     if cfg.train.schedule == "constant" and cfg.train.warmup_steps and not own_schedule:
         found.append(
