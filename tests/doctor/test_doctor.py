@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
-from legroom.doctor import checks, lines, page, probe
+from legroom.cli import doctor
+from legroom.doctor import checks, lines, probe
 from legroom.machine import host
 
 # --- the driver and torch ----------------------------------------------------------------------------
@@ -324,7 +325,7 @@ def test_the_libraries_that_train_are_imported_and_not_only_found():
 
 @pytest.mark.parametrize("argument", ["--foo", "foo"])
 def test_an_unknown_argument_is_refused_before_anything_is_tried(monkeypatch, capsys, argument):
-    monkeypatch.setattr(page.checks, "examine", lambda: pytest.fail("it was tried"))
+    monkeypatch.setattr(checks, "examine", lambda: pytest.fail("it was tried"))
     with pytest.raises(SystemExit) as ended:
-        page.main([argument])
+        doctor.main([argument])
     assert ended.value.code == 2 and argument in capsys.readouterr().err

@@ -60,7 +60,6 @@ def test_code_that_a_file_names_is_refused_by_its_key_and_not_run(command, calls
         (["-m", "hydra.sweeper._target_=hydra_plugins.own.Sweeper", "train.seed=1,2"], "hydra.sweeper._target_"),
         (["+hydra.job_logging.handlers.x.class=logging.config.valid_ident"], "hydra.job_logging.handlers.x.class"),
         (["hydra.searchpath=[pkg://antigravity]"], "pkg://antigravity"),
-        (["+optim.args={_target_:os.getcwd}", "+hydra.launcher.x=${optim.args}"], "hydra.launcher.x._target_"),
     ],
     ids=lambda typed: typed[0] if isinstance(typed, list) else "",
 )
@@ -90,6 +89,12 @@ def test_what_the_documentation_names_stays_possible():
         hydra_code_private.check(_composed(launcher={"_target_": slurm, "comment": "a\nrm x"}), [])
     with pytest.raises(HydraException, match=r"custom_search_space"):
         hydra_code_private.check(_composed(sweeper={"_target_": optuna, "custom_search_space": "os.getcwd"}), [])
+
+
+def test_a_value_that_stands_elsewhere_is_followed():
+    basic = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "x": "${hydra.help}"}
+    with pytest.raises(HydraException, match=r"hydra\.launcher\.x\._target_"):
+        hydra_code_private.check(_composed(launcher=basic, help=CALL), [])
 
 
 @pytest.mark.parametrize("name", ["basic", "joblib", "submitit_local", "submitit_slurm"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 
 from legroom.doctor import checks, faults, probe
@@ -150,12 +149,8 @@ def installs(found: Findings) -> list[tuple[str, str]]:
     return wanted
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Examine the machine and print the page. Returns the exit code: 1 when something is broken.
-
-    argv: the arguments, of which there is none but --help; by default the command's own. Any other ends it with 2.
-    """
-    argparse.ArgumentParser(description="What this machine can do for a training.").parse_args(argv)
+def main() -> int:
+    """Examine the machine and print the page. Returns the exit code: 1 when something is broken."""
     try:
         from rich.console import Console
     except ImportError:  # the doctor also runs where nothing is installed yet

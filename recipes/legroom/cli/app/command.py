@@ -46,6 +46,8 @@ def _serve(asked: argparse.Namespace, folders: list[Path]) -> int:
     """Start the server and wait. Whatever ends it, its processes end and its temporary folder goes."""
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:  # `nohup` ignores SIGHUP on purpose
+                continue
             stack.callback(signal.signal, number, signal.signal(number, _interrupt))
         temporary = tempfile.TemporaryDirectory(prefix="legroom-app-", ignore_cleanup_errors=True)
         folder = stack.enter_context(temporary)
