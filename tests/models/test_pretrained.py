@@ -240,3 +240,59 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(Refusal, match="merge_and_unload"):
         pretrained.call(dict, str(tmp_path))
+
+
+# --- what config.json says --------------------------------------------------------------------------
+
+
+def test_an_adapter_alone_is_named_with_its_base(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    [line] = compose(*small(f"model.pretrained={tmp_path}")).problems
+    assert "adapter_config.json" in line and "model.pretrained=org/base" in line and "merge_and_unload" in line
+    (tmp_path / "adapter_config.json").write_text("[")
+    assert "its base model" in first_problem(f"model.pretrained={tmp_path}")
+
+
+def say(folder, **changes):
+    """Changes config.json of a folder; None removes a key."""
+    values = json.loads((folder / "config.json").read_text()) | changes
+    kept = {key: value for key, value in values.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
+
+
+@pytest.mark.parametrize("recipe", ["accelerate", "estimate"])
+def test_code_that_config_json_names_is_not_run_and_said(train, gpt2, recipe):
+    code = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+    folder = say(gpt2(), auto_map=code)
+    warnings = train(f"model.pretrained={folder}", f"recipe={recipe}").record.warnings
+    assert any("modeling_x.XForCausalLM" in line and "GPT2LMHeadModel" in line for line in warnings)
+
+
+@pytest.mark.parametrize("adapter,recipe", [("qlora", "accelerate"), ("lora", "trainer"), ("none", "estimate")])
+def test_quantised_weights_are_refused_in_words(train, gpt2, adapter, recipe):
+    folder = say(gpt2(), quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    words = [f"model.pretrained={folder}", f"adapter={adapter}", f"recipe={recipe}"]
+    message = train(*words, status="refused").record.error.message
+    assert "quantization_config" in message and "bitsandbytes" in message and "adapter=qlora" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("adapter,value", [("none", float("inf")), ("qlora", float("nan"))])
+def test_weights_that_are_no_numbers_are_refused_by_name(train, gpt2, value, adapter):
+    folder = gpt2()
+    change(folder, lambda weights: weights["transformer.h.0.attn.c_attn.weight"][0].fill_(value))
+    message = train(f"model.pretrained={folder}", f"adapter={adapter}", status="refused").record.error.message
+    assert ("quantised" if adapter == "qlora" else "transformer.h.0.attn.c_attn.weight") in message
+    assert "NaN" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("family,kind", [("gpt2", "GPT2LMHeadModel"), ("bert", "BertForSequenceClassification")])
+def test_a_configuration_without_architectures_is_for_what_its_family_does(train, tmp_path, family, kind):
+    saved_model = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.BertForSequenceClassification
+    config = config_of(family)
+    model = saved_model.from_config(config) if family == "gpt2" else saved_model(config)
+    record = train(
+        "recipe=estimate", f"model.pretrained={say(saved(tmp_path / family, model), architectures=None)}"
+    ).record
+    assert record.model.architecture == kind

@@ -52,6 +52,22 @@ def test_storage_key_is_that_of_all_views_of_a_storage():
     assert key != torch_private.storage_key(torch.ones(4).untyped_storage())
 
 
+def test_without_dispatch_modes_an_operation_reaches_no_mode():
+    class Counting(torch_private.DispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            return func(*args, **kwargs or {})
+
+    with Counting() as mode:
+        with torch_private.without_dispatch_modes():
+            torch.ones(2)
+        assert mode.seen == 0
+        torch.ones(2)
+    assert mode.seen == 1
+
+
 def test_current_graph_task_id_is_set_in_a_backward_pass_only():
     seen = []
     x = torch.ones(2, requires_grad=True)

@@ -6,6 +6,8 @@ import pytest
 import tiny
 from transformers import CONFIG_MAPPING, GPT2Config, GPT2LMHeadModel
 
+from legroom.models import shrunk
+
 
 @pytest.mark.parametrize(
     "kinds,kept",
@@ -18,11 +20,11 @@ from transformers import CONFIG_MAPPING, GPT2Config, GPT2LMHeadModel
     ],
 )
 def test_the_first_layer_of_each_kind_is_kept(kinds, kept):
-    assert tiny.distinct_layers([kinds, [None] * len(kinds)], len(kinds)) == kept
+    assert shrunk.distinct_layers([kinds, [None] * len(kinds)], len(kinds)) == kept
 
 
 def test_a_layer_differs_by_any_of_its_lists():
-    assert tiny.distinct_layers([["a", "a", "a"], [1, 1, 2]], 3) == [0, 2]
+    assert shrunk.distinct_layers([["a", "a", "a"], [1, 1, 2]], 3) == [0, 2]
 
 
 def kinds_of_layers(config) -> dict[str, set[str]]:

@@ -17,28 +17,38 @@ def stack(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Padding:
-    """Rows of different lengths as a batch. T is rounded up to a multiple of `multiple`, but not above `longest`."""
+    """Rows of different lengths as a batch. T is rounded up to a multiple of `multiple`, but not above `longest`.
+
+    side: of the padding, 'right' or 'left'.
+    """
 
     multiple: int
     longest: int
     pad_token_id: int
     with_mask: bool  # causal attention never sees padding on the right, so it needs no mask
+    side: str = "right"
+
+    def length(self, longest: int) -> int:
+        """T of a batch whose longest row has so many tokens."""
+        return max(longest, min(-(-longest // self.multiple) * self.multiple, self.longest))
 
     def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        length = max(len(row["input_ids"]) for row in rows)
-        length = max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
+        length, left = self.length(max(len(row["input_ids"]) for row in rows)), self.side == "left"
         # Each position of padding is 0: a sample of its own.
         fill = {"input_ids": self.pad_token_id, "token_type_ids": 0, "position_ids": 0, "labels": IGNORE_INDEX}
         batch = {
             key: torch.stack(
                 [
-                    row[key] if row[key].dim() == 0 else pad(row[key], (0, length - len(row[key])), value=fill[key])
-                    for row in rows
+                    each
+                    if each.dim() == 0
+                    else pad(each, (0, length - len(each))[:: -1 if left else 1], value=fill[key])
+                    for each in (row[key] for row in rows)
                 ]
             )
             for key in rows[0]
         }
         if self.with_mask:
             lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-            batch["attention_mask"] = (torch.arange(length) < lengths[:, None]).long()
+            mask = (torch.arange(length) < lengths[:, None]).long()
+            batch["attention_mask"] = mask.flip(1) if left else mask
         return batch

@@ -38,10 +38,10 @@ ANY_STEP = "estimate_step (docs/api.md) estimates a step of such a model that yo
 INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}
 
 
-def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
+def check(cfg: Config, config: PretrainedConfig, task: str) -> str:
     """Raises Refusal if a model of this configuration cannot be trained as asked, with what to type instead.
 
-    task: "language_modelling" or "classification".
+    task: "language_modelling" or "classification". Returns how the model is called in refusals.
     """
     name = check_kind(cfg, config, task)
     kind = model_class(config, task)
@@ -71,6 +71,7 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> None:
         packing.check(cfg, name, config, task)
     if attention.is_of_hub(cfg.model.attention) and cfg.recipe.name != "estimate":
         _load_from_hub(cfg.model.attention)
+    return name
 
 
 def _load_from_hub(name: str) -> None:
@@ -120,6 +121,13 @@ def check_kind(cfg: Config, config: PretrainedConfig, task: str) -> str:
 def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for models that this project has no data for."""
     saved = ", ".join(config.architectures or [config.model_type])
+    if quantised := getattr(config, "quantization_config", None):
+        method = str(quantised.get("quant_method", "")) if isinstance(quantised, dict) else type(quantised).__name__
+        raise Refusal(
+            f"{name}: its weights are saved quantised (quantization_config in config.json: {printable(method)}), and "
+            "such weights are not trained here. Name the checkpoint in 16 or 32 bits that they were made of; "
+            "adapter=qlora quantises that while it loads it."
+        )
     inputs = INPUTS.get(getattr(headless_class(config), "main_input_name", "input_ids"))
     if inputs is not None:
         raise Refusal(f"{name} is a model of {inputs} ({saved}), and only models of text are trained here.")
@@ -176,6 +184,29 @@ def _attention_dropout(config: PretrainedConfig) -> float:
 def vocabulary(config: PretrainedConfig) -> int | None:
     """The number of token ids; None for a model that takes any, as CANINE's characters."""
     return getattr(config.get_text_config(), "vocab_size", None)
+
+
+def warnings(name: str, config: PretrainedConfig, task: str) -> list[str]:
+    """What a person may expect of config.json and is not done. name: of the model, as it was typed."""
+    own = [code for auto, code in (getattr(config, "auto_map", None) or {}).items() if auto.startswith("AutoModel")]
+    kind = model_class(config, task)
+    if not own or kind is None:
+        return []
+    return [
+        f"{name}: config.json names code of its own (auto_map: {printable(str(own[0]))}), which is not run: "
+        f"{kind.__name__} of transformers is trained."
+    ]
+
+
+def set_special_ids(config: PretrainedConfig, pad: int) -> None:
+    """Give a configuration the id of padding, where it has none in its vocabulary, and names of the others, which
+    transformers reads where a row begins or ends with padding."""
+    for part in (config, config.get_text_config()):  # a decoder's head reads the last token before the padding
+        own = getattr(part, "pad_token_id", None)
+        if own is None or not 0 <= own < (vocabulary(config) or own + 1):
+            part.pad_token_id = pad
+        for name in ("bos_token_id", "eos_token_id"):
+            setattr(part, name, getattr(part, name, None))
 
 
 def last_id(config: PretrainedConfig, task: str) -> int | None:

@@ -18,7 +18,6 @@ from legroom.models import architectures, moe, packing, pretrained, quantized
 from legroom.models.pretrained import Warn
 from legroom.options import adapter, model_families, precision
 from legroom.options.model import AUTO, counts_problems
-from legroom.third_party import transformers_models_private
 
 if TYPE_CHECKING:
     from legroom.data.dataset import Data
@@ -111,11 +110,6 @@ def _build_quantised(
 
 def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None:
     name = cfg.model.pretrained
-    if name and data.task == "language_modelling" and transformers_models_private.is_encoder(config):
-        raise Refusal(
-            f"model.pretrained={name} is an encoder ({config.model_type}), which sees the "
-            f"tokens that data={cfg.data.name} asks it to predict. Choose the weights of a decoder."
-        )
     vocabulary = architectures.vocabulary(config)
     if vocabulary is not None and data.vocab > vocabulary:
         advice = f"Type model.vocab={-(-data.vocab // 8) * 8}."
@@ -151,9 +145,5 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     if not has_head:  # a saved model names its classes, and not those of another task
         names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-    for part in (config, config.get_text_config()):  # a decoder's head reads the last token before the padding
-        if getattr(part, "pad_token_id", None) is None:
-            part.pad_token_id = data.pad_token_id
-        for name in ("bos_token_id", "eos_token_id"):  # transformers reads them where a row begins or ends with padding
-            setattr(part, name, getattr(part, name, None))
+    architectures.set_special_ids(config, data.pad_token_id)
     return bool(cfg.model.pretrained) and not has_head

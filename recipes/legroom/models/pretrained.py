@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from legroom.errors import Refusal, is_out_of_memory
+from legroom.models import quantized
 from legroom.records.printable import printable
 
 Warn = Callable[[str], None]
@@ -24,8 +26,8 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
     folder = Path(name).expanduser()
     if (folder / "adapter_config.json").exists():  # transformers would load it, or not, as peft is in use
         raise Refusal(
-            f"model.pretrained={name} holds an adapter (adapter_config.json), which is not loaded. Merge it into its "
-            "model first (peft's merge_and_unload, then save_pretrained) and give that folder."
+            f"model.pretrained={name} holds an adapter beside the weights (adapter_config.json), which is not loaded. "
+            "Merge it into its model first (peft's merge_and_unload, then save_pretrained) and give that folder."
         )
     try:
         return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)
@@ -99,6 +101,7 @@ def load_weights(
             f"model.pretrained={name}: the checkpoint has a classification head, of which config.json says nothing. "
             f'Enter "architectures": ["{type(model).__name__}"] and the true id2label there.'
         )
+    _refuse_no_numbers(name, model)
     unused = sorted(report["unexpected_keys"])
     if unused:
         warn(
@@ -114,6 +117,20 @@ def _refuse_mismatches(name: str, mismatches: Any) -> None:
         raise Refusal(
             f"model.pretrained={name}: {key} has the shape {tuple(theirs)} in the checkpoint, and config.json asks for "
             f"{tuple(ours)}{more}. The two are not of the same model."
+        )
+
+
+def _refuse_no_numbers(name: str, model: PreTrainedModel) -> None:
+    found = [
+        key
+        for key, weight in model.named_parameters()
+        if weight.is_floating_point() and not weight.is_meta and not weight.detach().sum(dtype=torch.float32).isfinite()
+    ]
+    if found or not all(scale.isfinite().all() for scale in quantized.scales(model)):
+        raise Refusal(
+            f"model.pretrained={name}: {_names(found) or 'a quantised weight'} in the checkpoint "
+            f"{'have' if len(found) > 1 else 'has'} values that are no numbers (NaN or infinite): the training that "
+            "saved it diverged, or the file is damaged. Choose another checkpoint."
         )
 
 

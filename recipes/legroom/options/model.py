@@ -13,6 +13,7 @@ from legroom.config import Config
 from legroom.config.menus import MOST_LAYERS, MOST_PARTS
 from legroom.options import attention, hooks, model_families, task
 from legroom.options.hooks import PASSES, Dimension, Lever
+from legroom.records.printable import printable
 
 SET_BY_WEIGHTS = {
     "layers",
@@ -142,6 +143,8 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             f"model.pretrained={pretrained} is a file. Name the folder of the model, in which its configuration is "
             f"called config.json: model.pretrained={Path(pretrained).parent}."
         ]
+    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+        return [_adapter_alone(pretrained, folder / "adapter_config.json")]
     if not (folder / "config.json").is_file():
         return [f"model.pretrained={pretrained}: the folder has no config.json, so it is no saved model."]
     if needs_weights and not list(folder.glob("*.safetensors")):
@@ -178,6 +181,19 @@ def counts_problems(pretrained: str, values: Any) -> list[str]:
                     f"{max(0, least)} to {most:,}. Correct it there."
                 )
     return found
+
+
+def _adapter_alone(pretrained: str, file: Path) -> str:
+    """What is said of a folder with an adapter and no model."""
+    try:
+        base = printable(str(json.loads(file.read_text())["base_model_name_or_path"] or "its base model"))
+    except (ValueError, OSError, KeyError, TypeError):
+        base = "its base model"
+    return (
+        f"model.pretrained={pretrained} holds an adapter alone (adapter_config.json), which was trained beside {base}. "
+        f"Type model.pretrained={base} to train a new one; to go on from this one, merge the two first (peft's "
+        "merge_and_unload, then save_pretrained) and name that folder."
+    )
 
 
 def lengths(cfg: Config) -> dict[str, int]:

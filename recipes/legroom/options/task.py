@@ -45,7 +45,11 @@ def task_of(cfg: Config, config: PretrainedConfig) -> str:
         return known
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
+    from legroom.third_party import transformers_models_private
+
     saved = config.architectures or []
+    if not saved and transformers_models_private.is_decoder_only(config):
+        return "language_modelling"  # what a decoder is for
     causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) or a == CAUSAL.get(config.model_type) for a in saved)
     sequence_to_sequence = config.is_encoder_decoder and not any(a.endswith("Classification") for a in saved)
     return "language_modelling" if causal or sequence_to_sequence else "classification"

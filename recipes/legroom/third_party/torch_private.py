@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.optim import adam as _adam  # type: ignore[attr-defined]  (a module, missing in torch's stubs)
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.third_party.patching import patched
@@ -46,6 +47,11 @@ def runs_on_fake_tensors(types: Sequence[type]) -> bool:
     all others, so that our dispatch modes see these operations first. types: as `__torch_dispatch__` receives them.
     """
     return _get_dispatch_mode(_FAKE_TENSOR_MODE) is not None or FakeTensor in types
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager:
+    """Inside, operations run as if no dispatch mode, such as the fake device, were active. There is no public way."""
+    return _python_dispatch._disable_current_modes()
 
 
 class DispatchMode(TorchDispatchMode):

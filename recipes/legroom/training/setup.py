@@ -17,7 +17,7 @@ from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data
 from legroom.machine import host
-from legroom.models import architectures, builder, checkpointing, liger, quantized
+from legroom.models import architectures, behaviour, builder, checkpointing, liger, quantized, shifted_loss
 from legroom.options import adapter, hooks, parallelism, precision, task
 from legroom.options.checkpointing import every_n_layers
 from legroom.options.training_arguments import training_arguments
@@ -69,18 +69,24 @@ def prepare(
     args = make_arguments(cfg, folder)
     architecture = builder.configuration(cfg)
     asked = task.task_of(cfg, architecture)
-    architectures.check(cfg, architecture, asked)
+    name = architectures.check(cfg, architecture, asked)
+    treats, said = behaviour.check(cfg, name, architecture, asked)
     vocab = architectures.vocabulary(architecture) or dataset.DUMMY_HIGH
     last_id = architectures.last_id(architecture, asked)
     data = (build_data or dataset.build_data)(cfg, asked, vocab, builder.head_labels(cfg, architecture, asked), last_id)
-    warnings = data.warnings + dataset.check_batch(cfg, data)
+    said = architectures.warnings(name, architecture, asked) + said
+    warnings = said + data.warnings + dataset.check_batch(cfg, data)
+    warnings += behaviour.pad(cfg, name, architecture, data, treats)
 
     def warn(text: str) -> None:
         if text not in warnings:  # a rank may build the model twice
             warnings.append(text)
 
     def build_model(weights: bool = True) -> PreTrainedModel:
-        model = hooks.transform_model(cfg, builder.build_model(cfg, architecture, data, weights, warn))
+        model = builder.build_model(cfg, architecture, data, weights, warn)
+        if not treats.shifts_labels:
+            shifted_loss.use_shifted_loss(model)
+        model = hooks.transform_model(cfg, model)
         return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
 
     return Ingredients(args, data, build_model, warnings)
