@@ -9,6 +9,7 @@ import copy
 import json
 
 import pytest
+import tiny
 import tokenizers
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ import transformers
 from conftest import compose, small
 
 from legroom.data import collate, dataset
-from legroom.models import behaviour, shifted_loss
+from legroom.models import architectures, behaviour, shifted_loss
 from legroom.models.behaviour import Behaviour
 
 UNSHIFTED = (
@@ -33,7 +34,7 @@ def saved(path, kind: str, task: str, **values):
     for name, value in values.items():
         setattr(config, name, value)
     torch.manual_seed(0)
-    tiny.AUTO_CLASSES[task].from_config(config).save_pretrained(path)
+    architectures.AUTO_CLASSES[task].from_config(config).save_pretrained(path)
     return path
 
 

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from legroom.data import collate
+from legroom.models import architectures, behaviour, shifted_loss
 from legroom.models.shrunk import FIRST_ORDINARY_ID, VOCAB, shrunk
 
-AUTO_CLASSES = {
-    "language_modelling": transformers.AutoModelForCausalLM,
-    "classification": transformers.AutoModelForSequenceClassification,
-}
 NAMES = {
     "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -108,21 +105,23 @@ def tiny_model(kind: str, task: str) -> PreTrainedModel:
     """A tiny model with random weights. Raises what transformers raises, and ValueError if it is not tiny."""
     with torch.device("meta"):
         count = sum(
-            weight.numel() for weight in AUTO_CLASSES[task].from_config(tiny_configuration(kind, task)).parameters()
+            weight.numel()
+            for weight in architectures.AUTO_CLASSES[task].from_config(tiny_configuration(kind, task)).parameters()
         )
     if count > MOST_PARAMETERS:
         raise ValueError(f"{count / 1e6:.0f} M parameters, whose sizes have other names than those of SIZES")
     torch.manual_seed(0)
-    return AUTO_CLASSES[task].from_config(tiny_configuration(kind, task))
+    return architectures.AUTO_CLASSES[task].from_config(tiny_configuration(kind, task))
 
 
 def save(kind: str, task: str, folder: Path, with_step: bool = False) -> None:
-    """Save a tiny model in a folder, with a report: why there is none, and with_step why transformers' own step fails.
+    """Save a tiny model in a folder, with a report: why there is none, what is done for it and what remains wrong, and
+    with_step why transformers' own step fails.
 
-    The report (REPORT) is JSON: {"architecture", "parameters", "not_made", "not_trained"}.
+    The report (REPORT) is JSON: {"architecture", "parameters", "not_made", "not_trained", "said", "wrong"}.
     """
     torch.set_num_threads(1)
-    report: dict[str, Any] = {"not_made": None, "not_trained": None}
+    report: dict[str, Any] = {"not_made": None, "not_trained": None, "said": "", "wrong": ""}
     try:
         model = tiny_model(kind, task)
         report |= {"architecture": type(model).__name__, "parameters": sum(w.numel() for w in model.parameters())}
@@ -131,7 +130,65 @@ def save(kind: str, task: str, folder: Path, with_step: bool = False) -> None:
         report["not_made"] = one_line(error)
     else:
         report["not_trained"] = failure_of_step(model, task) if with_step else None
+        try:
+            report["said"], report["wrong"] = checked(model, tiny_configuration(kind, task), task)
+        except Exception as error:  # of a model that cannot be trained either, or the jobs say it
+            report["said"] = f"not checked: {one_line(error)}"
     (folder / REPORT).write_text(json.dumps(report))
+
+
+@torch.no_grad()
+def checked(model: PreTrainedModel, config: PretrainedConfig, task: str) -> tuple[str, str]:
+    """(what Legroom does for this class, what would be trained wrong nevertheless; "": nothing).
+
+    config: that the model was made from. The checks are not those of `behaviour`: a label is seen in the change of the
+    loss, which auxiliary losses do not enter.
+    """
+    found, said, wrong = behaviour.of(config, task), [], []
+    if found.unknown:
+        said.append(f"behaviour assumed ({found.unknown})")
+    if not found.shifts_labels:
+        shifted_loss.use_shifted_loss(model)
+        said.append("labels are shifted here")
+    if found.padding != "right":
+        said.append("padded on the left" if found.padding else "no rows of different lengths")
+    architectures.set_special_ids(model.config, 0)
+    model.eval().config.use_cache = False
+    vocab, last = architectures.vocabulary(model.config) or VOCAB, architectures.last_id(model.config, task)
+    ids = torch.randint(
+        min(FIRST_ORDINARY_ID, vocab // 2), vocab - 1, (30,), generator=torch.Generator().manual_seed(7)
+    )
+    rows = [ids[:11].clone(), ids.clone()]
+    for row in rows:
+        row[-1] = row[-1] if last is None else last
+
+    def run(**inputs: torch.Tensor) -> Any:
+        torch.manual_seed(0)  # for those that draw numbers in evaluation mode, too
+        return model(**inputs)
+
+    if task == "language_modelling":
+        output = run(input_ids=ids[None], labels=ids[None])
+        for position in (0, 1, 17, 29):  # the mean over 29 labels of the loss of the next token, and of no other
+            labels = ids.clone()
+            labels[position] += 1
+            before = output.logits[0, position - 1, ids[position : position + 1] + torch.arange(2)]
+            expected = (before[0] - before[1]).item() / 29 if position else 0.0
+            change = (run(input_ids=ids[None], labels=labels[None]).loss - output.loss).item()
+            if abs(change - expected) > 1e-5:
+                wrong.append(f"label {position} changes the loss by {change:.1e}, not {expected:.1e}")
+        later = ids.clone()
+        later[15:] += 1
+        moved = (run(input_ids=later[None]).logits - output.logits)[:, :15].abs().max().item()
+        if moved > 1e-5 and found.is_causal:
+            wrong.append(f"later tokens move earlier logits by {moved:.1e}")
+    if found.padding:
+        pad, with_mask = model.config.get_text_config().pad_token_id, task == "classification"
+        batch = collate.Padding(1, 64, pad, with_mask, found.padding)
+        one, other = (run(**batch([{"input_ids": row} for row in part])).logits[0] for part in (rows[:1], rows))
+        moved = (one - other[: len(one)]).abs().max().item()
+        if moved > 1e-5:
+            wrong.append(f"a longer row moves the logits by {moved:.1e}")
+    return ", ".join(said), "; ".join(wrong) if found.is_causal else ""
 
 
 def failure_of_step(model: PreTrainedModel, task: str) -> str | None:

@@ -60,7 +60,8 @@ TRAINED, NOT_ESTIMATED, REFUSED, NOT_MADE, NOT_TRAINABLE, FAILED = (
     "failed",
 )
 MEANINGS = {
-    TRAINED: "two steps in the raw loop, estimated for a GPU, saved, loaded, and the same evaluation loss",
+    TRAINED: "two steps in the raw loop, estimated for a GPU, saved, loaded, and the same evaluation loss; on the next "
+    "token, without seeing later ones, and with the same logits for a row alone and beside a longer one",
     NOT_ESTIMATED: "the same, but the estimate is refused in one line: the step depends on values",
     REFUSED: "in one line, before any step",
     NOT_MADE: "transformers builds no tiny model from the configuration class: a package is missing, or a value",
@@ -114,6 +115,10 @@ class Walk:
             if result.status == FAILED:
                 reason = self._make(kind, task, folder, plain_step=True)["not_trained"]
                 result.status, result.why = (NOT_TRAINABLE, reason) if reason else (FAILED, result.why)
+            if result.status == TRAINED:
+                result.why = made["said"]
+            if result.status in (TRAINED, NOT_ESTIMATED) and made["wrong"]:
+                result.status, result.why = FAILED, f"trained wrong: {made['wrong']}"
         result.why = result.why.replace(str(folder), "FOLDER")
         result.seconds = time.monotonic() - start
         if result.status != FAILED:

@@ -6,13 +6,8 @@ from pathlib import Path
 
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
-from legroom.models import builder
+from legroom.models import architectures, builder
 from legroom.options import task
-
-AUTO_CLASSES = {
-    "language_modelling": "AutoModelForCausalLM",
-    "classification": "AutoModelForSequenceClassification",
-}
 
 
 def reason(cfg: Config, error: Refusal | UnknownOperation) -> str:
@@ -31,8 +26,8 @@ def _without_weights(cfg: Config) -> str:
     folder = Path(cfg.model.pretrained or "").expanduser()
     if cfg.model.pretrained is None or not folder.is_dir() or any(folder.glob("*.safetensors")):
         return ""
-    kind = AUTO_CLASSES[task.task_of(cfg, builder.configuration(cfg))]
+    kind = architectures.AUTO_CLASSES[task.task_of(cfg, builder.configuration(cfg))]
     return (
         " A training needs weights beside config.json, of any values: transformers' "
-        f"{kind}.from_config(config).save_pretrained(FOLDER) writes random ones."
+        f"{kind.__name__}.from_config(config).save_pretrained(FOLDER) writes random ones."
     )

@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 import torch
+import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
@@ -26,6 +27,10 @@ from legroom.third_party import transformers_models_private
 CLASSES = {
     "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
     "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
+AUTO_CLASSES = {
+    "language_modelling": transformers.AutoModelForCausalLM,
+    "classification": transformers.AutoModelForSequenceClassification,
 }
 TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
 # Models whose text goes with something else, which no data of this project has: their step fails without it.

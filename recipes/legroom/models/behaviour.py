@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy
 import torch
-import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -26,10 +25,6 @@ from legroom.models import architectures, shrunk
 from legroom.records.printable import printable
 from legroom.third_party import torch_private, transformers_models_private
 
-AUTO_CLASSES = {
-    "language_modelling": transformers.AutoModelForCausalLM,
-    "classification": transformers.AutoModelForSequenceClassification,
-}
 # Model types that shift labels, see no later token and are padded on the right, as tests/models/test_behaviour.py
 # proves: nothing is asked of them.
 KNOWN = {
@@ -80,12 +75,13 @@ def _asked(kind: type[PretrainedConfig], text: str, task: str) -> Behaviour:
 
 def _tiny_model(config: PretrainedConfig, task: str) -> PreTrainedModel | None:
     """A model of a configuration with random weights in fp32; None if it is not tiny."""
+    build = functools.partial(architectures.AUTO_CLASSES[task].from_config, config, dtype=torch.float32)
     with torch.device("meta"):
-        model = AUTO_CLASSES[task].from_config(config, dtype=torch.float32)
-    if sum(weight.numel() for weight in model.parameters()) > MOST_PARAMETERS:
+        count = sum(weight.numel() for weight in build().parameters())
+    if count > MOST_PARAMETERS:
         return None
     torch.manual_seed(0)
-    return AUTO_CLASSES[task].from_config(config, dtype=torch.float32)
+    return build()
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom.config import Config
@@ -57,10 +56,8 @@ def build_model(
     Raises Refusal if the data does not fit the model, or pretrained weights cannot be loaded.
     """
     _check_vocabulary(cfg, config, data)
-    kind, new_head = transformers.AutoModelForCausalLM, False
-    if data.task == "classification":
-        kind = transformers.AutoModelForSequenceClassification
-        new_head = _set_labels(cfg, config, data)
+    kind = architectures.AUTO_CLASSES[data.task]
+    new_head = data.task == "classification" and _set_labels(cfg, config, data)
     settings: dict[str, Any] = {
         "attn_implementation": None if cfg.model.attention == AUTO else cfg.model.attention,
         "dtype": precision.weights_dtype(cfg),

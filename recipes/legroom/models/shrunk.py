@@ -69,8 +69,7 @@ def shrunk(values: dict[str, Any], narrow: bool = True) -> dict[str, Any]:
         elif isinstance(value, dict) and key not in ("id2label", "label2id"):
             small[key] = shrunk(value, narrow)
         else:
-            is_size = isinstance(value, int) and not isinstance(value, bool)
-            small[key] = lowered(key, value, SIZES if narrow else DEPTH) if is_size else value
+            small[key] = lowered(key, value, SIZES if narrow else DEPTH) if type(value) is int else value
     return small
 
 
