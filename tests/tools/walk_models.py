@@ -43,13 +43,8 @@ from legroom.records.record import Error, Record
 TASKS = {"language_modelling": "causal language models", "classification": "sequence classifiers"}
 MAKING_SECONDS, JOB_SECONDS = 90, 90
 JOB = ["data.seq_len=32", "data.samples=8", "data.eval_samples=4", "batch.per_device=2", "train.max_steps=2"]
-JOB += [
-    "measure.warmup_steps=0",
-    "measure.ledger=false",
-    "device=cpu",
-    "tracker=none",
-    f"launch.timeout_seconds={JOB_SECONDS}",
-]
+JOB += ["measure.warmup_steps=0", "measure.ledger=false", "device=cpu", "tracker=none"]
+JOB += [f"launch.timeout_seconds={JOB_SECONDS}"]
 SAME_LOSS = 1e-3  # relative difference of the evaluation before saving and after loading
 TRAINED, NOT_ESTIMATED, REFUSED, NOT_MADE, NOT_TRAINABLE, FAILED = (
     "trained",
@@ -115,8 +110,7 @@ class Walk:
             if result.status == FAILED:
                 reason = self._make(kind, task, folder, plain_step=True)["not_trained"]
                 result.status, result.why = (NOT_TRAINABLE, reason) if reason else (FAILED, result.why)
-            if result.status == TRAINED:
-                result.why = made["said"]
+            result.why = result.why or made["said"]
             if result.status in (TRAINED, NOT_ESTIMATED) and made["wrong"]:
                 result.status, result.why = FAILED, f"trained wrong: {made['wrong']}"
         result.why = result.why.replace(str(folder), "FOLDER")
