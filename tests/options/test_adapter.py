@@ -135,6 +135,20 @@ def test_named_layers_alone_have_an_adapter():
     assert set(trained) == {"q_proj", "v_proj"} and 4 in trained["q_proj"].shape
 
 
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+@pytest.mark.parametrize("precision, dtype", [("bf16", torch.float32), ("bf16_pure", torch.bfloat16)])
+def test_an_adapter_is_trained_in_the_type_of_the_weights(name, precision, dtype):
+    """In 16 bits under bf16_pure: in 32 its products, which no autocast casts, would run in 32 as well."""
+    if name == "qlora":
+        pytest.importorskip("bitsandbytes")
+    words = [f"adapter={name}", f"precision={precision}", "model=llama_tiny", "adapter.dora=true"]
+    cfg = compose("device=cpu", *words).cfg
+    architecture = builder.configuration(cfg)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    model = adapter.transform_model(cfg, builder.build_model(cfg, architecture, rows))
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {dtype}
+
+
 # --- refusals --------------------------------------------------------------------------------------------
 
 

@@ -137,16 +137,19 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
         wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
-    if bits(cfg):
-        _train_in_weights_dtype(cfg, wrapped)
+    _train_in_weights_dtype(cfg, wrapped)
     return wrapped
 
 
 def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
-    """Casts layers that are trained whole from the type of the frozen weights to that of the precision."""
+    """Casts what is trained to the type in which the precision keeps weights.
+
+    peft makes matrices in 32 bits beside weights in 16 (unless `autocast_adapter_dtype=False`), and their products then
+    run in 32 bits where no autocast is. The frozen weights of qlora are in the type of the computation.
+    """
     dtype = precision.weights_dtype(cfg)
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and "lora_" not in name:
+    for weight in model.parameters():
+        if weight.requires_grad:
             weight.data = weight.data.to(dtype)
 
 
