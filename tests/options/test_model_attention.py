@@ -86,11 +86,27 @@ def test_an_estimate_knows_flash_attention_and_refuses_flex():
 
 
 def test_the_estimate_of_a_hub_kernel_is_that_of_torchs_flash_attention(tmp_path):
-    words = ["recipe=estimate", "gpu=h100_80gb", "precision=bf16", "model=llama_tiny", "data.seq_len=32"]
-    names = ("sdpa", "kernels-community/flash-attn3")
+    """Of the GPUs on which torch chooses its own copy of these kernels."""
+    words = ["recipe=estimate", "gpu=a100_80gb", "precision=bf16", "model=llama_tiny", "data.seq_len=32"]
+    names = ("sdpa", "kernels-community/flash-attn2")
     steps = [compose(*words, f"model.attention={name}").cfg for name in names]
     sdpa, hub = (simulation.simulate_step(cfg, str(tmp_path)) for cfg in steps)
     assert sdpa.parts == hub.parts and hub.model.attention == names[1]
+
+
+def test_flash_attention_has_no_mask_for_a_window_and_works_less(tmp_path):
+    """sdpa gets a mask as soon as the window is no longer than the rows, and then torch takes another kernel."""
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=64)
+    AutoConfig.for_model("mistral", **sizes, num_key_value_heads=2, sliding_window=16).save_pretrained(tmp_path)
+    words = ["recipe=estimate", "gpu=a100_80gb", "precision=bf16", f"model.pretrained={tmp_path}", "data.seq_len=64"]
+    done = {}
+    for name in ("sdpa", "flash_attention_2"):
+        simulated = simulation.simulate_step(compose(*words, f"model.attention={name}").cfg, str(tmp_path))
+        counts = simulated.tally.counts.values()
+        done[name] = {one.name: one.flops for phase in counts for one in phase if one.kind == "attention"}
+    assert all("efficient" in kernel for kernel in done["sdpa"]) and len(done["sdpa"]) == 2
+    assert set(done["flash_attention_2"]) == {"_flash_attention_forward", "_flash_attention_backward"}
+    assert max(done["flash_attention_2"].values()) < max(done["sdpa"].values()) / 3
 
 
 @pytest.mark.parametrize("name", ["flash_attention_3", "flex_attention"])

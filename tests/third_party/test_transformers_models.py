@@ -12,8 +12,12 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    masking_utils,
+    modeling_utils,
 )
 from transformers.cache_utils import DynamicCache
 from transformers.integrations import hub_kernels
@@ -50,6 +54,26 @@ def test_attention():
     assert transformers_models_private.has_attention(GPT2LMHeadModel, "eager")
     assert not transformers_models_private.has_attention(BloomForCausalLM, "sdpa")
     assert not transformers_models_private.has_attention(BloomForCausalLM, "flash_attention_2")
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn2"])
+def test_replaced_attention(name):
+    """Without its package, without a mask even of padded rows, and until the end of the context."""
+    seen = []
+
+    def forward(module, query, key, value, mask, sliding_window=None, **_):
+        seen.append((mask, sliding_window))
+        return query.transpose(1, 2), None
+
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
+    config = MistralConfig(**sizes, num_key_value_heads=2, sliding_window=3)
+    padded = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    tables = (masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, modeling_utils.ALL_ATTENTION_FUNCTIONS)
+    before = [dict(table) for table in tables]
+    with transformers_models_private.replaced_attention(name, forward):
+        model = MistralForCausalLM._from_config(config, attn_implementation=name)
+        model(torch.ones(2, 4, dtype=torch.long), attention_mask=padded)
+    assert seen == [(None, 3)] and [dict(table) for table in tables] == before
 
 
 def test_wanted_kernels(monkeypatch):

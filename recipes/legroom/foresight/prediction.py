@@ -292,8 +292,9 @@ def notes(cfg: Config) -> list[str]:
             "predicted."
         )
     if attention.is_flash(cfg.model.attention):
+        newer = " Its rate is taken to be that of flash attention 2." * attention.lacks_dropout(cfg.model.attention)
         lines.append(
-            f"model.attention={cfg.model.attention}: the figures are those of torch's own flash attention, which saves "
-            "the same tensors; padding, which the package removes, is counted."
+            f"model.attention={cfg.model.attention}: the figures are those of torch's own copy of its kernels, which "
+            f"saves the same tensors; padding, which the package removes, is counted.{newer}"
         )
     return lines

@@ -32,7 +32,6 @@ from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengt
 from legroom.machine import host
 from legroom.models import architectures, quantized
 from legroom.options import adapter, parallelism
-from legroom.options import attention as attention_options
 from legroom.parallelism import fsdp
 from legroom.ranks import collectives
 from legroom.records.record import Model
@@ -109,11 +108,7 @@ def simulate_step(
     written in any case.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    # torch has its own flash attention
-    attention = "sdpa" if attention_options.is_flash(cfg.model.attention) else cfg.model.attention
-    as_written = replace(
-        cfg, compile=False, compile_mode=None, compile_regions=False, model=replace(cfg.model, attention=attention)
-    )
+    as_written = replace(cfg, compile=False, compile_mode=None, compile_regions=False)
     simulate = functools.partial(
         _simulate, cfg, folder, capacity_bytes, record_origins, few_micro_batches, build_data=build_data
     )
@@ -166,7 +161,7 @@ def _simulate(
         if cfg.compile:
             contexts.enter_context(compiled_graph.replacing_kernels(fake))
         contexts.enter_context(fake)
-        contexts.enter_context(library_patches.libraries_on(fake, bool(adapter.bits(cfg))))
+        contexts.enter_context(library_patches.libraries_on(fake, bool(adapter.bits(cfg)), cfg.model.attention))
         contexts.enter_context(library_patches.rank_0_of(cfg, fake))
         make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from legroom.third_party.torch_private import op_packet, qualified_packet_name
+from legroom.third_party.torch_private import op_packet, qualified_packet_name, schema
 
 WITH_ADDEND = ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation")  # whose first argument is added
 
+# Whole scores are counted, also where a causal kernel or one with a window leaves some out.
+ATTENTION = ("aten::_scaled_dot_product", "aten::_flash_attention")
 
 # Products of activations (..., K), the first argument, with a weight (N, K) -> the weight's argument. torch has no
 # formula for them: a linear layer is other operations by then, but for one with quantised weights.
@@ -29,14 +31,17 @@ def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     func: an OpOverload. Raises AssertionError, TypeError or ValueError if the formula does not accept these shapes.
     """
     packet = op_packet(func)
-    if qualified_packet_name(packet).startswith("aten::_scaled_dot_product"):
+    if qualified_packet_name(packet).startswith(ATTENTION):
         # One rule for every attention kernel: torch's table lacks the CPU's, and before 2.13 refuses query heads that
         # share keys and values. The work is that of as many heads as the queries have.
         backward = "backward" in packet.__name__  # its first argument is the gradient of the result
-        query, key, value = (tuple(tensor.shape) for tensor in (args[1:4] if backward else args[:3]))
+        shapes = [tuple(tensor.shape) for tensor in (args[:4] if backward else args[:3])]
+        if qualified_packet_name(packet).startswith("aten::_flash"):  # (B, T, H, D)
+            shapes = [(batch, heads, length, size) for batch, length, heads, size in shapes]
+        query, key, value = shapes[-3:]
         heads = query[1]
-        shapes = query, (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
-        return sdpa_backward_flop_count(tuple(args[0].shape), *shapes) if backward else sdpa_flop_count(*shapes)
+        shapes[-2:] = (key[0], heads, *key[2:]), (value[0], heads, *value[2:])
+        return sdpa_backward_flop_count(*shapes) if backward else sdpa_flop_count(*shapes)
     if qualified_packet_name(packet) in LINEAR_PRODUCTS:
         return 2 * args[0].numel() * args[LINEAR_PRODUCTS[qualified_packet_name(packet)]].shape[0]
     formula = flop_registry.get(packet)
@@ -50,12 +55,23 @@ def backward_flops(func: Any, args: Any, flops: int) -> int:
     """
     packet = op_packet(func)
     name = qualified_packet_name(packet)
-    if name.startswith("aten::_scaled_dot_product"):
+    if name.startswith(ATTENTION):
         # Two products forward, four backward: for the values, the probabilities, the queries and the keys.
         query, key, value = (tensor.requires_grad for tensor in args[:3])
         return flops * (value + (query or key) + query + key) // 2
     factors = args[1:3] if name in WITH_ADDEND else args[:2]
     return flops * sum(factor.requires_grad for factor in factors)
+
+
+def attended_share(func: Any, args: Sequence, kwargs: Mapping) -> float:
+    """The share of the scores that a kernel of attention computes: half if it is causal, and those within a window."""
+    names = [argument.name for argument in schema(func).arguments]
+    given = dict(zip(names, args)) | dict(kwargs)
+    causal, window, length = (given.get(name) for name in ("is_causal", "window_size_left", "max_q"))
+    if window is None or length is None or not 0 <= window < length:
+        return 0.5 if causal else 1.0
+    before = window * (length - (window + 1) / 2)  # of all queries, keys before their own
+    return (length + before * (1 if causal else 2)) / length**2
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:

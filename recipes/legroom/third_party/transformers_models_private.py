@@ -59,6 +59,27 @@ def load_hub_attention(name: str) -> None:
     modeling_flash_attention_utils.lazy_import_flash_attention(name)
 
 
+@contextlib.contextmanager
+def replaced_attention(name: str, forward: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Inside, models run `forward` as the implementation of attention `name`, without a mask. transformers itself would
+    look for the package that has it."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    check = PreTrainedModel._check_and_adjust_attn_implementation
+
+    def unchecked(model: PreTrainedModel, asked: str | None, *args: Any, **settings: Any) -> str:
+        return name if asked == name else check(model, asked, *args, **settings)
+
+    # What is set here stands over the library's own entries, and `del` uncovers those.
+    ALL_ATTENTION_FUNCTIONS[name], ALL_MASK_ATTENTION_FUNCTIONS[name] = forward, lambda *_, **__: None
+    try:
+        with patched(PreTrainedModel, _check_and_adjust_attn_implementation=unchecked):
+            yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[name], ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
 def attention_of(model: PreTrainedModel) -> str | None:
     """The implementation of attention that a built model uses: transformers chooses one where none was asked for."""
     return model.config.get_text_config()._attn_implementation

@@ -138,6 +138,22 @@ def test_backward_workspaces_by_hand(on):
     assert attention.backward_workspace_bytes(flash, query, key) == 4 * rows * (64 + 1) + 2 * 2 * (2 * 4 * 100 * 64)
     assert attention.backward_workspace_bytes(efficient, query, query) == 4 * (2 * 4 * 100 + rows * 64)
     assert attention.backward_workspace_bytes("_softmax_backward_data", query, key) == 0
+    package = attention.backward_workspace_bytes(
+        "_flash_attention_backward", query.transpose(1, 2), key.transpose(1, 2)
+    )
+    assert package == attention.backward_workspace_bytes(flash, query, key)
+
+
+@pytest.mark.parametrize("size, width", [(64, 64), (36, 36), (48, 32)])  # 36: padded; of latent attention the third
+def test_attention_of_the_package(on, size, width):
+    fake = on(A100)
+    query, key = heads(fake, BF16, size), heads(fake, BF16, size, count=2)
+    value, module = heads(fake, BF16, width, count=2), torch.nn.Module()
+    module.is_causal = True
+    out, _ = attention.of_package(module, query, key, value, None, sliding_window=16)
+    assert out.shape == (2, 128, 4, width)
+    out.sum().backward()
+    assert [one.grad.shape for one in (query, key, value)] == [one.shape for one in (query, key, value)]
 
 
 def test_capabilities_of_equal_rules_choose_alike():

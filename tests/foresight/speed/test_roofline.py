@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import published_speed
@@ -176,6 +177,18 @@ def test_a_causal_kernel_does_half_of_the_work(causal, share):
     query = meta(2, 4, 64, 32, dtype=torch.bfloat16)
     found = classified(aten._scaled_dot_product_flash_attention.default, query, query, query, 0.0, causal)
     assert found.kind == "attention" and found.flops == 4 * 2 * 4 * 64 * 64 * 32 // share
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 1, 15, 63])
+def test_a_window_leaves_out_what_lies_outside_of_it(causal, window):
+    query, length = meta(2, 64, 4, 32, dtype=torch.bfloat16), 64
+    within = sum(0 <= i - j <= window or (not causal and -window <= i - j < 0) for i in range(64) for j in range(64))
+    call = functools.partial(aten._flash_attention_forward.default, query, query, query, None, None, length, length)
+    after = dict(window_size_left=window, window_size_right=0 if causal else window)
+    args = (query, query, query, None, None, length, length, 0.0, causal, False)
+    found = operations.classify(aten._flash_attention_forward.default, args, call(0.0, causal, False, **after), after)
+    assert found.kind == "attention" and found.flops == 4 * 2 * 4 * 32 * within
 
 
 def test_heads_that_share_keys_and_values_work_as_many():

@@ -7,6 +7,8 @@ B batch, H heads, T queries, S keys, D head size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -162,6 +164,45 @@ def attend(
     return run(query, key, value, attn_mask, keep_logsumexp, dropout_p, is_causal, *debug_mask, scale=scale)[0]
 
 
+def of_package(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a model by the kernels of flash-attn, which take no mask but a window. Returns (B, T, H, D), None.
+
+    They save what torch's copy of them does. As transformers calls them (`flash_attention_forward`).
+    """
+    causal = module.is_causal if is_causal is None else is_causal
+    if query.dtype == torch.float32:  # in 16 bits alone: the type of autocast, or of the first linear layer
+        autocast = torch.is_autocast_enabled(query.device.type)
+        weight = next((layer.weight for layer in module.modules() if isinstance(layer, torch.nn.Linear)), value)
+        dtype = torch.get_autocast_dtype(query.device.type) if autocast else weight.dtype
+        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    size, width, keys = query.shape[-1], value.shape[-1], key.shape[2]
+    windowed = sliding_window is not None and keys > sliding_window
+    before = sliding_window - 1 if windowed else -1
+    padded = [torch.nn.functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key)]
+    padded.append(
+        torch.nn.functional.pad(value, (0, padded[0].shape[-1] - width)) if width % 8 or width < size else value
+    )
+    out = aten._flash_attention_forward(
+        *(tensor.transpose(1, 2) for tensor in padded),
+        *(None, None, query.shape[2], keys, dropout, bool(causal), False),
+        scale=scaling if scaling is not None else size**-0.5,
+        window_size_left=before,
+        window_size_right=0 if causal else before,
+    )
+    return out[0][..., :width], None
+
+
 def _aligned(mask: Tensor) -> Tensor:
     """preprocess_mask: a mask whose rows have no multiple of 16 elements is copied into one with longer rows."""
     multiple = 16
@@ -174,8 +215,11 @@ def _aligned(mask: Tensor) -> Tensor:
 def backward_workspace_bytes(name: str, query: Tensor, key: Tensor) -> int:
     """The workspace of a backward kernel: allocated beside its results, and freed when it ends.
 
-    name: of the aten operation. query (B, H, T, D), key (B, H or fewer, S, D): as the kernel receives them.
+    name: of the aten operation. query (B, H, T, D), key (B, H or fewer, S, D), or with H behind T and S: as the kernel
+    receives them.
     """
+    if name.startswith("_flash_attention"):  # (B, T, H, D)
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
     batch, heads, length, size = query.shape
     padded = -(-length // 128) * 128
     if "flash_attention_backward" in name:

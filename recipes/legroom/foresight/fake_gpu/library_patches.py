@@ -18,10 +18,11 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 
 from legroom.config import Config
-from legroom.foresight.fake_gpu import fake_storages
+from legroom.foresight.fake_gpu import attention, fake_storages
 from legroom.foresight.fake_gpu.backend import Stream
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.machine import host
+from legroom.options import attention as attention_options
 from legroom.options import gpu as gpu_options
 from legroom.options import parallelism, training_arguments
 from legroom.ranks import collectives, rank_info
@@ -29,6 +30,7 @@ from legroom.third_party import (
     accelerate_private,
     torch_distributed_private,
     torch_private,
+    transformers_models_private,
     transformers_trainer_private,
 )
 from legroom.third_party.patching import patched
@@ -81,15 +83,19 @@ def _copied_by_operation(deepcopy: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def libraries_on(fake: FakeDevice, quantised: bool = False) -> Iterator[None]:
+def libraries_on(fake: FakeDevice, quantised: bool = False, attention_name: str = "") -> Iterator[None]:
     """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA.
 
-    quantised: the model has weights that bitsandbytes quantises."""
+    quantised: the model has weights that bitsandbytes quantises. attention_name: model.attention; the package of
+    a flash attention need not be installed."""
     with contextlib.ExitStack() as patches:
         if quantised:
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
+        if attention_options.is_flash(attention_name):
+            kernels = transformers_models_private.replaced_attention(attention_name, attention.of_package)
+            patches.enter_context(kernels)
         if fake.capability is not None:
             patches.enter_context(patched(torch.Tensor, __deepcopy__=_copied_by_operation(torch.Tensor.__deepcopy__)))
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})

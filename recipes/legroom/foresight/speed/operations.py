@@ -43,7 +43,7 @@ from legroom.foresight.speed.operation_names import (
     REDUCTIONS,
     TENSORS_PER_LAUNCH,
 )
-from legroom.measure.op_flops import operation_flops, tensors_in
+from legroom.measure.op_flops import attended_share, operation_flops, tensors_in
 from legroom.third_party import torch_distributed_private, torch_private
 
 JOINABLE = (ELEMENTWISE, REDUCTION, COPY)  # what torch.compile makes one kernel of
@@ -244,7 +244,7 @@ def _bytes(op_class: _OperationClass, args: Sequence, inputs: list, outputs: lis
 def _arithmetic(
     func: Any, op_class: _OperationClass, args: Sequence, kwargs: Mapping, result: Any
 ) -> tuple[int, tuple[int, ...]]:
-    """(FLOPs, (batch, M, N, K) of a matrix product). A causal kernel skips the part above the diagonal: half."""
+    """(FLOPs, (batch, M, N, K) of a matrix product)."""
     if op_class.name in LINEAR_PRODUCTS:
         columns, depth = args[1].shape
         return 2 * args[0].numel() * columns, (1, args[0].numel() // depth, columns, depth)
@@ -252,8 +252,8 @@ def _arithmetic(
     if op_class.name in PRODUCTS:
         left, right = args[PRODUCTS[op_class.name] : PRODUCTS[op_class.name] + 2]
         return flops, (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], right.shape[-1], left.shape[-1])
-    if op_class.kind == ATTENTION and _argument(func, "is_causal", args, kwargs):
-        flops //= 2
+    if op_class.kind == ATTENTION:
+        flops = round(flops * attended_share(func, args, kwargs))
     return flops, ()
 
 
@@ -275,14 +275,6 @@ def _group(args: Sequence) -> tuple[int, ...]:
         return ()
     ranks = dist.get_process_group_ranks(found)
     return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
-
-
-def _argument(func: Any, name: str, args: Sequence, kwargs: Mapping) -> Any:
-    """The value of an argument by its name, or None."""
-    names = [argument.name for argument in torch_private.schema(func).arguments]
-    if name in kwargs:
-        return kwargs[name]
-    return args[names.index(name)] if name in names and names.index(name) < len(args) else None
 
 
 def _kernels(op_class: _OperationClass, args: Sequence) -> int:
