@@ -150,6 +150,14 @@ def test_the_effective_batch_is_kept_where_only_a_default_says_it():
     assert search.effective == 4 and "batch.effective=4" in search.overrides_of({"batch.per_device": 2})
 
 
+@pytest.mark.parametrize("typed", ["hydra.run.dir=outputs/mine", "resume=latest"])
+def test_what_is_of_one_run_stands_in_no_command(typed):
+    """Two rows that are pasted would refuse each other's folder."""
+    search = planned(typed)
+    assert not any(typed.split("=")[0] in text for text in search.overrides)
+    assert any(line.startswith(typed) for line in search.left_out)
+
+
 def test_what_the_gpu_lacks_is_left_out_and_said():
     search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], fit_options.Options(allow=ALL))
     assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}

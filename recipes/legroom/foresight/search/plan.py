@@ -23,7 +23,11 @@ from legroom.foresight.search.space import (
 )
 from legroom.machine import gpu_specs, host
 from legroom.options import menus, parallelism
+from legroom.options.overrides import FOLDER_KEYS
 from legroom.paths import CONF
+
+# Overrides that no printed command repeats: two of them in one folder would refuse each other.
+OF_ONE_RUN = (*FOLDER_KEYS, "resume")
 
 
 @dataclass
@@ -68,7 +72,8 @@ def _read(overrides: list[str], options: Options) -> _Request:
 
 def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, list[str]]:
     """The search space of a command line without fit's own keys; or None, and the problems, a line each."""
-    overrides = [override for override in overrides if override != "recipe=estimate"]
+    of_one_run = [text for text in overrides if text.lstrip("+").partition("=")[0] in OF_ONE_RUN]
+    overrides = [text for text in overrides if text != "recipe=estimate" and text not in of_one_run]
     if "accumulation=auto" in overrides:
         return None, ["fit chooses the batch itself: leave accumulation=auto out."]
     request = _read(overrides, options)
@@ -86,6 +91,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
     share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
     search = SearchSpace(request.overrides, cfg, share * cfg.parallelism.replicas)
+    search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
     if PACKING in search.values and BATCH not in search.values:
