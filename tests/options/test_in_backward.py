@@ -10,6 +10,7 @@ from test_ledger_pairs import differing, fake, real
 from test_menus import cannot_run_here, facts_of
 from test_optimizer import both
 
+from legroom.foresight import simulation
 from legroom.options import hooks, menus
 
 HERE = ["optim.in_backward=true", "train.max_grad_norm=0"]
@@ -78,9 +79,17 @@ def test_what_needs_all_gradients_is_refused(options, said):
     assert any("optim.in_backward=true" in line and said in line for line in problems)
 
 
-def test_a_paged_optimizer_has_no_such_key():
-    lines = compose("optim=paged_adamw", *HERE, "recipe=estimate", "gpu=l4_24gb").problems
-    assert any("optim.in_backward is not used by optim=paged_adamw" in line for line in lines)
+@pytest.mark.parametrize("name", ["paged_adam8bit", "paged_adamw", "paged_lion8bit"])
+def test_a_paged_optimizer_is_estimated_with_its_states_outside_of_the_allocator(tmp_path, name):
+    pytest.importorskip("bitsandbytes")
+    words = ["model=llama_tiny", "model.width=512", "model.layers=2", "precision=bf16_pure", "gpu=l4_24gb"]
+    words += ["recipe=estimate", f"optim={name}", "train.max_grad_norm=0"]
+    after, inside = (
+        simulation.simulate_step(compose(*words, *more).cfg, str(tmp_path)) for more in ([], ["optim.in_backward=true"])
+    )
+    assert after.paged_bytes == inside.paged_bytes > 0
+    assert inside.parts["largest_bytes"]["gradients"] < after.parts["largest_bytes"]["gradients"] / 2
+    assert inside.demand.peak_allocated_bytes < after.demand.peak_allocated_bytes
 
 
 def test_a_hint_takes_clipping_away_with_it_and_says_so():

@@ -72,3 +72,15 @@ def test_step_of_one_weight():
     assert apart.state[theirs[0]]["state1"].dtype == torch.uint8
     assert apart.state[theirs[1]]["state1"].dtype == torch.float32
     bitsandbytes_private.clear_overrides()
+
+
+def test_step_of_one_weight_of_a_paged_optimizer(monkeypatch):
+    """As `step` does: the states are fetched before the update, and waited for behind it."""
+    weight, calls = torch.nn.Parameter(torch.ones(64, 128)), []
+    weight.grad = torch.ones_like(weight)
+    optimizer = AdamW8bit([weight], is_paged=True)
+    monkeypatch.setattr(optimizer, "prefetch_state", lambda one: calls.append("prefetch"))
+    monkeypatch.setattr(optimizer, "update_step", lambda *_: calls.append("update"))
+    monkeypatch.setattr(bitsandbytes_private, "sync_gpu", lambda one: calls.append("wait"))
+    bitsandbytes_private.step_of_one_weight(optimizer)(weight)
+    assert calls == ["prefetch", "update", "wait"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from bitsandbytes import functional
 from bitsandbytes.optim.optimizer import GlobalOptimManager
+from bitsandbytes.utils import sync_gpu
 
 from legroom.third_party.patching import patched
 
@@ -46,7 +47,10 @@ def step_of_one_weight(optimizer: Any) -> Callable[[torch.Tensor], None]:
         group, *index = places[id(weight)]
         if not optimizer.state[weight]:
             optimizer.init_state(group, weight, *index)
+        optimizer.prefetch_state(weight)  # nothing for states that are not paged
         optimizer.update_step(group, weight, *index)
+        if optimizer.is_paged:  # as `step` does: copies of paged states are asynchronous
+            sync_gpu(weight)
 
     return step
 
