@@ -46,6 +46,12 @@ def outcome():
     return made
 
 
+@pytest.mark.parametrize("flops, shown", [(1e9, "2.000 G"), (1.2e6, "2.400 M"), (6e10, "0.120 T")])
+def test_a_tiny_models_rate_is_not_shown_as_nothing(outcome, flops, shown):
+    outcome.speed.model_flops_per_step = flops
+    assert f" {shown}" in summary.summary(outcome, Path("here"))
+
+
 def test_the_summary_speaks_the_guides_terms(outcome):
     """18 bytes a parameter for training in mixed precision with AdamW, 6 for inference."""
     text = summary.summary(outcome, Path("here"))

@@ -12,6 +12,7 @@ from transformers.training_args import OptimizerNames
 
 from legroom.machine import host
 from legroom.options import menus, training_arguments
+from legroom.options import optim as optim_options
 from legroom.training import optimizer
 
 DECAY = ["train.weight_decay=0.1", "device=cpu"]
@@ -271,3 +272,9 @@ def test_every_optimizer_trains_on_a_gpu_the_same_in_both_recipes(train, option)
     ours, theirs = (train(*told, f"recipe={recipe}").record for recipe in ("trainer", "accelerate"))
     assert ours.training.losses == pytest.approx(theirs.training.losses, rel=1e-3)
     assert ours.memory.peak_tensor_bytes == pytest.approx(theirs.memory.peak_tensor_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("name, leaps", [("adamw8bit_ao", True), ("adamw_fp8", True), ("adamw4bit", False)])
+def test_states_whose_rounding_lets_weights_leap_are_warned_of(name, leaps):
+    cfg = compose("device=cpu", f"optim={name}").cfg
+    assert any("learning rates" in line for line in optim_options.warnings(cfg)) == leaps

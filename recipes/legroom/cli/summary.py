@@ -13,6 +13,7 @@ from legroom.report import predicted
 from legroom.units import MIB, PARTS
 
 Row = tuple[str, str, str]  # name, value, note
+FLOP_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -> str:
@@ -92,8 +93,9 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
         longest = f"{max(speed.waiting_seconds_per_rank) * 1000:.2f} ms"
         yield "Waiting for ranks", longest, "of a step, on the rank that waits most; sampled by DDP"
     if speed.model_flops_per_step and speed.step_seconds_median:
-        flops = f"{speed.model_flops_per_step / speed.step_seconds_median / 1e12:.3f} T"
-        yield "Model FLOP/s", flops, f"MFU {speed.mfu:.1%}" if speed.mfu is not None else ""
+        rate = speed.model_flops_per_step / speed.step_seconds_median
+        unit, letter = next((pair for pair in FLOP_UNITS if rate >= 0.1 * pair[0]), FLOP_UNITS[-1])
+        yield "Model FLOP/s", f"{rate / unit:.3f} {letter}", f"MFU {speed.mfu:.1%}" if speed.mfu is not None else ""
     yield from _machine_rows(outcome.config)
     cost = predicted.cost_of_million_tokens(outcome)
     if cost is not None:

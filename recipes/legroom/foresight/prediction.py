@@ -219,7 +219,8 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     used = outcome.memory.peak_reserved_bytes or 0
     homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
     paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
-    predict = functools.partial(compiled.predict if cfg.compile else roofline.predict, paging=paging)
+    how = compiled.predict if cfg.compile else roofline.predict
+    predict = functools.partial(how, paging=paging, beside_frozen=simulated.beside_frozen)
     of_step = functools.partial(predict, graphs=simulated.compiled_tally) if cfg.compile else predict
     predicted = of_step(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
     _enter_times(cfg, outcome, simulated, predicted)
@@ -292,9 +293,8 @@ def notes(cfg: Config) -> list[str]:
             "predicted."
         )
     if attention.is_flash(cfg.model.attention):
-        newer = " Its rate is taken to be that of flash attention 2." * attention.lacks_dropout(cfg.model.attention)
         lines.append(
             f"model.attention={cfg.model.attention}: the figures are those of torch's own copy of its kernels, which "
-            f"saves the same tensors; padding, which the package removes, is counted.{newer}"
+            "saves the same tensors; padding, which the package removes, is counted, and 3 is taken to be as fast as 2."
         )
     return lines

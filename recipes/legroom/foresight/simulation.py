@@ -82,6 +82,11 @@ class SimulatedStep:
     evaluation_events: list[tuple[int, int]] | None = None  # of steps and an evaluation behind them, if there is one
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
 
+    @property
+    def beside_frozen(self) -> bool:
+        """Whether most weights are not trained."""
+        return 2 * (self.model.trained_parameters or self.parameter_count) < self.parameter_count
+
 
 def is_amd(cfg: Config) -> bool:
     """Whether the GPU is AMD's: compute capabilities are NVIDIA's, and say nothing about it."""

@@ -12,6 +12,11 @@ from legroom.options import compile, hooks
 from legroom.options.hooks import STEP, Cost, Dimension, Lever
 
 FUSED = ("adamw", "adamw_fused")
+LEAPS = (
+    "optim={}: where the gradients of a block differ by orders of magnitude, the second moment of the small ones "
+    "rounds to zero, and such a weight may move by thousands of learning rates at once. Watch the loss, or choose "
+    "optim=adam8bit."
+)
 IN_BACKWARD, CLIPPING = "optim.in_backward", "train.max_grad_norm"
 
 
@@ -48,7 +53,12 @@ def _compiled_step_problems(cfg: Config) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """What the memory ledger does not see."""
+    """What the memory ledger does not see, and states whose rounding lets single weights leap."""
+    leaps = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
+    return leaps + _ledger_warnings(cfg)
+
+
+def _ledger_warnings(cfg: Config) -> list[str]:
     if not cfg.optim.facts.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
         return []
     return [

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from legroom.config import Gpu
-from legroom.foresight.speed import calibrated, efficiencies, links
+from legroom.foresight.speed import efficiencies, intervals, links
 from legroom.foresight.speed.efficiencies import Efficiencies
 from legroom.foresight.speed.operation_names import (
     ATTENTION,
@@ -31,8 +31,6 @@ from legroom.foresight.speed.products import joined, product_flops
 ROWS_PER_SM = {"reduction": 4, "normalisation": 16}
 AUTOCAST = ("fp16", "bf16")  # options of `precision` whose casts the host issues, too
 ERROR_OF = {"bf16_pure": "bf16"}  # option of `precision` -> the dtype of its products, where the names differ
-# The fastest and the slowest host against the assumed one: 9.5 and 24.7 us a call in published steps, against 12.
-HOSTS = (0.8, 2.05)
 LEAST_COPIES = 1e-3  # seconds of them that a note names
 SPILL = 4  # how sharply rows stop fitting into the cache (fitted)
 ELEMENT_SHARPNESS = 4  # how well the traffic of a kernel and the work on its elements overlap (assumed)
@@ -45,8 +43,8 @@ HALF_LANES = ("6.0", "7", "8.0")
 class Prediction:
     """The predicted seconds of a step, and their parts.
 
-    low_seconds, high_seconds: nine of ten steps lie between them, by the errors on published steps that were not fitted
-    and by what hosts differ. device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
+    low_seconds, high_seconds: nine of ten steps lie between them (`intervals`).
+    device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
     of the device by class of operations. arithmetic_seconds: of the device, in operations that arithmetic limits.
     host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
     machine_link_seconds: of the link, in collectives that the network between machines limits.
@@ -95,13 +93,14 @@ def predict(
     num_processes: int = 1,
     reached: Efficiencies | None = None,
     paging: Paging = Paging(),
+    beside_frozen: bool = False,
 ) -> Prediction:
     """The seconds of the step whose operations a tally holds.
 
     gpu: resolved. precision: the option's name; tf32 runs fp32 matrix products on the tensor cores. num_processes:
     ranks of all machines, which exchange over their links. reached: instead of the chip's efficiencies. paging:
     where states find no room, all of them go to the device and back in each step, as the driver gives up the page that
-    was used longest ago; at best only those without room do.
+    was used longest ago; at best only those without room do. beside_frozen: most weights are not trained.
 
     Raises ValueError where the GPU lacks a dtype that the step computes in.
     """
@@ -123,10 +122,11 @@ def predict(
     if paging.homeless_bytes:
         least -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
     error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying
-    low = computing * (1 - error) + least * links.HOST_LINK / links.HOST_LINK_BEST
-    high = computing * (1 + error) + copying * links.HOST_LINK / links.HOST_LINK_WORST
+    shortest, longest = intervals.device(gpu, reached, error, beside_frozen)
+    low = computing * shortest + least * links.HOST_LINK / links.HOST_LINK_BEST
+    high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST
     host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
-    fastest, slowest = _hosts(gpu, reached, error)
+    fastest, slowest = intervals.host(gpu, reached, error)
     return Prediction(
         overlapped(device, host, sent.seconds, sent.collectives),
         overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),
@@ -150,15 +150,6 @@ def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies)
         times * reached.host_seconds[phase] * (reached.autocast[phase] if precision in AUTOCAST else 1.0)
         for phase, times in tally.calls.items()
     )
-
-
-def _hosts(gpu: Gpu, reached: Efficiencies, error: float) -> tuple[float, float]:
-    """How fast and how slow the host may be, as shares of its predicted seconds.
-
-    A host that is known, by `gpu.host_factor` or by a calibration, is as uncertain as the device (assumed).
-    """
-    known = gpu.host_factor not in (None, 1.0) or reached.source == calibrated.HERE
-    return (1 - error, 1 + error) if known else HOSTS
 
 
 def overlapped(device_seconds: float, host_seconds: float, link_seconds: float, collectives: float) -> float:

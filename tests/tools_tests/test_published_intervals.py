@@ -1,0 +1,41 @@
+"""Nine of ten published steps of each class lie in their intervals, which are not wider than a factor of two."""
+
+from __future__ import annotations
+
+import held_out
+import published_intervals
+import published_speed
+import published_steps
+import pytest
+
+from legroom.foresight.speed import roofline
+
+needs_files = pytest.mark.skipif(not held_out.STEPS.exists(), reason=held_out.MISSING)
+NINE_OF_TEN, WIDEST = 0.9, 2.0
+
+
+def test_a_row_counts_in_each_of_its_classes():
+    made = [
+        published_intervals.Row("one", ("memory-bound", "LoRA and QLoRA"), 0.5, 1.0, 0.8, seconds)
+        for seconds in (0.7, 1.1)
+    ]
+    assert published_intervals.summary(made) == {"memory-bound": (2, 0.5, 2.0), "LoRA and QLoRA": (2, 0.5, 2.0)}
+
+
+@needs_files
+def test_published_training_steps_that_wait_for_the_host_lie_in_their_intervals():
+    found = []
+    for each in held_out.steps():
+        if "Llama" in each["model"] and not each["objective"].startswith(published_intervals.FORWARD_ALONE):
+            tally, precision = published_steps.step_of(each)
+            predicted = roofline.predict(tally, published_speed.gpu_of(each["board"]), precision)
+            found.append(published_intervals.row("", predicted, float(each["seconds_per_step"])))
+    assert {each.classes for each in found} == {("waits for the host",)}
+    assert all(each.is_inside for each in found)
+
+
+@needs_files
+@pytest.mark.slow
+def test_nine_of_ten_published_steps_of_each_class_lie_in_their_intervals():
+    for name, (_, inside, width) in published_intervals.summary(published_intervals.rows()).items():
+        assert inside >= NINE_OF_TEN and width <= WIDEST + 1e-9, name
