@@ -1,6 +1,6 @@
 """Predictions beside what others measured and published; nothing is fitted to them.
 
-    python tests/tools/published.py [guide] [rtx] [a100] [speed] [--into FILE]
+    python tests/tools/published.py [guide] [rtx] [a100] [speed] [intervals] [--into FILE]
 
 guide: the nine V100 rows of the Hugging Face guide, as `+experiment/guide=` has them. rtx: xMem's runs, with the
 errors of xMem's own estimates beside ours. a100: full fine-tunings in bf16. speed: steps and single kernels, of
@@ -19,7 +19,7 @@ import checkout  # noqa: F401 - `legroom` beside this file
 
 from legroom.machine import host
 
-NAMES = ("guide", "rtx", "a100", "speed")
+NAMES = ("guide", "rtx", "a100", "speed", "intervals")
 
 
 def main() -> int:

@@ -250,4 +250,11 @@ def a100() -> str:
     )
 
 
-TABLES = {"guide": guide, "rtx": rtx, "a100": a100, "speed": published_speed.table}
+def intervals() -> str:
+    """The intervals of time by class."""
+    import published_intervals  # imports this module
+
+    return published_intervals.table()
+
+
+TABLES = {"intervals": intervals, "guide": guide, "rtx": rtx, "a100": a100, "speed": published_speed.table}
