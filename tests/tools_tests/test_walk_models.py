@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import walk_models
 from walk_models import NOT_MADE, REFUSED, TRAINED, Result
@@ -69,7 +71,11 @@ def test_the_page_counts_and_lists_results():
 
 
 def test_a_walk_over_some_leaves_a_page_of_all_as_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(walk_models.Walk, "visit", lambda _, kind, task: Result(kind, task, TRAINED, "A"))
+    kinds = [("llama", "language_modelling"), ("bert", "language_modelling")]
+    monkeypatch.setattr(walk_models, "architectures", lambda: kinds)
+    server = SimpleNamespace(ForkServer=lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(walk_models, "fork_client", server)
+    monkeypatch.setattr(walk_models, "Walk", lambda *_: SimpleNamespace(visit=lambda *one: Result(*one, TRAINED, "A")))
     page = tmp_path / "models.md"
     page.write_text("of all")
     assert walk_models.run(["llama"], tmp_path / "results", page, 1) == 0
