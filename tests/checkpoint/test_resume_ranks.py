@@ -179,3 +179,50 @@ def test_sigterm_to_a_run_of_two_ranks_leaves_a_whole_checkpoint_and_no_process(
     assert left.status == "preempted"
     [folder] = checkpoint_files.found(tmp_path / "here")
     assert checkpoint_files.verify(folder).step == left.training.steps
+
+
+FINAL = """
+import os, signal, legroom.checkpoint.saver as saver, legroom.training.evaluate as evaluate
+def ask():
+    if job.rank_info.rank in {ranks}:
+        os.kill(os.getpid(), signal.SIGTERM)
+def in_save(*args, save=saver.save_final):
+    if "{phase}" == "save":
+        ask()
+    return save(*args)
+def in_evaluation(*args, totals=evaluate.totals):
+    if "{phase}" == "eval":
+        ask()
+    return totals(*args)
+saver.save_final, evaluate.totals = in_save, in_evaluation
+"""
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one rank", "all"])
+@pytest.mark.parametrize("phase", ["save", "eval"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_signal_after_the_last_step_ends_all_ranks_alike_and_loses_nothing(train, fault, mode, phase, ranks):
+    """The evaluation has more than one batch, between which the ranks agree to stop."""
+    told = [*TOLD, f"parallelism={mode}", *TWO, "eval.enabled=true", "data.eval_samples=8", "eval.batch=1"]
+    told += ["save.final=true"] if phase == "save" else []
+    run = train(*told, fork_server=fault(FINAL.format(phase=phase, ranks=ranks)), status="preempted")
+    assert run.record.error is None and run.record.evaluation is None
+    [folder] = checkpoint_files.found(run.folder)
+    assert checkpoint_files.verify(folder).step == 5
+    assert (run.folder / run_folder.MODEL_FOLDER).is_dir() == (phase == "save")
+
+
+KILLED_IN_EVALUATION = """
+import os, legroom.training.evaluate as evaluate
+evaluate.totals = lambda *_: os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_kill_after_the_last_step_leaves_a_checkpoint(train, fault, again):
+    """Where the model is to be saved; a run that is complete keeps the model alone."""
+    told = [*TOLD, "parallelism=ddp", *TWO, "eval.enabled=true", "save.final=true"]
+    killed = train(*told, fork_server=fault(KILLED_IN_EVALUATION), status="killed")
+    assert [path.name for path in checkpoint_files.found(killed.folder)] == ["step-00000005"]
+    done, _ = again(killed.folder, "recipe=accelerate", *told, "resume=latest")
+    assert done.training.resumed_from_step == 5 and done.evaluation is not None
+    assert not (train(*told).folder / checkpoint_files.FOLDER).exists()

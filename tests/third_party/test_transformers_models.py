@@ -92,9 +92,9 @@ def test_load_hub_attention(monkeypatch):
         transformers_models_private.load_hub_attention("kernels-community/flash-attn2")
 
 
-def test_tied_weight_names():
+def test_tied_weights():
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=16, n_positions=8))
-    assert set(transformers_models_private.tied_weight_names(model)) == {"lm_head.weight"}
+    assert transformers_models_private.tied_weights(model) == {"lm_head.weight": "transformer.wte.weight"}
 
 
 def test_tensor_parallel_plan():

@@ -21,8 +21,13 @@ from legroom.third_party import transformers_models_private
 
 
 @torch.no_grad()
-def save(model: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a whole model that AutoModel loads. model: a PeftModel. dtype: of weights that were quantised."""
+def save(model: Any, folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Write a whole model that AutoModel loads. Returns its weights, those that are tied under each of their names.
+
+    model: a PeftModel. dtype: of weights that were quantised. Where the adapter has made tied weights different ones
+    (it lies beside the output layer, or the embeddings are trained whole), the saved configuration says that they are
+    not tied.
+    """
     trained = adapter.base_model(model)
     config = copy.deepcopy(trained.config)
     if hasattr(config, "quantization_config"):
@@ -30,11 +35,15 @@ def save(model: Any, folder: Path, dtype: torch.dtype) -> None:
     with torch.device("meta"):
         plain: PreTrainedModel = type(trained)(config)
     weights = _merged(trained, plain, "", dtype)
-    for name in transformers_models_private.tied_weight_names(plain):
-        weights.pop(name, None)
-    known = plain.state_dict()
-    assert not known.keys() - weights.keys() - set(transformers_models_private.tied_weight_names(plain))
-    plain.save_pretrained(folder, state_dict={name: weights[name] for name in known if name in weights})
+    tied = transformers_models_private.tied_weights(plain)
+    if any(not torch.equal(weights[name], weights[other]) for name, other in tied.items()):
+        for part in (config, config.get_text_config()):
+            part.tie_word_embeddings = False
+        with torch.device("meta"):
+            plain, tied = type(trained)(config), {}
+    weights = {name: weights[name] for name in plain.state_dict()}
+    plain.save_pretrained(folder, state_dict={name: weights[name] for name in weights if name not in tied})
+    return weights
 
 
 def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:

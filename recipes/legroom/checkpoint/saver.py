@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from legroom import config
-from legroom.checkpoint import merged, state
-from legroom.checkpoint.stop_request import StopRequest
+from legroom.checkpoint import merged, reopened, state
+from legroom.checkpoint.stop_request import StopNow, StopRequest
 from legroom.config import Config
+from legroom.data.dataset import Data
 from legroom.errors import Refusal
 from legroom.measure.step_log import StepLog
 from legroom.options import adapter
@@ -44,6 +46,8 @@ class Saver:
         self.start = start
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
+        own = start is not None and folder is not None and start.folder.parent.parent == folder
+        self.saved_step = start.step if start is not None and own else None  # of the newest checkpoint in the folder
         self._stop_on_any_rank: Callable[[], bool] | None = None  # waits for the question that runs now
         self.possible = all(collectives.all_gather(folder is not None)) and cfg.parallelism.name != "zero"
         if not self.possible and (cfg.save.every_steps or cfg.resume):
@@ -80,8 +84,41 @@ class Saver:
         self._stop_on_any_rank = None if stop else collectives.any_rank(self.stop.to_stop)
         return stop
 
-    def save(self, step: int) -> None:
-        """Writes a checkpoint. Every rank calls this.
+    def stop_if_asked(self) -> None:
+        """Between two parts of what follows the training: raises StopNow on all ranks if a signal has reached any.
+
+        A single process needs no such point: there a signal raises StopNow itself.
+        """
+        if collectives.is_distributed() and self._should_stop():
+            raise StopNow
+
+    def before_final_phase(self, step: int) -> None:
+        """Writes a checkpoint after the last step if checkpoints or the model are to be saved, so that nothing that
+        happens afterwards costs the training. Every rank calls this.
+
+        It is left out, with a warning, where nobody asked for checkpoints and it cannot be saved or the disk has no
+        room for it.
+        """
+        if not self.possible or step == self.saved_step or not (self.cfg.save.every_steps or self.cfg.save.final):
+            return
+        try:
+            self.save(step, only_with_room=not self.cfg.save.every_steps)
+        except Refusal as refusal:
+            self.progress.warn(f"no checkpoint was saved before the model: {refusal}")
+
+    def after_stop(self, step: int) -> None:
+        """Writes a checkpoint unless there is one of this step. Every rank calls this, after all have stopped."""
+        if self.possible and step != self.saved_step:
+            self.save(step)
+
+    def discard_unasked(self, step: int) -> None:
+        """Removes what `before_final_phase` saved for a run that is complete and was to save the model alone."""
+        unasked = not self.cfg.save.every_steps and self.start is None and self.saved_step == step
+        if unasked and self.folder is not None and collectives.rank_index() == 0:
+            checkpoint_files.discard_all(self.folder)
+
+    def save(self, step: int, only_with_room: bool = False) -> None:
+        """Writes a checkpoint. Every rank calls this. only_with_room: not where the disk has no room for it.
 
         Raises OSError or SafetensorError if it cannot be written; earlier checkpoints are kept then.
         """
@@ -94,20 +131,32 @@ class Saver:
         if rank == 0:
             values |= {"config": config.to_dict(self.cfg), "step_log": self.step_log.state()}
         assert self.folder is not None, "checked in __init__, and by callers in `possible`"
-        checkpoint_files.write(
-            self.folder, step, values, tensors, self.cfg.save.keep, rank, collectives.world_size(), collectives.barrier
-        )
+        if only_with_room and not _has_room(self.folder, tensors):
+            self.progress.warn("no checkpoint was saved before the model: the disk has no room for both.")
+        else:
+            ranks = collectives.world_size()
+            keep = self.cfg.save.keep
+            checkpoint_files.write(self.folder, step, values, tensors, keep, rank, ranks, collectives.barrier)
+            self.saved_step = step
         self.progress.enter(phase, "training", step=step, total=self.loop.total_steps)
         self.seconds += time.perf_counter() - began
         self.step_log.restart_step_timer()
 
 
-def save_final(cfg: Config, loop: Any, tokenizer: Any, folder: Path | None) -> None:
+def _has_room(folder: Path, tensors: dict[str, dict]) -> bool:
+    """Whether the disk has room for a checkpoint of all ranks and, after it, for the model. The same on every rank."""
+    sizes = {kind: sum(piece.nbytes for piece in pieces.values()) for kind, pieces in tensors.items()}
+    asked = sum(collectives.all_gather(sum(sizes.values()) + sizes["weights"]))
+    return all(collectives.all_gather(shutil.disk_usage(folder).free > asked))
+
+
+def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Callable[[str], None]) -> None:
     """Writes the weights (safetensors), the configuration and the tokenizer to <folder>/model; of a model with an
     adapter, the adapter alone, or with save.merge the whole model with the adapter added. Every rank calls this.
 
-    Sharded weights are gathered on the CPU of rank 0, which writes. loop: a `Loop` of either recipe. tokenizer: None
-    for data=dummy, whose ids are random.
+    Sharded weights are gathered on the CPU of rank 0, which writes, opens what it has written and compares it with the
+    trained model. loop: a `Loop` of either recipe. data: its tokenizer is None for data=dummy, whose ids are random.
+    Raises SavedWrong if the saved model is another one; it is removed then.
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
     with unwrap.evaluation_weights(loop.optimizer):
@@ -115,20 +164,39 @@ def save_final(cfg: Config, loop: Any, tokenizer: Any, folder: Path | None) -> N
         if collectives.rank_index() == 0:
             assert folder is not None, "rank 0 makes the folder"
             target = folder / run_folder.MODEL_FOLDER
-            if weights is not None:
-                for name in transformers_models_private.tied_weight_names(model):
-                    weights.pop(name, None)  # gathering has made separate tensors of tied weights
             model.config.use_cache = True  # off in training; generation with the saved model needs it
-            if cfg.save.merge:
-                merged.save(model, target, adapter.compute_dtype(cfg))
-            elif adapter.base_model(model) is not model:
-                adapter.save(model, target, weights)
-            else:
-                model.save_pretrained(target, state_dict=weights)
+            try:
+                _write_model(cfg, model, target, weights, data, warn)
+            except reopened.SavedWrong as error:
+                shutil.rmtree(target)
+                other = " Type save.merge=false resume=latest to save the adapter alone." * cfg.save.merge
+                raise reopened.SavedWrong(f"{error}: it was removed again, and the checkpoint is kept.{other}") from error
             model.config.use_cache = False
-            if tokenizer is not None:
-                tokenizer.save_pretrained(target)
+            if data.tokenizer is not None:
+                data.tokenizer.save_pretrained(target)
         collectives.barrier()
+
+
+def _write_model(
+    cfg: Config, model: Any, target: Path, gathered: dict[str, Any] | None, data: Data, warn: Callable[[str], None]
+) -> None:
+    """Write the model, or its adapter, and compare what was written with what was trained."""
+    ids = data.train[0]["input_ids"]
+    rounded = cfg.precision.name != "fp32" or adapter.bits(cfg) is not None
+    if adapter.base_model(model) is not model and not cfg.save.merge:
+        adapter.save(model, target, gathered)
+        if gathered is None:
+            reopened.check_adapter(target, model, ids, rounded)
+        return
+    if cfg.save.merge:
+        weights = merged.save(model, target, adapter.compute_dtype(cfg))
+    else:
+        weights = gathered or model.state_dict()
+        # Gathering has made separate tensors of tied weights.
+        tied = transformers_models_private.tied_weights(model) if gathered else {}
+        model.save_pretrained(target, state_dict={name: weights[name] for name in weights if name not in tied})
+    if warning := reopened.check(target, model, weights, data.task, None if gathered else ids, rounded):
+        warn(warning)
 
 
 def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:

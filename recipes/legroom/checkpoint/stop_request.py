@@ -46,7 +46,7 @@ class StopRequest:
 
     def stop_at_once(self) -> None:
         """Call this after the last step: from now on a signal raises StopNow. Raises it if one has arrived already."""
-        self.at_once = True
+        self.at_once = not self.to_stop
         if self.to_stop:
             raise StopNow
 
@@ -54,4 +54,5 @@ class StopRequest:
         """The signal handler."""
         self.to_stop = True
         if self.at_once:
+            self.at_once = False  # a second signal must not end what the first one asks for
             raise StopNow

@@ -114,6 +114,7 @@ class TrainingRun:
             return
         self.record.status = "ok"
         self._measure_step()
+        self.saver.discard_unasked(self.record.training.steps)
 
     def _load(self) -> None:
         """Build data, model and optimizer."""
@@ -186,25 +187,29 @@ class TrainingRun:
 
     def _save_and_evaluate(self) -> bool:
         """Save the model and evaluate it, as the configuration says. False if a signal asked to stop meanwhile."""
-        cfg, data = self.cfg, self.training.data
+        cfg, data, steps = self.cfg, self.training.data, self.record.training.steps
         try:
-            self.stop.stop_at_once()
+            self.saver.before_final_phase(steps)
+            if collectives.is_distributed():  # a rank that stops alone would leave the others in a collective
+                self.saver.stop_if_asked()
+            else:
+                self.stop.stop_at_once()
             if cfg.save.final:
                 self.progress.enter("save", "saving")
-                saver.save_final(self.cfg, self.loop, data.tokenizer, self.folder)
+                saver.save_final(cfg, self.loop, data, self.folder, self.progress.warn)
             if cfg.eval.enabled and data.eval is not None:
                 self.progress.enter("eval", "evaluating")
-                args = self.training.args
-                self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress)
+                args, between = self.training.args, self.saver.stop_if_asked
+                self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress, between)
                 try:
                     self.step_log.evaluation(self.record.evaluation)
                 except OSError as error:
                     self.progress.warn(f"steps.jsonl lacks the last evaluation: {error.strerror}.")
         except stop_request.StopNow:
-            self.stop.at_once = False
-            if self.saver.possible and not collectives.is_distributed():  # other ranks may be in another phase
-                self.saver.save(self.record.training.steps)
+            self.saver.after_stop(steps)
             return False
+        finally:
+            self.record.speed.save_seconds = self.saver.seconds or None
         return True
 
     def _measure_step(self) -> None:

@@ -25,16 +25,24 @@ def inner_optimizer(optimizer: Any) -> Any:
 @contextlib.contextmanager
 def evaluation_weights(optimizer: Any) -> Iterator[None]:
     """Inside, the model has the weights to evaluate and to save. Schedule-free optimizers train other weights than
-    these, and swap them in `optimizer.eval()` and `optimizer.train()`; other optimizers have neither method."""
+    these, and swap them in `optimizer.eval()` and `optimizer.train()`; other optimizers have neither method.
+
+    Swapping back rounds, and a signal may come between two weights: the trained ones are kept on the host meanwhile.
+    """
     inner = inner_optimizer(optimizer)
-    swaps = hasattr(inner, "eval") and hasattr(inner, "train")
-    if swaps:
-        inner.eval()
+    if not (hasattr(inner, "eval") and hasattr(inner, "train")):
+        yield
+        return
+    weights = [weight.detach() for group in inner.param_groups for weight in group["params"]]
+    weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]  # FSDP's shards
+    kept = [weight.to("cpu", copy=True) for weight in weights]
     try:
+        inner.eval()
         yield
     finally:
-        if swaps:
-            inner.train()
+        inner.train()
+        for weight, before in zip(weights, kept):
+            weight.copy_(before)
 
 
 def start_training(optimizer: Any) -> None:

@@ -14,6 +14,7 @@ parent looks here too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -252,6 +253,14 @@ def prune(run: Path, step: int, keep: int) -> None:
     for folder in found(run):
         if folder not in kept:
             _discard(folder)
+
+
+def discard_all(run: Path) -> None:
+    """Remove the checkpoints of a run, and their folder if nothing else is in it."""
+    for folder in found(run):
+        _discard(folder)
+    with contextlib.suppress(OSError):
+        Path(run, FOLDER).rmdir()
 
 
 def _discard(folder: Path) -> None:

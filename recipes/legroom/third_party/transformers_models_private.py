@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -85,9 +85,9 @@ def attention_of(model: PreTrainedModel) -> str | None:
     return model.config.get_text_config()._attn_implementation
 
 
-def tied_weight_names(model: PreTrainedModel) -> Collection[str]:
-    """Names of weights that are another weight under a second name. `save_pretrained` finds them by identity alone,
-    which a gathered state dictionary does not have."""
+def tied_weights(model: PreTrainedModel) -> dict[str, str]:
+    """Name -> first name, of weights that are another weight under a second name. `save_pretrained` finds them by
+    identity alone, which a gathered state dictionary does not have."""
     return model.all_tied_weights_keys
 
 

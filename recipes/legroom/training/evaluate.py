@@ -26,18 +26,31 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dt
 LARGEST_EXPONENT = 700  # math.exp overflows above 709
 
 
-def evaluate(cfg: Config, args: TrainingArguments, loop: Any, data: Data, progress: Progress) -> Evaluation:
+def evaluate(
+    cfg: Config,
+    args: TrainingArguments,
+    loop: Any,
+    data: Data,
+    progress: Progress,
+    between: Callable[[], None] = lambda: None,
+) -> Evaluation:
     """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
 
     With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
-    before. loop: a `Loop` of either recipe. progress: is sent the batches that are done.
+    before. loop: a `Loop` of either recipe. progress: is sent the batches that are done. between: called before each
+    batch, of which all ranks have the same number.
     """
     with evaluating(cfg, loop) as forward:
         start = time.perf_counter()
         loader = data_loader.batch_loader(data, data.eval, args, cfg.eval.batch, shuffle=False)
         progress.enter("eval", "evaluating", total=len(loader))
         device = loop.accelerator.device
-        loss_sum, count, correct, samples = totals(forward, loader, data.task, device, progress.advance)
+
+        def advance(index: int) -> None:
+            progress.advance(index)
+            between()
+
+        loss_sum, count, correct, samples = totals(forward, loader, data.task, device, advance)
     if collectives.is_distributed():
         loss_sum, count, correct, samples = collectives.all_reduce_sum(
             [loss_sum, count, correct, samples], loop.accelerator.device

@@ -1,0 +1,123 @@
+"""What save.final writes is opened again before the run says ok; a merged model is untied where the adapter untied it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from conftest import compose, small
+
+from legroom.data import dataset
+from legroom.models import builder
+from legroom.records import checkpoint_files, run_folder
+
+TOLD = ["train.max_steps=3", "train.learning_rate=0.05", "save.final=true", "measure.ledger=false"]
+
+
+def evaluated(run) -> float:
+    """The loss of the saved model, as AutoModel opens it, on the run's evaluation rows."""
+    folder = run.folder / run_folder.MODEL_FOLDER
+    cfg = compose(*small("recipe=accelerate", f"model.pretrained={folder}")).cfg
+    cfg.data.eval_samples = run.record.config["data"]["eval_samples"]
+    rows = dataset.build_data(cfg, "language_modelling", builder.configuration(cfg).vocab_size)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    batch = {key: torch.stack([row[key] for row in rows.eval]) for key in rows.eval[0]}
+    with torch.no_grad():
+        return model.eval()(**batch).loss.item()
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A tied llama with weights of its own."""
+    folder = tmp_path_factory.mktemp("tied")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.LlamaConfig(**sizes, vocab_size=512, tie_word_embeddings=True)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["adapter.modules_to_save=[embed_tokens]"],
+        ["adapter.modules_to_save=[lm_head]"],
+        ["adapter.targets=[q_proj,lm_head]"],
+        ["adapter.targets=[q_proj,embed_tokens]"],
+        ["adapter.targets=[q_proj]"],
+    ],
+    ids=" ".join,
+)
+def test_a_tied_model_whose_embeddings_the_adapter_touches_is_saved_untied(train, tied, words):
+    pytest.importorskip("peft")
+    run = train(f"model.pretrained={tied}", "adapter=lora", *words, *TOLD, "save.merge=true")
+    assert evaluated(run) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
+    config = transformers.AutoConfig.from_pretrained(run.folder / run_folder.MODEL_FOLDER)
+    assert config.tie_word_embeddings == (words == ["adapter.targets=[q_proj]"])
+
+
+def test_gpt2_whose_layers_are_named_otherwise(train):
+    pytest.importorskip("peft")
+    run = train("model=gpt2_tiny", "adapter=lora", "adapter.modules_to_save=[wte]", *TOLD, "save.merge=true")
+    assert evaluated(run) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
+
+
+LOSES = """
+import transformers
+from safetensors.torch import load_file, save_file
+save = transformers.PreTrainedModel.save_pretrained
+def lose(self, folder, *args, **settings):
+    save(self, folder, *args, **settings)
+    {change}
+transformers.PreTrainedModel.save_pretrained = lose
+"""
+WEIGHT = """
+    path = folder / "model.safetensors"
+    found = load_file(path)
+    found[next(iter(found))][0] += 1e-3
+    save_file(found, path, {"format": "pt"})
+"""
+CONFIG = """
+    import json
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_epsilon": 3.0}))
+"""
+
+
+@pytest.mark.parametrize("change,said", [(WEIGHT, "transformer.h.0."), (CONFIG, "logits")], ids=["weights", "config"])
+def test_a_model_that_was_not_saved_as_trained_is_no_ok(train, fault, change, said):
+    told = ["model=gpt2_tiny", *TOLD]
+    run = train(*told, fork_server=fault(LOSES.format(change=change)), status="failed")
+    assert run.record.error.phase == "save" and said in run.record.error.message
+    assert not (run.folder / run_folder.MODEL_FOLDER).exists()
+    assert [path.name for path in checkpoint_files.found(run.folder)] == ["step-00000003"], "nothing is lost"
+
+
+ADAPTER = """
+import peft
+from safetensors.torch import load_file, save_file
+save = peft.PeftModel.save_pretrained
+def lose(self, folder, *args, **settings):
+    save(self, folder, *args, **settings)
+    path = folder + "/adapter_model.safetensors"
+    save_file({name: 2 * weight for name, weight in load_file(path).items()}, path)
+peft.PeftModel.save_pretrained = lose
+"""
+
+
+def test_an_adapter_that_was_not_saved_as_trained_is_no_ok(train, fault):
+    pytest.importorskip("peft")
+    told = ["model=llama_tiny", "adapter=lora", "adapter.modules_to_save=[embed_tokens]", *TOLD]
+    run = train(*told, fork_server=fault(ADAPTER), status="failed")
+    assert run.record.error.phase == "save" and "logits" in run.record.error.message
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_opening_an_adapter_again_changes_nothing(train, recipe):
+    """The step under the ledger trains the adapter as before."""
+    pytest.importorskip("peft")
+    told = [f"recipe={recipe}", "model=llama_tiny", "adapter=lora", "adapter.dora=true"]
+    saved, alone = train(*told, "save.final=true"), train(*told)
+    assert saved.record.evaluation.loss == alone.record.evaluation.loss
+    assert saved.record.memory.optimizer_bytes == alone.record.memory.optimizer_bytes > 0
+    assert saved.record.memory.peak_tensor_bytes == alone.record.memory.peak_tensor_bytes
