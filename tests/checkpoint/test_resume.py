@@ -354,6 +354,45 @@ part.evaluate = lambda *_: os.kill(os.getpid(), signal.{name}) or __import__("ti
     assert run.record.evaluation is None
 
 
+IN_FIRST_SWAP = """
+import os, signal, schedulefree, torch
+lerp = torch.Tensor.lerp_
+def swap(self, mode=schedulefree.AdamWScheduleFree.eval):
+    def once(*args, **settings):
+        torch.Tensor.lerp_ = lerp
+        lerp(*args, **settings)
+        os.kill(os.getpid(), signal.SIGTERM)
+    torch.Tensor.lerp_ = once
+    mode(self)
+schedulefree.AdamWScheduleFree.eval = swap
+"""
+IN_EVALUATION = """
+import os, signal, legroom.training.evaluate as evaluate
+evaluate.totals = lambda *_: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]
+"""
+
+
+@pytest.mark.parametrize("code", [IN_EVALUATION, IN_FIRST_SWAP], ids=["evaluation", "swap"])
+def test_schedule_free_weights_after_a_signal_in_the_evaluation_are_those_of_the_training(train, fault, code):
+    """They are swapped for the evaluation, which rounds; the signal may also come between two of them."""
+    pytest.importorskip("schedulefree")
+    told = ["optim=schedule_free", "train.schedule=constant", "train.max_steps=3"]
+    stopped = train(*told, fork_server=fault(code), status="preempted")
+    whole = train(*told, "save.every_steps=3", "eval.enabled=false")
+    assert steps(stopped.folder) == steps(whole.folder) == [3]
+    for kind in ("weights", "optimizer"):
+        ours, theirs = (run.folder / f"checkpoints/step-00000003/rank-0.{kind}.safetensors" for run in (stopped, whole))
+        assert ours.read_bytes() == theirs.read_bytes(), kind
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_evaluation_between_two_steps_changes_no_loss(train, recipe):
+    pytest.importorskip("schedulefree")
+    told = [f"recipe={recipe}", "optim=schedule_free", "train.schedule=constant", "train.max_steps=6"]
+    losses = [train(*told, *more).record.training.losses for more in ([], ["eval.every_steps=1"])]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_runs_ledger_and_flops_are_those_of_a_run_left_alone(train, again, tmp_path, recipe):
     """The step under the ledger is one step more, however many steps came before it."""

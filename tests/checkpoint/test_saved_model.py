@@ -89,7 +89,7 @@ def test_a_model_that_was_not_saved_as_trained_is_no_ok(train, fault, change, sa
     told = ["model=gpt2_tiny", *TOLD]
     run = train(*told, fork_server=fault(LOSES.format(change=change)), status="failed")
     assert run.record.error.phase == "save" and said in run.record.error.message
-    assert not (run.folder / run_folder.MODEL_FOLDER).exists()
+    assert not (run.folder / run_folder.MODEL_FOLDER).exists() and (run.folder / "model-differs").is_dir()
     assert [path.name for path in checkpoint_files.found(run.folder)] == ["step-00000003"], "nothing is lost"
 
 

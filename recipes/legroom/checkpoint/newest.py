@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from legroom import config
@@ -15,15 +15,18 @@ from legroom.records.checkpoint_files import BrokenCheckpoint, Checkpoint
 from legroom.records.printable import printable
 
 
-def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]) -> Checkpoint | None:
+def checkpoint_for(
+    cfg: Config, folder: Path | None, fingerprints: Mapping[str, str], warn: Callable[[str], None]
+) -> Checkpoint | None:
     """The newest complete checkpoint of the run's own folder or of the folder that `resume` names; None without one.
 
     Rank 0 searches and sends the result to the other ranks. A broken checkpoint is skipped with a warning.
-    Raises Refusal if `resume` names a folder without a complete checkpoint.
+    fingerprints: what this training depends on, on rank 0. Raises Refusal if `resume` names a folder without a complete
+    checkpoint, or if the checkpoint was trained on something else.
     """
     if cfg.resume is None:
         return None
-    checkpoint, reason = None, ""
+    checkpoint, reason, changed = None, "", []
     if collectives.rank_index() == 0:
         assert folder is not None, "rank 0 makes the folder"
         paths = checkpoint_files.found(folder) if cfg.resume == resume.LATEST else resume.candidates(cfg.resume)
@@ -34,10 +37,37 @@ def checkpoint_for(cfg: Config, folder: Path | None, warn: Callable[[str], None]
             except BrokenCheckpoint as broken:
                 reason = reason or printable(str(broken))
                 warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
-    checkpoint, reason = collectives.all_gather((checkpoint, reason))[0]
+        if checkpoint is not None:
+            changed = _changed(cfg, checkpoint, fingerprints, warn)
+    checkpoint, reason, changed = collectives.all_gather((checkpoint, reason, changed))[0]
+    if checkpoint is not None and changed:
+        names = ",".join(changed)
+        raise Refusal(
+            f"resume={cfg.resume}: {', '.join(resume.FINGERPRINTS[name] for name in changed)} not what "
+            f"{printable(checkpoint.folder.name)} was trained on. Give back what it was trained on, or, if that is "
+            f"meant, type resume_allow=[{names}]."
+        )
     if checkpoint is None and cfg.resume != resume.LATEST:
         raise Refusal(f"resume={cfg.resume}: no checkpoint there is whole: {reason}.")
     return checkpoint
+
+
+def _changed(
+    cfg: Config, checkpoint: Checkpoint, fingerprints: Mapping[str, str], warn: Callable[[str], None]
+) -> list[str]:
+    """What differs from what the checkpoint was trained on and is not allowed to: names of `resume.FINGERPRINTS`."""
+    theirs = checkpoint.values.get("fingerprints")
+    if not theirs:
+        warn(
+            f"{checkpoint.folder.name} was saved by an earlier version, which did not note what it was trained on: "
+            f"{', '.join(fingerprints)} are assumed to be the same."
+        )
+        return []
+    others = [name for name in resume.FINGERPRINTS if fingerprints.get(name) != theirs.get(name)]
+    allowed = [name for name in others if name in (cfg.resume_allow or [])]
+    if allowed:
+        warn(f"resume_allow: {checkpoint.folder.name} was trained on another {', '.join(allowed)}.")
+    return [name for name in others if name not in allowed]
 
 
 def _of_this_training(cfg: Config, checkpoint: Checkpoint) -> Checkpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Saver:
     """Called by a loop before the first step and after each step: restores, saves, and says when to stop.
 
     folder: the run's folder, or None on a rank whose machine does not see it. start: the checkpoint from which the
-    training resumes, or None. Raises Refusal if a checkpoint is needed and a rank does not see the folder.
+    training resumes, or None. fingerprints: what the training depends on, on rank 0. Raises Refusal if a checkpoint is needed and a rank does not see the folder.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Saver:
         progress: Progress,
         stop: StopRequest,
         start: Checkpoint | None,
+        fingerprints: Mapping[str, str],
     ):
         self.cfg, self.step_log, self.folder, self.progress, self.stop = cfg, step_log, folder, progress, stop
-        self.start = start
+        self.start, self.fingerprints = start, fingerprints
         self.seconds = 0.0  # spent on saving
         self.stopped = False  # by a signal, before the last step
         own = start is not None and folder is not None and start.folder.parent.parent == folder
@@ -92,14 +93,15 @@ class Saver:
         if collectives.is_distributed() and self._should_stop():
             raise StopNow
 
-    def before_final_phase(self, step: int) -> None:
-        """Writes a checkpoint after the last step if checkpoints or the model are to be saved, so that nothing that
-        happens afterwards costs the training. Every rank calls this.
+    def before_final_phase(self, step: int, evaluates: bool) -> None:
+        """Writes a checkpoint after the last step where the model is to be saved, or checkpoints are and an evaluation
+        follows, so that nothing that happens there costs the training. Every rank calls this.
 
         It is left out, with a warning, where nobody asked for checkpoints and it cannot be saved or the disk has no
         room for it.
         """
-        if not self.possible or step == self.saved_step or not (self.cfg.save.every_steps or self.cfg.save.final):
+        due = self.cfg.save.final or (evaluates and self.cfg.save.every_steps)
+        if not due or not self.possible or step == self.saved_step:
             return
         try:
             self.save(step, only_with_room=not self.cfg.save.every_steps)
@@ -129,7 +131,8 @@ class Saver:
         rank = collectives.rank_index()
         values, tensors = state.collect(self.loop)
         if rank == 0:
-            values |= {"config": config.to_dict(self.cfg), "step_log": self.step_log.state()}
+            values |= {"config": config.to_dict(self.cfg), "fingerprints": self.fingerprints}
+            values |= {"step_log": self.step_log.state()}
         assert self.folder is not None, "checked in __init__, and by callers in `possible`"
         if only_with_room and not _has_room(self.folder, tensors):
             self.progress.warn("no checkpoint was saved before the model: the disk has no room for both.")
@@ -156,7 +159,7 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
 
     Sharded weights are gathered on the CPU of rank 0, which writes, opens what it has written and compares it with the
     trained model. loop: a `Loop` of either recipe. data: its tokenizer is None for data=dummy, whose ids are random.
-    Raises SavedWrong if the saved model is another one; it is removed then.
+    Raises SavedWrong if the saved model is another one; it is moved aside then.
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
     with unwrap.evaluation_weights(loop.optimizer):
@@ -168,9 +171,11 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
             try:
                 _write_model(cfg, model, target, weights, data, warn)
             except reopened.SavedWrong as error:
-                shutil.rmtree(target)
-                other = " Type save.merge=false resume=latest to save the adapter alone." * cfg.save.merge
-                raise reopened.SavedWrong(f"{error}: it was removed again, and the checkpoint is kept.{other}") from error
+                aside = target.with_name(run_folder.DIFFERENT_MODEL_FOLDER)
+                shutil.rmtree(aside, ignore_errors=True)
+                target.rename(aside)  # where there is no checkpoint, it is all that is left of the training
+                other = " Type save.merge=false resume=latest for the adapter alone." * cfg.save.merge
+                raise reopened.SavedWrong(f"{error}: it is in {aside.name} instead of {target.name}.{other}") from error
             model.config.use_cache = False
             if data.tokenizer is not None:
                 data.tokenizer.save_pretrained(target)

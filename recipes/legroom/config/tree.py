@@ -56,6 +56,7 @@ class Config:
     estimate: Estimate = section(Estimate)
     objective: str | None = key(identity=())
     resume: str | None = key(identity=(LABEL,))
+    resume_allow: list[str] | None = key(identity=())
     compile: bool = UNSET
     compile_mode: str = one_of("default", "max-autotune-no-cudagraphs")
     compile_regions: bool = UNSET

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from array import array
 from collections.abc import Iterable
@@ -31,6 +32,19 @@ def flat(part: datasets.Dataset, key: str) -> tuple[numpy.ndarray, numpy.ndarray
     column = part.with_format("arrow")[:][key]
     counts = compute.call_function("list_value_length", [column]).to_numpy()
     return compute.call_function("list_flatten", [column]).to_numpy(), numpy.cumsum(counts)
+
+
+def digest(part: datasets.Dataset) -> str:
+    """A hash of all values of the rows, in their order."""
+    found = hashlib.sha256()
+    for table in part.with_format("arrow").iter(batch_size=1000):
+        for name in sorted(table.column_names):
+            column = table[name].combine_chunks()
+            if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
+                found.update(compute.call_function("list_value_length", [column]).to_numpy())
+                column = compute.call_function("list_flatten", [column])
+            found.update(column.to_numpy(zero_copy_only=False))
+    return found.hexdigest()
 
 
 def samples_in(part: datasets.Dataset) -> numpy.ndarray:

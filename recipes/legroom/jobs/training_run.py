@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from legroom.checkpoint import newest, saver, stop_request
+from legroom.checkpoint import fingerprints, newest, saver, stop_request
 from legroom.config import Config
 from legroom.data import preview
 from legroom.errors import Refusal
@@ -143,7 +143,8 @@ class TrainingRun:
     def _train(self) -> None:
         """Train, from the checkpoint that the run resumes from if there is one."""
         cfg, loop = self.cfg, self.loop
-        start = newest.checkpoint_for(cfg, self.folder, self.progress.warn)
+        prints = fingerprints.of_training(cfg, self.training.data) if collectives.rank_index() == 0 else {}
+        start = newest.checkpoint_for(cfg, self.folder, prints, self.progress.warn)
         self.step_log = StepLog(
             loop.accelerator.device,
             cfg.measure.warmup_steps,
@@ -155,7 +156,7 @@ class TrainingRun:
             before=newest.step_log_state(start) if start else None,
             memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )
-        self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start)
+        self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, prints)
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
@@ -189,7 +190,8 @@ class TrainingRun:
         """Save the model and evaluate it, as the configuration says. False if a signal asked to stop meanwhile."""
         cfg, data, steps = self.cfg, self.training.data, self.record.training.steps
         try:
-            self.saver.before_final_phase(steps)
+            evaluates = cfg.eval.enabled and data.eval is not None
+            self.saver.before_final_phase(steps, evaluates)
             if collectives.is_distributed():  # a rank that stops alone would leave the others in a collective
                 self.saver.stop_if_asked()
             else:
@@ -197,7 +199,7 @@ class TrainingRun:
             if cfg.save.final:
                 self.progress.enter("save", "saving")
                 saver.save_final(cfg, self.loop, data, self.folder, self.progress.warn)
-            if cfg.eval.enabled and data.eval is not None:
+            if evaluates:
                 self.progress.enter("eval", "evaluating")
                 args, between = self.training.args, self.saver.stop_if_asked
                 self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress, between)

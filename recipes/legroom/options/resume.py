@@ -16,6 +16,13 @@ from legroom.records.checkpoint_files import BrokenCheckpoint
 from legroom.records.printable import printable
 
 LATEST = "latest"
+# What a checkpoint has a fingerprint of, and what is said where it differs.
+FINGERPRINTS = {
+    "data": "the rows (data) are",
+    "model": "the base model (model) is",
+    "template": "the chat template (template) is",
+    "tokenizer": "the tokenizer (tokenizer) is",
+}
 MOST_CHARACTERS = 200  # of a difference in a message
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
 
@@ -73,7 +80,12 @@ def resolve(cfg: Config) -> list[str]:
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """A named folder that cannot be resumed."""
+    """A named folder that cannot be resumed, and names that no fingerprint has."""
+    names, known = cfg.resume_allow or [], ",".join(FINGERPRINTS)
+    if unknown := [name for name in names if name not in FINGERPRINTS]:
+        return [f"resume_allow has no {unknown[0]}. What may differ is of [{known}]."]
+    if names and cfg.resume is None:
+        return ["resume_allow is about what a resumed training goes on with: add resume=, or leave it out."]
     if cfg.resume in (None, LATEST):
         return []
     folders = candidates(cfg.resume)

@@ -15,6 +15,8 @@ from legroom.records.record_file import check_config
 LARGEST = 2**53  # of a number: what a float counts exactly
 MOST_DIMENSIONS = 64  # torch's own limit
 PYTHON_INTEGERS, NUMPY_INTEGERS = 625, 624  # of the random generators' states
+FINGERPRINT_DIGITS = 16
+MOST_FINGERPRINTS = 16
 MOST_HEX = 10**5  # digits of torch's random state; it has 10,112
 
 
@@ -111,7 +113,18 @@ def _check_shared(values: dict[str, Any], step: int) -> None:
         _check_plain(values.get(name), name)
     if not isinstance(values.get("scheduler", {}), dict) or not isinstance(values.get("scaler"), dict | None):
         raise ValueError("the state of the scheduler or the scaler is not a dictionary")
+    _check_fingerprints(values.get("fingerprints", {}))
     _check_step_log(values, step)
+
+
+def _check_fingerprints(values: Any) -> None:
+    """Short names, and digits of hashes. Other versions may have other names."""
+    if not isinstance(values, dict) or len(values) > MOST_FINGERPRINTS:
+        raise ValueError("fingerprints are not a dictionary of a few")
+    form = re.compile(f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
+    for name, digits in values.items():
+        if not re.fullmatch("[a-z_]{1,20}", name) or not isinstance(digits, str) or not form.fullmatch(digits):
+            raise ValueError("a fingerprint is not digits of a hash")
 
 
 def _dictionaries(values: Any) -> bool:

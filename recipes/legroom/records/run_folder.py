@@ -26,3 +26,4 @@ def check_files(folder: Path) -> None:
 
 
 MODEL_FOLDER = "model"
+DIFFERENT_MODEL_FOLDER = "model-differs"  # a saved model that is not the trained one
