@@ -1,4 +1,4 @@
-"""What save.final writes is opened again before the run says ok; a merged model is untied where the adapter untied it."""
+"""What save.final writes is opened again before the run is ok; a merged model is untied where its adapter untied it."""
 
 from __future__ import annotations
 

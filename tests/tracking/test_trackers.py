@@ -82,6 +82,11 @@ class Handler(BaseHTTPRequestHandler):
                         },
                     }
                 }
+            elif "query RunResumeStatus" in asked["query"] and server.history:
+                tail = json.dumps([json.dumps({"_step": server.history[-1]["_step"], "_runtime": 1})])
+                bucket = {"name": given["name"], "historyLineCount": len(server.history), "historyTail": tail}
+                bucket |= {"eventsLineCount": 0, "logLineCount": 0, "eventsTail": "[]", "summaryMetrics": "{}"}
+                answer = {"model": {"bucket": bucket | {"config": "{}", "tags": [], "wandbConfig": '{"t": 1}'}}}
             elif "mutation CreateRunFiles" in asked["query"]:
                 answer = {
                     "createRunFiles": {
@@ -291,6 +296,28 @@ def test_an_online_run_arrives_and_says_where(tmp_path, server, capfd):
     assert job.tracker.line == f"W&B: {wandb.url}/someone/mine/runs/{wandb.variables['name']}"
     sent = "".join(wandb.texts)
     assert KEY not in sent and str(ROOT) not in sent and sys.executable not in sent and "pytest" not in sent
+
+
+def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, server, capfd):
+    """After a kill in step 10 it has all steps again in steps.jsonl; W&B gets those that it lacks."""
+    wandb = server("ok")
+    job = Job(tmp_path / "job", project="mine")
+    assert job.finish() == []
+    line, first = job.tracker.line, [row for row in wandb.history if row["_step"] <= 10]
+    wandb.history[:] = first
+    again = Job(tmp_path / "job", project="mine")
+    assert again.finish() == [] and capfd.readouterr() == ("", "")
+    assert again.tracker.line == line
+    assert [(row["_step"], row["training/loss"]) for row in wandb.history if "training/loss" in row] == COMPLETE
+
+
+def test_a_run_that_is_resumed_offline_is_one_run_when_it_is_sent(tmp_path):
+    ids = []
+    for _ in range(2):
+        job = Job(tmp_path / "job", mode="offline")
+        assert job.finish() == []
+        ids.append(Logged(job.folder).run["run_id"])  # it asserts that there is one file
+    assert ids[0] == ids[1] and Logged(job.folder).losses == COMPLETE
 
 
 @pytest.mark.parametrize("answers, said", [("stall", "Timed out finishing run"), ("refuse", "Fatal error while")])

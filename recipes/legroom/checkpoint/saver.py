@@ -30,7 +30,8 @@ class Saver:
     """Called by a loop before the first step and after each step: restores, saves, and says when to stop.
 
     folder: the run's folder, or None on a rank whose machine does not see it. start: the checkpoint from which the
-    training resumes, or None. fingerprints: what the training depends on, on rank 0. Raises Refusal if a checkpoint is needed and a rank does not see the folder.
+    training resumes, or None. fingerprints: what it depends on, on rank 0. Raises Refusal if a checkpoint is needed and
+    a rank does not see the folder.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from legroom.errors import Refusal
 from legroom.jobs import launch, post_mortem, run_lock, supervise
 from legroom.options import compose, hydra_errors, parallelism, resume, validate
 from legroom.ranks.rank_info import current_rank
-from legroom.records import checkpoint_files, record, record_file, run_folder
+from legroom.records import atomic_file, checkpoint_files, record, record_file, run_folder
 from legroom.records.messages import Message
 from legroom.report.page import run_page
 from legroom.tracking import trackers
@@ -58,7 +58,9 @@ def run_alone(
         problems = resume.mismatch_problems(cfg, checkpoint_files.found(folder))
         if problems:
             return _refuse(problems)
-    return _run_and_report(folder, cfg, outcome, [], before, source)
+    damaged = resume.damaged_record(cfg, folder) if before is None else None
+    outcome.warnings += [damaged] if damaged else []
+    return _run_and_report(folder, cfg, outcome, [], before, source, resumes=damaged is not None)
 
 
 def _refuse(problems: list[str]) -> str:
@@ -81,12 +83,13 @@ def _run_and_report(
     problems: list[str],
     before: record.Record | None = None,
     source: launch.WorkerSource | None = None,
+    resumes: bool = False,
 ) -> str:
     """Run a job in its folder, or refuse it for its problems, and print its summary. Returns its status.
 
-    before: the record of the training that is resumed, which the new one replaces.
+    before: the record of the training that is resumed, which the new one replaces. resumes: it is resumed without one.
     """
-    if before is None and is_occupied(folder):
+    if before is None and not resumes and is_occupied(folder):
         other_record = (
             f"{folder} holds another run's record. Choose another folder with hydra.run.dir=, or continue that "
             "training: resume=latest."
@@ -153,6 +156,9 @@ def run_in(
         record_file.write(outcome, folder)
         return outcome
     run_folder.check_files(folder)
+    checkpoint_files.tidy(folder)
+    for name in run_folder.PAGE_FILES:
+        atomic_file.clear(folder / name)
     record_file.prepare(folder)  # raises OSError now, before hours of training, if no record could be written
     for name in (record_file.FILE_NAME, *run_folder.PAGE_FILES):  # of the training that is resumed
         Path(folder, name).unlink(missing_ok=True)

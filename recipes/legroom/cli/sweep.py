@@ -156,12 +156,15 @@ def unusable_record(folder: Path) -> str | None:
 def clear(folder: Path, resume: bool = False) -> None:
     """Empty the folder of an unfinished run.
 
-    A folder with checkpoints is left as it is if the job was preempted, and with `resume` in any case: the new run
-    resumes from them.
+    A folder with checkpoints is left as it is if the job was preempted or its record is damaged, and with `resume` in
+    any case: the new run resumes from them.
     """
-    with contextlib.suppress(OSError, ValueError):
-        before = record_file.read(folder)
-        resume = resume or (before.status == "preempted" and before.config_key == folder.name)
+    with contextlib.suppress(OSError):
+        try:
+            before = record_file.read(folder)
+            resume = resume or (before.status == "preempted" and before.config_key == folder.name)
+        except ValueError:
+            resume = True
     if resume and checkpoint_files.found(folder):
         return
     for path in folder.iterdir():

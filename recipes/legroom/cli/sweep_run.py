@@ -144,7 +144,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
         return single_run.EXIT_CODES["refused"]
     if jobs:
         try:
-            paths = report.make([folder], folder)
+            with run_lock.hold(folder, wait=True):  # another sweep in this folder may write the same files
+                paths = report.make([folder], folder)
             console.say(report.for_screen([folder]))
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             if sweep.name in _states:

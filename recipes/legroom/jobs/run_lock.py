@@ -11,11 +11,12 @@ from legroom.errors import Refusal
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold(folder: Path, wait: bool = False) -> Iterator[None]:
     """Create the folder if it does not exist, and lock it for the duration of the block.
 
     The lock is on the folder itself, so it adds no file, and the system releases it when the process ends, however it
-    ends. Raises Refusal if another command holds the lock, OSError if the folder cannot be created.
+    ends. wait: until another command has released it. Raises Refusal if another command holds the lock otherwise,
+    OSError if the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -23,7 +24,7 @@ def hold(folder: Path) -> Iterator[None]:
         try:
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise Refusal(
                 f"{folder}: another command is training in this folder. Wait until it has ended, or end it."

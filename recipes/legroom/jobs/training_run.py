@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -29,7 +30,7 @@ from legroom.options import attention, compile
 from legroom.parallelism import accelerate_plugins
 from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
-from legroom.records import record_file, run_folder, step_file
+from legroom.records import record, record_file, run_folder, step_file
 from legroom.records.messages import Progress, RankFailed, Shown
 from legroom.records.record import Memory
 from legroom.training import evaluate, setup
@@ -225,8 +226,9 @@ class TrainingRun:
             memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
             if self.rank_info.is_main and self.folder is not None:
                 # The ledger's step may then fail without harm to the result. At the end it is written in any case.
+                warnings = [*self.record.warnings, record.NOT_COUNTED]
                 with contextlib.suppress(OSError):
-                    record_file.write(self.record, self.folder)
+                    record_file.write(dataclasses.replace(self.record, warnings=warnings), self.folder)
             self.progress.enter("count", "counting memory")
             shown["timeline"] = memory_breakdown.count(
                 self.cfg, self.record, self.loop, self.step_log, self.progress, with_timeline=self.rank_info.is_main

@@ -165,18 +165,34 @@ def matching_record(cfg: Config, folder: Path) -> record.Record | None:
     return None
 
 
+def damaged_record(cfg: Config, folder: Path) -> str | None:
+    """A warning where a record cannot be read beside checkpoints of the training that is resumed; else None."""
+    found = checkpoint_files.found(folder) if cfg.resume is not None else []
+    with contextlib.suppress(OSError):
+        try:
+            record_file.read(folder)
+        except ValueError as error:
+            ours = not mismatch_problems(cfg, found, any_length=cfg.resume != LATEST)
+            if any(map(_is_readable, found)) and ours:
+                return printable(f"the record of the run so far is replaced, since it cannot be used: {error}")
+    return None
+
+
 def is_finished(cfg: Config, folder: Path, before: record.Record | None) -> bool:
     """Whether resume=latest finds a finished run, with nothing left to do. before: from `matching_record`.
 
-    A model that save.final asks for and that was not saved can still be made from the last checkpoint.
+    A model that save.final asks for and that was not saved can still be made from the last checkpoint, and the memory
+    of a run that was killed while it was counted can still be counted.
     """
     if before is None or before.status != "ok" or cfg.resume != LATEST:
         return False
-    return not (model_missing(cfg, folder) and checkpoint_files.found(folder))
+    missing = model_missing(cfg, folder) or record.NOT_COUNTED in before.warnings
+    return not (missing and checkpoint_files.found(folder))
 
 
 def keep_figures(before: record.Record | None, outcome: record.Record, folder: Path) -> bool:
-    """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model.
+    """Puts the speed and the memory of a finished run back into its record, after a run that only saved its model or
+    counted its memory.
 
     Returns whether the record has changed.
     """
@@ -185,7 +201,11 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
         and before.status == outcome.status == "ok"
         and before.training.steps == outcome.training.steps
     ):
-        outcome.speed, outcome.memory = before.speed, before.memory
+        for part, earlier in ((outcome.speed, before.speed), (outcome.memory, before.memory)):
+            counted = record.NOT_COUNTED not in before.warnings  # else the earlier figures are those of the steps alone
+            for key, value in vars(earlier).items():
+                if counted or isinstance(value, int | float):
+                    setattr(part, key, value)
         record_file.write(outcome, folder)
         return True
     return False

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from legroom.records import checkpoint_values, regular_file
+from legroom.records import checkpoint_values, regular_file, run_folder
 
-FOLDER = "checkpoints"
+FOLDER = run_folder.CHECKPOINTS_FOLDER
 MANIFEST = "manifest.json"
 FORMAT = 1
 NAME = re.compile(r"step-([0-9]{8,15})")
@@ -202,7 +202,7 @@ def write(
     try:
         if rank == 0:
             unfinished.parent.mkdir(exist_ok=True)
-            _tidy(unfinished.parent)
+            tidy(run)
             unfinished.mkdir()
         barrier()
         _write_rank(unfinished, rank, values, tensors)
@@ -271,8 +271,9 @@ def _discard(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what a save or a removal that was killed has left."""
+def tidy(run: Path) -> None:
+    """Remove what a save or a removal that was killed has left in a run's folder."""
+    folder = Path(run, FOLDER)
     for path in [*folder.glob(".step-*.unfinished"), *folder.glob(".step-*.gone")]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from legroom.config import ESTIMATE_ONLY, identity_of
 from legroom.config.fields import RUN
 
+NOT_COUNTED = (
+    "memory was not counted: the run ended in the step under the ledger, after the training. resume=latest counts it "
+    "from a checkpoint."
+)
 SCHEMA_VERSION = 1
 FITS, TIGHT, DOES_NOT_FIT = "fits", "tight", "does not fit"  # verdicts of an estimate
 STATUSES = ("ok", "oom", "failed", "killed", "timeout", "refused", "interrupted", "preempted")

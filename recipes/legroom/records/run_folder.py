@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 LOG_FILE = "log.txt"  # what the libraries print
@@ -19,11 +20,16 @@ def log_name(rank: int) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Raise OSError if a pipe has the name of a file that a run writes: opening it would wait for a reader forever."""
+    """Raise OSError if a pipe has the name of a file that a run writes (opening it would wait for a reader forever), or
+    a file that of a folder that it makes."""
     for path in [folder / STEPS_FILE, folder / LOG_FILE, *folder.glob("log-rank*.txt")]:
         if path.is_fifo():
             raise OSError(errno.EINVAL, "a pipe has the name of one of the run's files", str(path))
+    for path in (folder / MODEL_FOLDER, folder / CHECKPOINTS_FOLDER):
+        if os.path.lexists(path) and not path.is_dir():
+            raise OSError(errno.ENOTDIR, "a file has the name of one of the run's folders", str(path))
 
 
+CHECKPOINTS_FOLDER = "checkpoints"
 MODEL_FOLDER = "model"
 DIFFERENT_MODEL_FOLDER = "model-differs"  # a saved model that is not the trained one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,11 @@ def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record,
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise Refusal(f"{folder} is no folder.")
-        for path in sorted(folder.rglob(record_file.FILE_NAME)):
+        # Not by rglob, which fails where another command removes a folder meanwhile.
+        inside = (
+            Path(inner, record_file.FILE_NAME) for inner, _, files in os.walk(folder) if record_file.FILE_NAME in files
+        )
+        for path in sorted(inside):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())

@@ -15,12 +15,14 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from legroom.tracking.interface import Job, Result, Run
 
+TEMPORARY = "legroom-tracker-"
 EVALUATED = ("loss", "accuracy", "perplexity")
 SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
@@ -29,7 +31,7 @@ def serve(descriptor: int) -> None:
     """Track one run after another for the parent, until it is gone."""
     channel, inbox = socket.socket(fileno=descriptor), queue.SimpleQueue()
     # Packages make temporary folders as they are imported, and this process ends without taking them down.
-    temporary = tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="legroom-tracker-")
+    temporary = tempfile.tempdir = os.environ["TMPDIR"] = _temporary_folder()
     threading.Thread(target=_receive, args=(channel, inbox, temporary), daemon=True).start()
     os.nice(5)  # the training comes first
 
@@ -51,6 +53,25 @@ def serve(descriptor: int) -> None:
             session.trouble(reason(error))
         if "result" in message:
             tell(done=True)
+
+
+def _temporary_folder() -> str:
+    """A folder that is locked while this process lives. Removes those of processes that were killed."""
+    import fcntl
+
+    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            old = time.time() - left.stat().st_mtime > 60  # a new one may not be locked yet
+            descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if old and left.stat().st_uid == os.getuid():
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    made = tempfile.mkdtemp(prefix=TEMPORARY)
+    fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
+    return made
 
 
 def _receive(channel: socket.socket, inbox: queue.SimpleQueue, temporary: str) -> None:

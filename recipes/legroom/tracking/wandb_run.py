@@ -59,6 +59,11 @@ class WandbRun:
             "mode": job.settings["mode"],
             "settings": Settings(**wanted),
         }
+        self.earlier = (
+            sorted(Path(job.folder).glob("wandb/*run-*-*"), key=os.path.getmtime) if job.kind == "run" else []
+        )
+        if self.earlier:  # of the training that is resumed
+            init |= {"id": self.earlier[-1].name.rpartition("-")[2], "resume": "allow"}
         if WandbRun.offline_because:
             say.trouble(WandbRun.offline_because)
             init["mode"] = "offline"
@@ -73,6 +78,8 @@ class WandbRun:
     def _start(self, init: dict[str, Any]) -> Any:
         import wandb
 
+        if (init["mode"] or os.environ.get("WANDB_MODE")) == "offline":
+            init.pop("resume", None)  # a run is resumed by its id when it is sent
         self.output = sys.stderr = io.StringIO()
         before = set(Path(init["dir"]).glob("wandb/run-*"))
         try:
@@ -83,6 +90,7 @@ class WandbRun:
         for folder in set(Path(init["dir"]).glob("wandb/run-*")) - before:
             shutil.rmtree(folder, ignore_errors=True)  # the failed start's: it holds nothing
         self.output = sys.stderr = io.StringIO()
+        init.pop("resume", None)
         os.environ["WANDB_MODE"] = init["mode"] = "offline"  # also over a mode there that wandb does not know
         try:
             run = wandb.init(**init)
@@ -95,7 +103,8 @@ class WandbRun:
 
     def log(self, values: dict[str, float], step: int) -> None:
         """See `interface.Run`."""
-        self.run.log(values, step=step)
+        if step >= self.run.starting_step:  # W&B has the earlier steps of a run that goes on
+            self.run.log(values, step=step)
 
     def finish(self, result: Result) -> None:
         """See `interface.Run`."""
@@ -111,6 +120,9 @@ class WandbRun:
             if result.page:
                 self._log_page(Path(result.page))
             self.run.finish(exit_code=result.exit_code)
+            for folder in self.earlier if self.run.offline else ():
+                if folder.name.startswith("offline"):  # the new files have its steps, too
+                    shutil.rmtree(folder, ignore_errors=True)
         finally:
             stop_service()
         if shutil.disk_usage(self.job.folder).free < SPARE_BYTES:
