@@ -7,7 +7,7 @@ from conftest import compose, small
 
 from legroom.cli import sweep
 from legroom.options import resume
-from legroom.records import checkpoint_files, record_file
+from legroom.records import checkpoint_files, record, record_file
 
 
 def steps(folder) -> list[int]:
@@ -76,6 +76,8 @@ def test_a_folder_that_was_chosen_is_looked_at_alone(command, fault, tmp_path):
     (tmp_path / "a/result.json").rename(tmp_path / "kept.json")  # as a command that was killed leaves it
     other = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
     assert other.code == 2 and "train.seed=7 (there 0)" in other.err
+    without = command(*SAVED, "hydra.run.dir=a", fork_server=None)
+    assert without.code == 2 and "checkpoints" in without.err and steps(tmp_path / "a") == [2]
     (tmp_path / "kept.json").rename(tmp_path / "a/result.json")
     assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
     assert record_file.read(tmp_path / "a").training.losses == record_file.read(tmp_path / "b").training.losses
@@ -202,3 +204,67 @@ def test_an_unfinished_job_keeps_its_checkpoints_when_it_is_to_be_resumed(comman
     assert steps(places[0]) == [2]
     assert command(*words, "resume=latest").code == 0
     assert [record_file.read(place).training.resumed_from_step for place in places] == [2, 2]
+
+
+# --- what a kill or a disk has left -------------------------------------------------------------------
+
+KILLED_IN_COUNT = """
+import os, legroom.measure.memory_breakdown as part
+part.count = lambda *_, **__: os.kill(os.getpid(), 9)
+"""
+
+
+def test_memory_that_a_kill_left_uncounted_is_counted_by_latest(command, fault, tmp_path):
+    words = [*SAVED[:-2], "save.every_steps=2", "hydra.run.dir=a"]
+    assert command(*words, fork_server=fault(KILLED_IN_COUNT)).code == 0
+    killed = record_file.read(tmp_path / "a")
+    assert killed.status == "ok" and killed.memory.peak_tensor_bytes is None
+    assert record.NOT_COUNTED in killed.warnings and any("SIGKILL" in line for line in killed.warnings)
+    assert command(*words, "resume=latest").code == 0
+    counted = record_file.read(tmp_path / "a")
+    assert counted.memory.peak_tensor_bytes and counted.training.losses == killed.training.losses
+    assert counted.speed.step_seconds_median == killed.speed.step_seconds_median
+    assert counted.speed.model_flops_per_step and record.NOT_COUNTED not in counted.warnings
+    assert command(*words, "resume=latest", fork_server=None).code == 0, "nothing is left"
+
+
+@pytest.mark.parametrize("content", ["{}", '{"schema_version": 1, "status": "o'])
+def test_a_damaged_record_beside_checkpoints_is_replaced(command, fault, tmp_path, content):
+    assert command(*SAVED, "hydra.run.dir=a", fork_server=fault(BREAKS)).code == 1
+    (tmp_path / "a/result.json").write_text(content)
+    refused = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
+    assert refused.code == 2, "another training does not take it"
+    assert command(*SAVED, "hydra.run.dir=a", fork_server=None).code == 2, "nor one that does not resume"
+    assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
+    found = record_file.read(tmp_path / "a")
+    assert found.training.resumed_from_step == 2 and sum("record" in line for line in found.warnings) == 1
+
+
+def test_a_damaged_record_of_a_sweeps_job_keeps_its_checkpoints(tmp_path):
+    (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
+    (tmp_path / "result.json").write_text("{")
+    sweep.clear(tmp_path)
+    assert steps(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints"])
+def test_a_file_with_the_name_of_a_folder_is_refused_before_the_training(command, tmp_path, name):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_text("mine")
+    refused = command(*SAVED, "save.final=true", "hydra.run.dir=a", fork_server=None)
+    assert refused.code == 2 and f"a/{name}" in refused.err and "hydra.run.dir=" in refused.err
+    assert (tmp_path / "a" / name).read_text() == "mine"
+
+
+def test_temporary_files_are_cleared_by_the_next_command(command, tmp_path):
+    left = [
+        tmp_path / "a" / name for name in (".step.json-x1.gz", ".result-x1.json", "checkpoints/.step-00000002.gone")
+    ]
+    left[-1].parent.mkdir(parents=True)
+    for path in left:
+        path.write_text("")
+    mine = tmp_path / "a/.mine"
+    mine.write_text("")
+    bare = [word for word in SAVED if not word.startswith("save.")]
+    assert command(*bare, "hydra.run.dir=a").code == 0
+    assert mine.exists() and not any(path.exists() for path in left)

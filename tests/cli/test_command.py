@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -456,3 +457,19 @@ def test_a_job_of_a_sweep_that_another_command_runs_is_left_alone(command, tmp_p
         ended = command(*words, fork_server=None)
         assert ended.code == 1 and "another command is training" in ended.err
         assert (place / "steps.jsonl").read_text() == "theirs"
+
+
+def test_a_lock_that_is_waited_for(tmp_path):
+    """A sweep's report waits for that of another sweep in the same folder."""
+    from legroom.jobs import run_lock
+
+    def wait() -> bool:
+        with run_lock.hold(tmp_path, wait=True):
+            return True
+
+    with ThreadPoolExecutor(1) as pool:
+        with run_lock.hold(tmp_path):
+            waiting = pool.submit(wait)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.05)
+        assert waiting.result(20)

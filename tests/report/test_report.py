@@ -833,3 +833,19 @@ def test_the_script_refuses_in_one_line(tmp_path, words, said):
     (tmp_path / "file").touch()
     done = run_report(*words, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and said in done.stderr
+
+
+def test_a_folder_that_another_sweep_removes_meanwhile_is_left_out(tmp_path, monkeypatch):
+    """Its checkpoints come and go while its jobs train."""
+    record_file.write(job(), tmp_path)
+    gone, scandir = tmp_path / "other/checkpoints", os.scandir
+    gone.mkdir(parents=True)
+
+    def scan(path):
+        if os.fspath(path) == str(gone):
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    records, warnings = read_all([tmp_path])
+    assert len(records) == 1 and not warnings and not gone.exists()

@@ -188,7 +188,7 @@ def _write_model(
 ) -> None:
     """Write the model, or its adapter, and compare what was written with what was trained."""
     ids = data.train[0]["input_ids"]
-    rounded = cfg.precision.name != "fp32" or adapter.bits(cfg) is not None
+    rounded, eight = cfg.precision.name != "fp32" or adapter.bits(cfg) is not None, cfg.precision.name == "fp8"
     if adapter.base_model(model) is not model and not cfg.save.merge:
         adapter.save(model, target, gathered)
         if gathered is None:
@@ -201,7 +201,7 @@ def _write_model(
         # Gathering has made separate tensors of tied weights.
         tied = transformers_models_private.tied_weights(model) if gathered else {}
         model.save_pretrained(target, state_dict={name: weights[name] for name in weights if name not in tied})
-    if warning := reopened.check(target, model, weights, data.task, None if gathered else ids, rounded):
+    if warning := reopened.check(target, model, weights, data.task, None if gathered or eight else ids, rounded):
         warn(warning)
 
 

@@ -89,10 +89,11 @@ def _run_and_report(
 
     before: the record of the training that is resumed, which the new one replaces. resumes: it is resumed without one.
     """
-    if before is None and not resumes and is_occupied(folder):
+    others = is_occupied(folder) or (cfg.resume is None and checkpoint_files.found(folder))
+    if before is None and not resumes and others:
         other_record = (
-            f"{folder} holds another run's record. Choose another folder with hydra.run.dir=, or continue that "
-            "training: resume=latest."
+            f"{folder} holds another run's record or checkpoints. Choose another folder with hydra.run.dir=, or "
+            "continue that training: resume=latest."
         )
         return _refuse(problems or [other_record])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
