@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import CONF
+from conftest import CONF, compose
 
 from legroom.cli import argv, flags
-from legroom.options import keys, menus, other_arguments, overrides
+from legroom.options import keys, menus, other_arguments, overrides, validate
 
 
 def said(text: str, sweeping: bool = False) -> str:
@@ -129,6 +129,25 @@ def test_an_override_that_cannot_be_used_says_what_to_type(typed, expected):
 )
 def test_a_list_may_be_typed(typed):
     assert overrides.problems([typed], [CONF], False) == []
+
+
+TEXT_KEYS = [name for name in keys.names() if (keys.type_of(name) or (None,))[0] is str]
+FOLDERS = ["hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name"]
+
+
+@pytest.mark.parametrize("key", [*(key for key in TEXT_KEYS if not keys.choices_of(key)), *FOLDERS])
+def test_an_empty_path_id_or_name_is_refused(key):
+    """`model.pretrained=$UNSET` trained another model from scratch, and `data.path=` took the current folder."""
+    for value in ("", "''", "' '"):
+        assert f"{key}= is empty: is the shell's variable set?" in said(f"{key}={value}")
+    assert f"{key}= is empty" in said(f"{key}=a,''", sweeping=True)
+
+
+def test_an_empty_value_of_a_file_is_refused_as_a_typed_one():
+    cfg = compose("data=text", "model=gpt2_tiny", "data.path=x.txt").cfg
+    cfg.data.path, cfg.data.text_column, cfg.tracker.tags = "", " ", ["a", ""]
+    lines = validate.value_problems(cfg)
+    assert [line.partition("= ")[0] for line in lines] == ["data.path", "data.text_column", "tracker.tags"]
 
 
 @pytest.mark.parametrize("typed", ["train.seed=1,two", "train.epochs=1,null", "precision=fp32,bf17", "model=3,gpt2"])

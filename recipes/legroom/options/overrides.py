@@ -76,7 +76,8 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
             "Type the name, or let the shell put it there."
         ]
     if key.startswith("hydra."):
-        return []
+        values = hydra_private.values_of(override) or []
+        return [line for value in values if (line := suggestions.if_empty(key, value)) is not None]
     if VARIABLE.search(text):
         return [
             f"{typed}: the value of a variable would stand in the record, on the screen and in the tracker. Leave it "
@@ -239,6 +240,8 @@ def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
     if kind not in keys.KINDS:
         return None if isinstance(value, dict) or value is None and optional else _mapping_problem(key, typed)
     node, what = keys.KINDS[kind]
+    if kind is str and not keys.choices_of(key) and (empty := suggestions.if_empty(key, value)) is not None:
+        return empty
     if kind is str and (isinstance(value, (bool, list, dict)) or value is None and not optional):
         return f"{typed}: {key} takes one text. Type {TAKES.get(key, f'{key}=<text>')}."
     if value is None and optional:

@@ -21,6 +21,15 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.85)), None)
 
 
+def if_empty(key: str, value: Any) -> str | None:
+    """What is wrong with a path, an id or a name of nothing but spaces, as `key=$VARIABLE` gives; None for any other value.
+    """
+    values = value if isinstance(value, list) else [value]
+    if not any(isinstance(each, str) and not each.strip() for each in values):
+        return None
+    return f"{key}= is empty: is the shell's variable set? Give it a value, or leave {key} out."
+
+
 def shown(text: str, longest: int = 200) -> str:
     """A typed text as part of a message: control characters and what no terminal prints escaped, a long one cut."""
     cut = text if len(text) <= longest else text[:longest] + "..."

@@ -28,6 +28,8 @@ def value_problems(node: Any, prefix: str = "") -> list[str]:
         elif "choices" in rule and value not in rule["choices"]:
             choices = ["null" if c is None else str(c) for c in rule["choices"]]
             problems.append(f"{key}={value} is not one of {', '.join(choices)}.{suggestions.nearest(value, choices)}")
+        elif (empty := suggestions.if_empty(key, value)) is not None:
+            problems.append(empty)
         elif "pattern" in rule and not re.fullmatch(rule["pattern"], value):
             problems.append(f"{key}={value} cannot be read: it is like {key}={rule['example']}.")
         elif "minimum" in rule and not value >= rule["minimum"]:  # NaN, too, is refused
