@@ -75,7 +75,13 @@ def test_a_preview_shows_packed_samples_one_by_one(talks):
 def test_texts_are_kept_apart_and_long_ones_are_several_samples(tmp_path):
     texts = ["a" * 5, "b" * 40, "c" * 16, "", "d" * 17, "e"]
     (tmp_path / "texts.txt").write_text("".join(text + "\n" for text in texts))
-    words = ["model=gpt2_tiny", "data=text", f"data.path={tmp_path / 'texts.txt'}", "data.packing=true"]
+    words = [
+        "model=gpt2_tiny",
+        "data=text",
+        f"data.path={tmp_path / 'texts.txt'}",
+        "data.packing=true",
+        "data.documents=line",
+    ]
     data = built(*words, "data.seq_len=16", "data.eval_fraction=0", "data.samples=null")
     found = sorted(decoded(ids) for ids, _ in samples_of(data))
     # 16 and an end: the end alone predicts nothing

@@ -31,7 +31,9 @@ def write(path, kind, texts=TEXTS, labels=None):
 
 
 def told(path, *more):
-    return ["model=gpt2_tiny", "data=text", f"data.path='{path}'", "data.eval_fraction=0", "data.seq_len=16", *more]
+    lines = ["data.documents=line"] if str(path).endswith(".txt") else []
+    files = ["data=text", f"data.path='{path}'", *lines]
+    return ["model=gpt2_tiny", *files, "data.eval_fraction=0", "data.seq_len=16", *more]
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])

@@ -178,7 +178,7 @@ def test_words_that_pandas_takes_for_nothing_are_words(tmp_path):
 
 def test_blank_lines_are_counted_in_a_txt_file_and_are_no_rows_of_others(tmp_path):
     (tmp_path / "t.txt").write_text("one\n\n\ntwo\n")
-    data = built(*told(tmp_path / "t.txt", "model=gpt2_tiny"))
+    data = built(*told(tmp_path / "t.txt", "model=gpt2_tiny", "data.documents=line"))
     assert any("2 of 4 rows" in line and "t.txt, line 2" in line for line in data.warnings)
     for kind in ("csv", "jsonl"):
         path = tmp_path / f"u.{kind}"

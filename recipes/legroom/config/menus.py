@@ -59,6 +59,7 @@ class Data(Menu):
     eval_split: str | None = UNSET
     streaming: bool = UNSET
     task: str | None = one_of("classification", "language_modelling", "chat", None)
+    documents: str | None = key(choices=("file", "blank_line", "line", None), recorded="if set")
     text_column: str = UNSET
     pair_column: str | None = UNSET
     label_column: str = UNSET

@@ -16,6 +16,7 @@ from legroom.data.text_files import Rows
 from legroom.errors import Refusal
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
+SAMPLE_BY = {"file": "document", "blank_line": "paragraph", "line": "line"}  # data.documents in the words of `datasets`
 ERRORS = (OSError, ValueError, RuntimeError, KeyError, DatasetGenerationError)
 
 
@@ -28,7 +29,11 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
     try:
         if any((folder / marker).is_file() for marker in SAVED):
             return _saved_split(folder, data.path, key, name, data.subset), source
-        found = datasets.load_dataset(str(folder) if folder.exists() else data.path, data.subset, split=name)
+        where = str(folder) if folder.exists() else data.path
+        found: Any = datasets.load_dataset(where, data.subset, split=name)
+        if is_plain(found):
+            by = SAMPLE_BY[data.documents or "file"]
+            found = datasets.load_dataset(where, data.subset, split=name, sample_by=by)
     except ERRORS as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if folder.exists():
@@ -39,6 +44,11 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
         ) from error
     assert isinstance(found, datasets.Dataset), "one split, not streamed"
     return found, source
+
+
+def is_plain(rows: datasets.Dataset) -> bool:
+    """Whether the rows are those of .txt files."""
+    return rows.info.builder_name == "text"
 
 
 def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | None) -> datasets.Dataset:
@@ -75,11 +85,13 @@ def texts(
             f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {advice(missing[0])}"
         )
     label = next((column for column, name in columns.items() if name == "label"), "")
-    kind = rows.features.get(label)
+    kind, plain, text = rows.features.get(label), is_plain(rows), next(iter(columns))
     classes = kind if isinstance(kind, datasets.ClassLabel) else None
 
     def with_labels() -> Rows:
         for place, row in placed(rows, columns):
+            if plain and isinstance(row[text], str):
+                row[text] = row[text].removesuffix("\n")
             yield place, row | ({label: None} if classes and row[label] == NO_LABEL else {})
 
     values = text_data.collect(with_labels(), columns, source, advice, warn)

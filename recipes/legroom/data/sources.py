@@ -8,23 +8,26 @@ from collections.abc import Callable, Mapping
 import datasets
 
 from legroom.config import Config
-from legroom.data import chat_rows, conversations, hub, text_data, text_files, text_rows
+from legroom.data import chat_rows, conversations, documents, hub, text_data, text_files, text_rows
 from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
 from legroom.options import data_sources
 
 Head = Mapping[str, int] | None
-Read = Callable[[str], datasets.Dataset]
+Read = Callable[[str], tuple[datasets.Dataset, bool]]
+"""Name of a key -> (the rows that it names, whether they are the documents of plain text, in their order)."""
+DOCUMENTS = {"file": "each file", "blank_line": "each part between empty lines", "line": "each line"}
 
 
 def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     """The files of data.path and data.eval_path."""
     columns, advice = _columns(cfg, task)
 
-    def read(key: str) -> datasets.Dataset:
+    def read(key: str) -> tuple[datasets.Dataset, bool]:
         pattern = getattr(cfg.data, key)
         files = data_sources.find(pattern, f"data.{key}")
-        return text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn)
+        texts = text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn)
+        return texts, data_sources.kind(files[0]) == ".txt"
 
     texts, held_out = _parts(cfg, read, "eval_path", warn)
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
@@ -33,10 +36,10 @@ def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
 def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     """The conversations in the files of data.path and data.eval_path."""
 
-    def read(key: str) -> datasets.Dataset:
+    def read(key: str) -> tuple[datasets.Dataset, bool]:
         pattern = getattr(cfg.data, key)
         files = data_sources.find(pattern, f"data.{key}")
-        return conversations.read(files, _chat_columns(cfg), f"data.{key}={pattern}", _format(cfg), warn)
+        return conversations.read(files, _chat_columns(cfg), f"data.{key}={pattern}", _format(cfg), warn), False
 
     talks, held_out = _parts(cfg, read, "eval_path", warn)
     return chat_rows.build(cfg, talks, held_out, vocab, warn)
@@ -48,17 +51,17 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
         columns = _chat_columns(cfg)
         names = (columns.messages, columns.prompt, columns.completion)
 
-        def read(key: str) -> datasets.Dataset:
+        def read(key: str) -> tuple[datasets.Dataset, bool]:
             rows, source = hub.split(cfg, key)
-            return conversations.collect(hub.placed(rows, names), columns, source, warn)
+            return conversations.collect(hub.placed(rows, names), columns, source, warn), False
 
         talks, held_out = _parts(cfg, read, "eval_split", warn)
         return chat_rows.build(cfg, talks, held_out, vocab, warn)
     columns, advice = _columns(cfg, task)
 
-    def read_texts(key: str) -> datasets.Dataset:
+    def read_texts(key: str) -> tuple[datasets.Dataset, bool]:
         rows, source = hub.split(cfg, key)
-        return hub.texts(rows, columns, source, advice, warn)
+        return hub.texts(rows, columns, source, advice, warn), hub.is_plain(rows)
 
     texts, held_out = _parts(cfg, read_texts, "eval_split", warn)
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
@@ -67,7 +70,7 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
 def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
     # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
-    form = _format(cfg, keep_linebreaks=True)
+    form = _format(cfg, "line_break")
     texts, held_out = text_data.published(cfg.data.name, cfg.data.path, form, warn)
     one_text = task == "language_modelling"
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn, one_text)
@@ -92,22 +95,34 @@ def _chat_columns(cfg: Config) -> conversations.Columns:
 
 
 def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """(what to train on, what to evaluate on). read(key): the rows that data.<key> names."""
-    data, texts = cfg.data, read("split" if eval_key == "eval_split" else "path")
+    """(what to train on, what to evaluate on)."""
+    data = cfg.data
+    texts, is_plain = read("split" if eval_key == "eval_split" else "path")
+    held_out, done = None, ""
     if getattr(data, eval_key):
-        return texts, read(eval_key)
-    if data.eval_fraction and len(texts) > 1:
+        held_out, _ = read(eval_key)
+    elif data.eval_fraction and is_plain:
+        texts, held_out, done = documents.held_out(
+            texts, data.documents or "file", data.eval_fraction, shortest=data.seq_len
+        )
+    elif data.eval_fraction and len(texts) > 1:
         kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
         split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
         return split["train"], split["test"]
-    if data.eval_fraction and cfg.eval.enabled:
+    if is_plain:
+        kind = data.documents or "file"
+        other = "" if data.documents else " Type data.documents=line or blank_line if a file holds several."
+        warn(f"data.path={data.path}: {DOCUMENTS[kind]} is a document{done and f', and {done}'}.{other}")
+    if held_out is None and data.eval_fraction and cfg.eval.enabled:
         warn(
             f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
-            f"is none. Give data.{eval_key}, or a file with a text in each line."
+            f"is none. Give data.{eval_key}, or more text."
         )
-    return texts, None
+    return texts, held_out
 
 
-def _format(cfg: Config, keep_linebreaks: bool = False) -> text_files.Format:
-    """How the files of data.path are written."""
-    return text_files.Format(cfg.data.encoding or "utf-8", cfg.data.separator, keep_linebreaks)
+def _format(cfg: Config, documents: str | None = None) -> text_files.Format:
+    """How the files of data.path are written. documents: of .txt files; None: data.documents."""
+    return text_files.Format(
+        cfg.data.encoding or "utf-8", cfg.data.separator, documents or cfg.data.documents or "file"
+    )

@@ -1,12 +1,13 @@
 """Reads the rows of text files, with the place of each: the file's name and the line.
 
-.txt: each line is a row. .csv and .tsv: the first line names the columns. .jsonl: an object per line. .json: a list of
-objects, or an object per line.
+.txt: the file is a row, or each part between empty lines, or each line. .csv and .tsv: the first line names the
+columns. .jsonl: an object per line. .json: a list of objects, or an object per line.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import lzma
 import sys
@@ -31,11 +32,15 @@ Rows = Iterator[tuple[str, dict[str, Any]]]  # ("line 3", column -> value)
 
 @dataclass
 class Format:
-    """How text files are written. separator: name of that of .csv and .tsv; None: found. keep_linebreaks: of .txt."""
+    """How text files are written. separator: name of that of .csv and .tsv; None: found.
+
+    documents: what a row of a .txt file is: file, blank_line or line, each without the line break at its end, or
+    "line_break" for a line with it.
+    """
 
     encoding: str = "utf-8"
     separator: str | None = None
-    keep_linebreaks: bool = False
+    documents: str = "file"
 
 
 class BadFile(Exception):
@@ -66,10 +71,22 @@ def rows(path: Path, columns: list[str], form: Format, source: str, warn: Callab
         raise Refusal(f"{source}: {path.name} cannot be read: {error}") from error
 
 
-def _lines(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
+def _documents(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
     with open_text.open_text(path, form.encoding) as file:
-        for number, line in enumerate(file, 1):
-            yield f"line {number}", {"text": line if form.keep_linebreaks else line.removesuffix("\n")}
+        if form.documents == "file":
+            text = file.read().removesuffix("\n")
+            if text.strip():
+                yield "line 1", {"text": text}
+            return
+        first, lines = 1, []
+        for number, line in enumerate(itertools.chain(file, [""]), 1):  # behind the last line is an empty one
+            if form.documents == "blank_line" and line.strip():
+                first, lines = first if lines else number, [*lines, line]
+            elif form.documents == "blank_line" and lines:
+                yield f"line {first}", {"text": "".join(lines).removesuffix("\n")}
+                lines = []
+            elif form.documents != "blank_line" and line:
+                yield f"line {number}", {"text": line if form.documents == "line_break" else line.removesuffix("\n")}
 
 
 def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
@@ -190,7 +207,7 @@ def _parquet(path: Path, columns: list[str], form: Format, warn: Callable[[str],
 
 
 READERS: dict[str, Callable[[Path, list[str], Format, Callable[[str], None]], Rows]] = {
-    ".txt": _lines,
+    ".txt": _documents,
     ".csv": _separated,
     ".tsv": _separated,
     ".json": _json,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from legroom.config import Config
 from legroom.data import byte_tokenizer
 from legroom.errors import Refusal
 
+PIECE = 1_000_000  # characters that are given to a tokenizer at once; it needs about 100 times their size
 LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
 
 
@@ -42,7 +44,17 @@ class Tokens:
         """The ids of a text, (T,). special: with the special tokens that the tokenizer adds."""
         if self.in_bytes:
             return byte_ids(text)
-        return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        if len(text) <= PIECE:
+            return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        begin, end = self._around() if special else ([], [])
+        parts = [begin, *(self.ids(piece, special=False) for piece in _pieces(text)), end]
+        return numpy.concatenate([numpy.asarray(part, dtype=numpy.int64) for part in parts])
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and behind a text."""
+        bare, whole = (self.tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+        first = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        return whole[:first], whole[first + len(bare) :]
 
     def row(self, text: str, longest: int) -> tuple[dict[str, Any], bool]:
         """A text as one row of at most `longest` tokens, and whether it was cut.
@@ -70,6 +82,16 @@ class Tokens:
         )
         cut = len(row["input_ids"]) >= longest and len(self.tokenizer(*texts, verbose=False)["input_ids"]) > longest
         return {key: row[key] for key in ("input_ids", "token_type_ids") if key in row}, cut
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in pieces of at most PIECE characters, cut behind line breaks."""
+    first = 0
+    while first < len(text):
+        last = first + PIECE
+        last = (last < len(text) and text.rfind("\n", first, last) + 1) or last
+        yield text[first:last]
+        first = last
 
 
 def byte_ids(text: str) -> numpy.ndarray:

@@ -63,8 +63,13 @@ def _file_problems(cfg: Config) -> list[str]:
         try:
             if data.name in data_sources.PUBLISHED:
                 data_sources.splits(data.name, value)
-            elif data_sources.kind(data_sources.find(value, f"data.{key}")[0]) == ".txt":
+            elif (kind := data_sources.kind(data_sources.find(value, f"data.{key}")[0])) == ".txt":
                 found += _txt_problems(cfg, f"data.{key}={value}")
+            elif data.documents:
+                found.append(
+                    f"data.documents={data.documents} is for .txt files, and of data.{key}={value} ({kind}) each "
+                    "row is a document. Leave it out."
+                )
         except Refusal as refusal:
             found.append(str(refusal))
     return found

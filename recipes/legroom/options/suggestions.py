@@ -22,8 +22,7 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def if_empty(key: str, value: Any) -> str | None:
-    """What is wrong with a path, an id or a name of nothing but spaces, as `key=$VARIABLE` gives; None for any other value.
-    """
+    """What is wrong with a path, an id or a name of nothing but spaces, as from `key=$UNSET`; None for others."""
     values = value if isinstance(value, list) else [value]
     if not any(isinstance(each, str) and not each.strip() for each in values):
         return None
