@@ -53,11 +53,11 @@ def told_with(tmp_path):
 @pytest.mark.parametrize(
     "template,answers",
     [
-        (CHATML, ["first<|im_end|>\n", "second ü<|im_end|>\n"]),
+        (CHATML, ["first<|im_end|>", "second ü<|im_end|>"]),
         (HEADERS, ["first<|eot|>", "second ü<|eot|>"]),
         (ALTERNATING, [" first<|eot|>", " second ü<|eot|>"]),
         (MARKED, ["first<|im_end|>", "second ü<|im_end|>"]),
-        (None, ["first<|end|>\n\n", "second ü<|end|>\n\n"]),
+        (None, ["first<|end|>", "second ü<|end|>"]),
     ],
     ids=["chatml", "headers", "alternating", "marked", "none"],
 )
@@ -79,7 +79,7 @@ def test_train_on_all_takes_every_token(told_with):
 def test_a_template_that_changes_earlier_turns_gives_a_row_for_each_answer(told_with):
     data = built(*told_with(THOUGHTS, TWO, talk("c", "third")))
     answers = ["first", "second ü", "third"]
-    assert [trained(data, n) for n in range(3)] == [[f"<think>\n\n</think>\n\n{each}<|im_end|>\n"] for each in answers]
+    assert [trained(data, n) for n in range(3)] == [[f"<think>\n\n</think>\n\n{each}<|im_end|>"] for each in answers]
     text = data.tokenizer.decode(data.train[1]["input_ids"])
     assert text.startswith("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfirst<|im_end|>\n<|im_start|>user\nb")
     assert any("1 of 2 conversations to train on become a row for each answer" in line for line in data.warnings)
@@ -88,6 +88,36 @@ def test_a_template_that_changes_earlier_turns_gives_a_row_for_each_answer(told_
 def test_a_template_whose_answers_cannot_be_found_is_refused(told_with):
     message = refusal(*told_with(COUNTED, TWO))
     assert "talks.jsonl, line 1" in message and "data.train_on=all" in message
+
+
+@pytest.mark.parametrize("end", ["", "\n", "###\n\n"])
+def test_a_template_without_a_token_that_ends_a_turn_is_said(told_with, end):
+    """All that stands behind an answer is trained on: it may be what ends it."""
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}END{% endfor %}".replace("END", end)
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    data = built(*told_with(template, TWO, TWO))
+    assert trained(data) == [f"first{end}", f"second ü{end}"]
+    assert sum("does not learn to end answers" in line for line in data.warnings) == 1
+    assert not any("end answers" in line for line in built(*told_with(CHATML, TWO)).warnings)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{{ 1 / 0 }}",
+        "{{ 10.0 ** 1000 }}",
+        "{% for n in range(10 ** 9) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ messages[9]['role'] }}",
+        "{% if %}",
+        "{{ '%d' | format('a') }}",
+    ],
+)
+def test_any_error_of_a_template_is_a_refusal_with_the_row(told_with, fault):
+    failing = "{% if messages[0]['role'] == 'system' %}" + fault + "{% endif %}" + CHATML
+    message = refusal(*told_with(failing, TWO, ONE))
+    place = "line 1" if fault == "{% if %}" else "line 2"  # a template that cannot be read fails with the first row
+    assert f"talks.jsonl, {place}" in message and "chat template" in message and "\n" not in message
 
 
 def test_what_a_template_refuses_is_said_with_the_row(told_with):
@@ -126,11 +156,11 @@ def test_the_evaluation_counts_rows(told_with):
 def test_prompt_and_completion_are_a_question_and_its_answer(tmp_path):
     rows = [{"prompt": "a", "completion": "b"}, TWO, {"q": "ask", "a": "say", "prompt": None}]
     data = built(*told(write(tmp_path / "talks.jsonl", rows[:2])))
-    assert [trained(data, n) for n in (0, 1)] == [["b<|end|>\n\n"], ["first<|end|>\n\n", "second ü<|end|>\n\n"]]
+    assert [trained(data, n) for n in (0, 1)] == [["b<|end|>"], ["first<|end|>", "second ü<|end|>"]]
     (tmp_path / "talks.csv").write_text("q,a\nask,say\n")
     for path in (write(tmp_path / "talks.json", rows[2:] * 2), tmp_path / "talks.csv"):
         named = built(*told(path, "data.prompt_column=q", "data.completion_column=a"))
-        assert trained(named) == ["say<|end|>\n\n"]
+        assert trained(named) == ["say<|end|>"]
     datasets.Dataset.from_list([TWO]).to_parquet(tmp_path / "talks.parquet")
     assert trained(built(*told(tmp_path / "talks.parquet"))) == trained(data, 1)
 
@@ -142,7 +172,7 @@ def test_a_long_conversation_keeps_its_end_and_what_was_cut_is_counted(tmp_path)
     rows = [talk("x" * 200, "short"), talk("a", "b"), talk("a", "y" * 200, "z" * 60)]
     data = built(*told(write(tmp_path / "talks.jsonl", rows), "data.seq_len=32"))
     assert [len(row["input_ids"]) for row in data.train] == [32, 24]  # the last one's end has no answer
-    assert trained(data, 0) == ["short<|end|>\n\n"]
+    assert trained(data, 0) == ["short<|end|>"]
     cut, left_out = (next(line for line in data.warnings if word in line) for word in ("end is kept", "left out"))
     assert "1 of 3 conversations" in cut and "talks.jsonl, line 1" in cut
     assert "1 of 3 conversations" in left_out and "talks.jsonl, line 3" in left_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -69,8 +70,9 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
 
     def made() -> Iterator[dict[str, Any]]:
         for talk in cast(Iterable[dict[str, Any]], talks):
-            place, messages = talk["place"], talk["messages"]
-            found, text = template.rows(messages, f"data={cfg.data.name}: {place}")
+            place, messages = talk["place"], [_as_given(message) for message in talk["messages"]]
+            tools = json.loads(talk["tools"]) if talk["tools"] else None
+            found, text = template.rows(messages, f"data={cfg.data.name}: {place}", tools)
             _note_contents(messages, text, special, place, notes)
             if len(found) > 1:
                 notes.add("become a row for each answer, because the chat template changes earlier turns", place)
@@ -93,7 +95,12 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
     return built
 
 
-def _note_contents(messages: list[dict[str, str]], text: str, special: re.Pattern, place: str, notes: _Notes) -> None:
+def _as_given(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as its row had it. The key `content` is there in any case: templates put it behind other texts."""
+    return {"role": message["role"], "content": message["content"]} | json.loads(message["more"] or "{}")
+
+
+def _note_contents(messages: list[dict[str, Any]], text: str, special: re.Pattern, place: str, notes: _Notes) -> None:
     """Notes contents that the template has changed, and those that hold a special token."""
     if any(message["content"].strip() not in text for message in messages):
         notes.add("have a message that the chat template changes or leaves out", place)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
 import numpy
 
 from legroom.data.collate import IGNORE_INDEX
@@ -29,8 +28,8 @@ PLAIN = (
 # Behind the token that begins a text, if the tokenizer puts it there.
 PLAIN_SHOWN = "role:, the content in the next line, the token that ends a text after an answer, an empty line"
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-REFUSED_BY_TEMPLATE = (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError)
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
 Span = tuple[int, int]  # the first character, and the one after the last
 
 
@@ -47,7 +46,7 @@ def _refusing(where: str) -> Iterator[None]:
     """Turns what a template raises into a Refusal that begins with `where`."""
     try:
         yield
-    except REFUSED_BY_TEMPLATE as error:
+    except Exception as error:  # a template divides, overflows and calls itself as any program does
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Refusal(f"{where}: the chat template does not take this conversation: {first}") from error
 
@@ -71,41 +70,60 @@ class ChatTemplate:
             begins = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id]
             self.tokenizer.chat_template = "{{ bos_token }}" * begins + PLAIN
             warn(f"data.tokenizer={name} has no chat template: a plain one is used ({PLAIN_SHOWN}).")
-            if self.tokenizer.eos_token is None:
-                warn(
-                    f"data.tokenizer={name} has no token that ends a text, so the model does not learn to end answers."
-                )
         try:
             template = self.tokenizer.get_chat_template()
         except ValueError as error:
             raise Refusal(f"data.tokenizer={name} has no chat template of the name 'default'.") from error
         if "strftime_now" in template:
             warn("the chat template may write the date of the day into the rows, which then differ from day to day.")
+        known = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens}
+        self.ends = tuple(token for token in known if token.strip())
+        self.warn: Warn | None = warn
         self.marks_answers = MARKS_ANSWERS.search(template) is not None
 
-    def render(self, messages: Messages, where: str, prompt: bool = False) -> str:
+    def render(self, messages: Messages, where: str, tools: Tools, prompt: bool = False) -> str:
         """The text of messages; prompt: with the beginning of an answer behind them. Raises Refusal."""
         with _refusing(where):
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=prompt
+            )
 
-    def rows(self, messages: Messages, where: str) -> tuple[list[Rendered], str]:
+    def rows(self, messages: Messages, where: str, tools: Tools = None) -> tuple[list[Rendered], str]:
         """(rows of a conversation, its text): one row; one for each answer if the template changes earlier turns.
 
         Raises Refusal if the template does not take the conversation, or its answers cannot be found.
         """
-        whole = self.render(messages, where)
+        whole = self.render(messages, where, tools)
+        self._refuse_ignored(messages, tools, whole, where)
         if self.train_on == "all":
             return [self._encoded(whole, [(0, len(whole))])], whole
         if self.marks_answers:
-            return [self._marked(messages, where)], whole
-        answers = self._answers(messages, whole, where)
+            return [self._marked(messages, where, tools)], whole
+        answers = self._answers(messages, whole, where, tools)
         if not answers:
             return [], whole
         if all(whole.startswith(text) for text, _ in answers):
             return [self._encoded(whole, [span for _, span in answers])], whole
         return [self._encoded(text, [span]) for text, span in answers], whole
 
-    def _answers(self, messages: Messages, whole: str, where: str) -> list[tuple[str, Span]]:
+    def _refuse_ignored(self, messages: Messages, tools: Tools, whole: str, where: str) -> None:
+        """Raises Refusal if the template writes the same text without what a conversation has of tools."""
+        without_calls = [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
+        without_results = [each for each in messages if each["role"] != "tool"]
+        left_out = {"tools": (messages, None)} if tools else {}
+        left_out |= {"tool_calls": (without_calls, tools)} if without_calls != messages else {}
+        left_out |= {"the role tool": (without_results, tools)} if without_results != messages else {}
+        for what, (others, other_tools) in left_out.items():
+            same = False
+            with contextlib.suppress(Refusal):  # a template that insists on it writes it
+                same = self.render(others, where, other_tools) == whole
+            if same:
+                raise Refusal(
+                    f"{where}: the chat template of data.tokenizer={self.name} does not write {what}. Take these "
+                    "conversations out, or give a tokenizer whose template does."
+                )
+
+    def _answers(self, messages: Messages, whole: str, where: str, tools: Tools) -> list[tuple[str, Span]]:
         """For each answer the text up to its end, and where the answer lies in it."""
         found = []
         for index, message in enumerate(messages):
@@ -116,16 +134,29 @@ class ChatTemplate:
                     f"{where}: the first message is of the assistant, which answers nothing. Begin with one of the "
                     "user, or type data.train_on=all."
                 )
-            text = whole if index == len(messages) - 1 else self.render(messages[: index + 1], where)
-            prompt = self.render(messages[:index], where, prompt=True)
+            text = whole if index == len(messages) - 1 else self.render(messages[: index + 1], where, tools)
+            prompt = self.render(messages[:index], where, tools, prompt=True)
             if not text.startswith(prompt) or len(text) == len(prompt):
                 raise Refusal(
                     f"{where}: the chat template of data.tokenizer={self.name} writes an answer otherwise than after "
                     "its own prompt for one, so its tokens cannot be found. Type data.train_on=all, or give the "
                     "template {% generation %} blocks around what the assistant says."
                 )
-            found.append((text, (len(prompt), len(text))))
+            found.append((text, (len(prompt), self._end_of_turn(text, len(prompt)))))
         return found
+
+    def _end_of_turn(self, text: str, begin: int) -> int:
+        """Where an answer ends that begins at `begin`: behind the token that ends the turn, at which a model stops."""
+        end = len(text.rstrip())
+        if end > begin and text.endswith(self.ends, begin, end):
+            return end
+        if self.warn is not None:
+            self.warn(
+                f"the chat template of data.tokenizer={self.name} ends answers with no token of their own, so the "
+                "model does not learn to end answers."
+            )
+            self.warn = None
+        return len(text)
 
     def _encoded(self, text: str, spans: list[Span]) -> Rendered:
         """The tokens of a text; those that lie in the spans, also in part, are trained on."""
@@ -139,11 +170,12 @@ class ChatTemplate:
             trained |= (places[:, 0] < last) & (places[:, 1] > first)
         return Rendered(ids, numpy.where(trained, ids, IGNORE_INDEX))
 
-    def _marked(self, messages: Messages, where: str) -> Rendered:
+    def _marked(self, messages: Messages, where: str, tools: Tools) -> Rendered:
         """The tokens of a conversation with those that the template's `generation` blocks mark."""
         with _refusing(where):
             encoded: Any = self.tokenizer.apply_chat_template(
                 messages,
+                tools=tools,
                 return_dict=True,
                 return_assistant_tokens_mask=True,
                 tokenizer_kwargs={"split_special_tokens": False, "verbose": False},

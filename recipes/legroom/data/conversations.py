@@ -1,12 +1,13 @@
 """Conversations from files: rows with a list of messages, or with a prompt and its completion.
 
-A conversation is a list of messages, each with `role` and `content`, in a datasets.Dataset with the columns `messages`
-and `place` (the file and the row, for messages about it).
+A conversation is a list of messages, each with `role`, `content` and `more` (JSON: what else a template is given, such
+as the tools that are called), in a datasets.Dataset with the columns `messages`, `tools` (JSON: those that may be
+called, or null) and `place` (the file and the row, for messages about it).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ from legroom.errors import Refusal
 from legroom.options import data_sources
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TOOLS = "tools"  # the column, as transformers and datasets of the hub call it
+OF_TOOLS = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}  # key of a message -> role that has it
+TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
-    {
-        "messages": [{"role": datasets.Value("string"), "content": datasets.Value("string")}],
-        "place": datasets.Value("string"),
-    }
+    {"messages": [{"role": TEXT, "content": TEXT, "more": TEXT}], "tools": TEXT, "place": TEXT}
 )
 
 
@@ -40,7 +41,7 @@ class Columns:
         """Those that files of a kind are asked for: fields of .csv hold texts alone."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
-        return [self.messages, self.prompt, self.completion] if kind == ".parquet" else [self.messages]
+        return [self.messages, self.prompt, self.completion, TOOLS] if kind == ".parquet" else [self.messages]
 
 
 def read(files: list[Path], columns: Columns, source: str, form: Format, warn: Warn) -> datasets.Dataset:
@@ -61,20 +62,43 @@ def read(files: list[Path], columns: Columns, source: str, form: Format, warn: W
 
 def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.Dataset:
     """The conversations of rows, each with its place. The other arguments are those of `read`."""
-    found: dict[str, list] = {"messages": [], "place": []}
-    unread: Counter[str] = Counter()
+    found: dict[str, list] = {"messages": [], "tools": [], "place": []}
+    unread, beside = text_files.Unread(), text_files.Unread()
     for place, row in rows:
-        found["messages"].append(conversation(row, columns, f"{source}: {place}", unread))
+        where = f"{source}: {place}"
+        found["messages"].append(conversation(row, columns, where, unread))
+        found["tools"].append(_tools(row.get(TOOLS), where))
         found["place"].append(place)
+        is_pair = row.get(columns.messages) is None
+        beside.add(row, (columns.prompt, columns.completion, TOOLS) if is_pair else (columns.messages, TOOLS))
     if not found["place"]:
         raise Refusal(f"{source} has no rows.")
     if unread:
-        listed = data_sources.listed(f"{key} ({count:,})" for key, count in unread.most_common(5))
-        warn(f"{source}: of a message only role and content are read; others have: {listed}.")
+        warn(f"{source}: of a message only role and content are read, and not {unread}.")
+    if beside:
+        warn(
+            f"{source}: only the conversation is read of a row, and not {beside}. What a model is to see goes into "
+            f"{columns.messages}."
+        )
     return datasets.Dataset.from_dict(found, features=FEATURES)
 
 
-def conversation(row: dict[str, Any], columns: Columns, where: str, unread: Counter[str]) -> list[dict[str, str]]:
+def _tools(value: Any, where: str) -> str | None:
+    """The tools of a row as JSON, or None. They may be a text that is JSON, as in files of columns."""
+    if value in (None, "", [], text_files.NOT_READ):
+        return None
+    try:
+        tools = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        tools = None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Refusal(f"{where}: {TOOLS} is {_shown(value)}, not a list of objects, one for each tool.")
+    return json.dumps(tools) if tools else None
+
+
+def conversation(
+    row: dict[str, Any], columns: Columns, where: str, unread: text_files.Unread
+) -> list[dict[str, str | None]]:
     """The messages of a row. where: begins a message about it. unread: counts keys of messages that are not used.
 
     Raises Refusal if the row holds no conversation.
@@ -82,7 +106,10 @@ def conversation(row: dict[str, Any], columns: Columns, where: str, unread: Coun
     messages = row.get(columns.messages)
     if messages is None and columns.prompt in row and columns.completion in row:
         pair = (("user", columns.prompt), ("assistant", columns.completion))
-        return [{"role": role, "content": _content(row[column], role, f"{where}: {column}")} for role, column in pair]
+        return [
+            {"role": role, "content": _content(row[column], role, f"{where}: {column}"), "more": None}
+            for role, column in pair
+        ]
     if messages is None:
         raise Refusal(
             f"{where}: there is no {columns.messages}, and no {columns.prompt} with {columns.completion}: it has "
@@ -96,7 +123,7 @@ def conversation(row: dict[str, Any], columns: Columns, where: str, unread: Coun
     return [_message(message, f"{where}, message {number}", unread) for number, message in enumerate(messages, 1)]
 
 
-def _message(message: Any, where: str, unread: Counter[str]) -> dict[str, str]:
+def _message(message: Any, where: str, unread: text_files.Unread) -> dict[str, str | None]:
     if not isinstance(message, dict):
         raise Refusal(f"{where} is {_shown(message)}, not an object with role and content.")
     role = message.get("role")
@@ -104,16 +131,39 @@ def _message(message: Any, where: str, unread: Counter[str]) -> dict[str, str]:
         known = "it has no role" if role is None else f"the role {role!s:.40} is not known"
         keys = f" (its keys: {', '.join(list(message)[:8])})" if role is None else ""
         raise Refusal(f"{where}: {known}{keys}. A role is {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
-    for key, value in message.items():
-        if key not in ("role", "content") and value not in (None, "", [], {}):
-            unread[key] += 1
-    return {"role": role, "content": _content(message.get("content"), role, f"{where} ({role}): content")}
+    more = {key: message[key] for key, of in OF_TOOLS.items() if of == role and message.get(key)}
+    unread.add(message, ("role", "content", *more))
+    content, where = message.get("content"), f"{where} ({role})"
+    if "tool_calls" in more:
+        more["tool_calls"] = _calls(more["tool_calls"], where)
+        content = content or ""
+    return {
+        "role": role,
+        "content": _content(content, role, f"{where}: content", "tool_calls" in more),
+        "more": json.dumps(more) if more else None,
+    }
 
 
-def _content(value: Any, role: str, what: str) -> str:
+def _calls(calls: Any, where: str) -> list[dict]:
+    """The calls of tools in a message. Arguments in a text, as OpenAI writes them, become the object that templates of
+    models expect: they would be quoted twice."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise Refusal(f"{where}: tool_calls is {_shown(calls)}, not a list of objects.")
+    for call in calls:
+        named = call["function"] if isinstance(call.get("function"), dict) else call
+        if isinstance(named.get("arguments"), str):
+            try:
+                named["arguments"] = json.loads(named["arguments"] or "{}")
+            except ValueError as error:
+                raise Refusal(f"{where}: the arguments of a call in tool_calls are no JSON: {error}.") from error
+    return calls
+
+
+def _content(value: Any, role: str, what: str, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise Refusal(f"{what} is {_shown(value)}, not a text.")
-    if not value.strip() and role != "system":  # an empty system prompt is one
+    may_be_empty |= role in ("system", "tool")  # an empty system prompt is one, and a tool may return nothing
+    if not value.strip() and not may_be_empty:
         raise Refusal(f"{what} is empty.")
     return encodable(value, f"{what} holds")
 

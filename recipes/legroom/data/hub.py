@@ -12,7 +12,7 @@ from datasets.exceptions import DatasetGenerationError
 from legroom.config import Config
 from legroom.data import text_data
 from legroom.data.text_data import NO_LABEL, Warn
-from legroom.data.text_files import Rows
+from legroom.data.text_files import NOT_READ, Rows, without_nulls
 from legroom.errors import Refusal
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
@@ -72,7 +72,7 @@ def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:
     """The rows with their places, for messages. columns: others are not read, unless the rows have none of these."""
     wanted = [name for name in rows.column_names if name in columns]
     for number, row in enumerate(rows.select_columns(wanted) if wanted else rows, 1):
-        yield f"row {number}", dict(row)
+        yield f"row {number}", dict.fromkeys(rows.column_names, NOT_READ) | without_nulls(dict(row))
 
 
 def texts(

@@ -44,6 +44,7 @@ def classes_of(
     given = kind.names if isinstance(kind, datasets.ClassLabel) else None
     if head is not None:
         return _of_head(labels, given, head, warn)
+    _refuse_new(train, held_out, given)
     rows = sum(len(part) for part in parts)
     if len(labels) == 1 < rows:
         raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(*labels))}")
@@ -72,6 +73,18 @@ def classes_of(
     ordered = sorted(labels)
     _warn_of_alike(ordered, parts, warn)
     return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)})
+
+
+def _refuse_new(train: datasets.Dataset, held_out: datasets.Dataset | None, given: list[str] | None) -> None:
+    """Raises Refusal for labels that only rows to evaluate on have: a new head never learns them."""
+    new = set(held_out.unique("label")) - set(train.unique("label")) if held_out is not None else set()
+    if held_out is not None and new:
+        names = [given[label] if given is not None else label for label in new]
+        count, first = sum(label in new for label in held_out["label"]), _place([held_out], min(new, key=str))
+        raise Refusal(
+            f"{_files([held_out])}{count:,} rows to evaluate on have labels that no row to train on has: "
+            f"{shown(names)} ({first}). Take them out, or add such rows to those to train on."
+        )
 
 
 def _kind_of(part: datasets.Dataset | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import datasets
 
 from legroom.config import Config
-from legroom.data import chat_rows, conversations, documents, hub, text_data, text_files, text_rows
+from legroom.data import chat_rows, conversations, documents, hub, overlap, text_data, text_files, text_rows
 from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
 from legroom.options import data_sources
@@ -49,7 +49,7 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     """The splits data.split and data.eval_split of a data set of the hub, or of a folder."""
     if cfg.data.task == "chat":
         columns = _chat_columns(cfg)
-        names = (columns.messages, columns.prompt, columns.completion)
+        names = (columns.messages, columns.prompt, columns.completion, conversations.TOOLS)
 
         def read(key: str) -> tuple[datasets.Dataset, bool]:
             rows, source = hub.split(cfg, key)
@@ -73,6 +73,8 @@ def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Bu
     form = _format(cfg, "line_break")
     texts, held_out = text_data.published(cfg.data.name, cfg.data.path, form, warn)
     one_text = task == "language_modelling"
+    if not one_text:
+        overlap.warn_of_overlap(texts, held_out, False, warn)
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn, one_text)
 
 
@@ -108,7 +110,7 @@ def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets
     elif data.eval_fraction and len(texts) > 1:
         kept = min(math.ceil(data.eval_fraction * len(texts)), len(texts) - 1)  # at least one to train on
         split = texts.train_test_split(test_size=kept, seed=cfg.train.seed)
-        return split["train"], split["test"]
+        texts, held_out = overlap.move_new_labels(split["train"], split["test"], warn)
     if is_plain:
         kind = data.documents or "file"
         other = "" if data.documents else " Type data.documents=line or blank_line if a file holds several."
@@ -118,6 +120,10 @@ def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets
             f"data.path={data.path} is one text, of which data.eval_fraction cannot keep any for the evaluation: there "
             f"is none. Give data.{eval_key}, or more text."
         )
+    if held_out is not None:
+        by_row = {"label", "messages"} & set(texts.column_names)
+        trained = texts.select(range(min(data.samples or len(texts), len(texts)))) if by_row else texts
+        overlap.warn_of_overlap(trained, held_out, is_plain, warn)
     return texts, held_out
 
 

@@ -21,6 +21,8 @@ from legroom.errors import Refusal
 from legroom.options import data_sources
 
 Warn = Callable[[str], None]
+# What pandas and spreadsheets write for a value that is missing; as a text it is a text.
+NO_VALUE = {"nan", "NaN", "NAN", "-nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"}
 NO_LABEL = -1  # what a data set of the hub writes where a row has no class
 
 
@@ -71,14 +73,18 @@ def read(
         if not any(counts.values()):
             raise Refusal(f"{said}: there is nothing to read.")
         warn(f"{said}.")
+    label_column = next((column for column, name in columns.items() if name == "label"), "")
     separated = data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR
     if separated:
         for column, name in columns.items():
             if name != "label" and all(map(_is_number, values[name])):
                 raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
-        if "label" in values and all(_is_whole(label) for label in values["label"]):
-            values["label"] = [int(label) for label in values["label"]]
-    label_column = next((column for column, name in columns.items() if name == "label"), "")
+        if "label" in values and all(map(_is_number, values["label"])):
+            for index, (label, place) in enumerate(zip(values["label"], values["place"])):
+                number = _whole(label)
+                if number is None:  # refused, as a fraction in a .jsonl file
+                    number = _value(float(label), "label", label_column, place, source, advice)
+                values["label"][index] = number
     return dataset(values, _class_label(files[0], label_column), warn_of_file)
 
 
@@ -92,9 +98,11 @@ def collect(
     """
     labelled = "label" in columns.values()
     values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
-    dropped, names, total = Dropped(), {}, 0
+    dropped, unread, names, total = Dropped(), text_files.Unread(), {}, 0
+    label_column = next((column for column, name in columns.items() if name == "label"), "")
     for place, row in rows:
         total += 1
+        unread.add(row, columns)
         if len(names) < 100:  # enough for a message about a column that is not there
             names |= dict.fromkeys(row)
         found = {name: _value(row.get(column), name, column, place, source, advice) for column, name in columns.items()}
@@ -102,7 +110,9 @@ def collect(
             found = {name: None if _is_blank(value) else value for name, value in found.items()} | {"place": place}
         lacking = [name for name, value in found.items() if value is None]
         if lacking:
-            dropped.add(lacking[0], place)
+            written = row.get(label_column)
+            is_written = lacking[0] == "label" and isinstance(written, str) and not _is_blank(written)
+            dropped.add(f"label ({written})" if is_written else lacking[0], place)
             continue
         for name, value in found.items():
             values[name].append(value)
@@ -114,6 +124,8 @@ def collect(
         if not values["text"]:
             raise Refusal(f"{source} has no text to use: {said.partition(': ')[2]}.")
         warn(f"{said}.")
+    if unread:
+        warn(f"{source}: only {data_sources.listed(columns)} is read of a row, and not {unread}.")
     return values
 
 
@@ -135,7 +147,7 @@ def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
     """Labels of which some are numbers and some are words."""
     firsts: dict[bool, Any] = {}
     for label in dict.fromkeys(labels):
-        firsts.setdefault(type(label) is int or _is_whole(label), label)
+        firsts.setdefault(type(label) is int or _whole(label) is not None, label)
     if len(firsts) == 2:
         number, word = (f"{firsts[kind]!s:.40}, {places[labels.index(firsts[kind])]}" for kind in (True, False))
         warn(f"some labels are numbers ({number}), others words ({word}): all are taken as words.")
@@ -152,11 +164,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _is_whole(text: str) -> bool:
+def _whole(text: str) -> int | None:
+    """The whole number that a text is, also one written as `1.0`; None for any other text."""
     try:
-        return int(text) is not None
+        return int(text)
     except ValueError:
-        return False
+        return int(float(text)) if _is_number(text) and float(text).is_integer() else None
 
 
 def _class_label(file: Path, column: str) -> datasets.ClassLabel | None:
@@ -182,6 +195,8 @@ def _value(value: Any, name: str, column: str, place: str, source: str, advice: 
 
     Raises Refusal for a text that is no text, and a label that is no class.
     """
+    if name == "label" and isinstance(value, str) and value.strip() in NO_VALUE:
+        return None
     if isinstance(value, str) and value.isascii():  # nearly every value
         return value or None
     if value is None or value == "" or value != value:

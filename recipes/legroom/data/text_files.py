@@ -12,7 +12,8 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from legroom.options import data_sources
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 NAMED = {name: separator for separator, name in SEPARATORS.items()}
 DEFAULT_SEPARATOR = {".csv": ",", ".tsv": "\t"}
+MOST_UNREAD = 8  # columns in a message
 Rows = Iterator[tuple[str, dict[str, Any]]]  # ("line 3", column -> value)
 
 
@@ -41,6 +43,23 @@ class Format:
     encoding: str = "utf-8"
     separator: str | None = None
     documents: str = "file"
+
+
+NOT_READ = object()  # stands for the value of a column that is in the file and was not read
+
+
+class Unread(Counter[str]):
+    """Columns whose values are not used -> rows that have one; 0 if the column was not read."""
+
+    def add(self, row: dict[str, Any], used: Collection[str]) -> None:
+        """Counts the values of a row in other columns than those used."""
+        for key, value in row.items():
+            if key not in used and value not in (None, "", [], {}):
+                self[key] += value is not NOT_READ
+
+    def __str__(self) -> str:
+        shown = [f"{key} ({count:,})" if count else key for key, count in self.most_common(MOST_UNREAD)]
+        return data_sources.listed(shown + ["others"] * (len(self) > MOST_UNREAD))
 
 
 class BadFile(Exception):
@@ -203,7 +222,14 @@ def _parquet(path: Path, columns: list[str], form: Format, warn: Callable[[str],
     for batch in file.iter_batches(columns=wanted):
         for values in batch.to_pylist():
             number += 1
-            yield f"row {number}", dict.fromkeys(names) | values
+            yield f"row {number}", dict.fromkeys(names, NOT_READ) | without_nulls(values)
+
+
+def without_nulls(value: Any, inside: bool = False) -> Any:
+    """A row of Arrow without the keys of its objects that are null: all objects of a column have the keys of all."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each, True) for key, each in value.items() if not inside or each is not None}
+    return [without_nulls(each, inside) for each in value] if isinstance(value, list) else value
 
 
 READERS: dict[str, Callable[[Path, list[str], Format, Callable[[str], None]], Rows]] = {

@@ -1,0 +1,47 @@
+"""Rows to evaluate on that are trained on, and labels that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import datasets
+
+from legroom.data.text_data import Warn
+
+CONTENT = ("text", "pair", "messages", "tools")  # columns that make a row what it is
+LONG_LINE = 40  # characters: shorter lines of plain text may well occur twice
+
+
+def warn_of_overlap(train: datasets.Dataset, held_out: datasets.Dataset, by_line: bool, warn: Warn) -> None:
+    """Warns of rows to evaluate on whose hash a row to train on has. by_line: of plain text, whose long lines are
+    compared."""
+    evaluated = list(_hashes(held_out, by_line))
+    seen = set(evaluated)
+    seen = {each for each in _hashes(train, by_line) if each in seen}
+    found = [number for number, each in enumerate(evaluated) if each in seen]
+    if found:
+        named = not by_line and "place" in held_out.column_names
+        first = f" (the first: {held_out[found[0]]['place']})" if named else ""
+        what = f"lines of {LONG_LINE} characters or more" if by_line else "rows"
+        warn(f"{len(found):,} of {len(evaluated):,} {what} to evaluate on are also among those to train on{first}.")
+
+
+def _hashes(part: datasets.Dataset, by_line: bool) -> Iterator[int]:
+    for row in part.select_columns([name for name in CONTENT if name in part.column_names]):
+        if by_line:
+            yield from (hash(line) for line in map(str.strip, row["text"].split("\n")) if len(line) >= LONG_LINE)
+        else:
+            yield hash(repr(row))
+
+
+def move_new_labels(
+    train: datasets.Dataset, held_out: datasets.Dataset, warn: Warn
+) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """Both parts of a split, where rows with a label that only the evaluation has got are trained on instead."""
+    new = set(held_out.unique("label")) - set(train.unique("label")) if "label" in train.column_names else set()
+    if not new:
+        return train, held_out
+    moved = [number for number, label in enumerate(held_out["label"]) if label in new]
+    kept = [number for number, label in enumerate(held_out["label"]) if label not in new]
+    warn(f"{len(moved):,} rows drawn for the evaluation are trained on instead: no other row has their label.")
+    return datasets.concatenate_datasets([train, held_out.select(moved)]), held_out.select(kept) if kept else None

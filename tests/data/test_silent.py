@@ -1,0 +1,163 @@
+"""What is left out, taken otherwise than written, or evaluated on rows to train on: it is said, with the number."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import datasets
+import pytest
+from test_data import CLASSES, built, decoded, ids_of, refusal
+
+KINDS = ["csv", "tsv", "jsonl", "json", "parquet", "hub"]
+
+
+def write(folder, kind: str, rows: list[dict]):
+    """Rows as a file; `hub`: a folder of them. Returns what data.path names."""
+    path = folder / f"rows.{'parquet' if kind == 'hub' else kind}"
+    if kind in ("csv", "tsv"):
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind in ("parquet", "hub"):
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text(json.dumps(rows) if kind == "json" else "".join(json.dumps(row) + "\n" for row in rows))
+    return folder if kind == "hub" else path
+
+
+def told(path, *more: str) -> list[str]:
+    name = "hub" if path.is_dir() else "text"
+    return [f"data={name}", f"data.path={path}", "data.samples=null", "data.seq_len=32", *more]
+
+
+def classes(path, *more: str):
+    words = ["model=bert_tiny", "data.task=classification", "model.classes=3"]
+    return built(*words, *told(path, *more), task=CLASSES)
+
+
+def line_of(data, word: str) -> str:
+    """The one warning with a word in it."""
+    (line,) = (line for line in data.warnings if word in line)
+    return line
+
+
+# --- labels --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["nan", "NA", "None", "N/A", "null"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_label_that_says_there_is_none_is_none(tmp_path, kind, missing):
+    rows = [{"text": f"text {n}", "label": ("good", "bad")[n % 2]} for n in range(6)]
+    data = classes(write(tmp_path, kind, [*rows, {"text": "NA", "label": missing}]), "data.eval_fraction=0")
+    assert data.names == ["bad", "good"] and len(data.train) == 6
+    assert "1 of 7 rows are left out" in line_of(data, "left out") and missing in line_of(data, "left out")
+
+
+@pytest.mark.parametrize("gap", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_floats_are_numbers_of_classes_in_every_kind_of_file(tmp_path, kind, gap):
+    rows = [{"text": f"text {n}", "label": float(n % 3)} for n in range(6)] + [{"text": "x", "label": None}] * gap
+    data = classes(write(tmp_path, kind, rows), "data.eval_fraction=0")
+    assert [int(row["labels"]) for row in data.train] == [0, 1, 2, 0, 1, 2] and data.names == ["0", "1", "2"]
+    assert sum("1 without a label" in line for line in data.warnings) == gap
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fractions_are_no_classes_in_any_kind_of_file(tmp_path, kind):
+    rows = [{"text": f"text {n}", "label": 0.5 + n % 2} for n in range(6)]
+    with pytest.raises(Exception, match="0.5: a class is a whole number or a word"):
+        classes(write(tmp_path, kind, rows))
+
+
+# --- columns -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_are_not_read_are_named(tmp_path, kind):
+    rows = [{"text": f"text {n}", "label": n % 2, "title": "t"} for n in range(6)]
+    path = write(tmp_path, kind, rows)
+    line = line_of(classes(path, "data.eval_fraction=0"), "is read of a row")
+    assert "title" in line and "only text and label" in line
+    assert ("(6)" in line) == (kind not in ("parquet", "hub"))
+    line = line_of(built("model=gpt2_tiny", *told(path, "data.task=language_modelling")), "is read of a row")
+    assert "label" in line and "title" in line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_beside_prompt_and_completion_are_named(tmp_path, kind):
+    rows = [{"prompt": "translate", "completion": f"b{n}", "input": f"w{n}", "system": "Be brief."} for n in range(4)]
+    path = write(tmp_path, kind, rows)
+    words = ["data=hub", "data.task=chat"] if kind == "hub" else ["data=chat"]
+    line = line_of(built("model=gpt2_tiny", *told(path)[1:], *words), "of a row")
+    assert "input" in line and "system" in line and ("(4)" in line) == (kind not in ("parquet", "hub"))
+
+
+# --- the evaluation ------------------------------------------------------------------------------------
+
+ROWS = [{"text": f"text number {n}", "label": n % 2} for n in range(10)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_on_rows_to_train_on_is_said_with_their_number(tmp_path, kind):
+    path = write(tmp_path, kind, ROWS)
+    key = "eval_split=train" if kind == "hub" else f"eval_path={path}"
+    assert "10 of 10 rows to evaluate on" in line_of(classes(path, f"data.{key}"), "to evaluate on")
+    assert not any("to evaluate on" in line for line in classes(path).warnings)
+    same = line_of(built("model=gpt2_tiny", "data.task=language_modelling", *told(path, f"data.{key}")), "evaluate on")
+    assert "10 of 10 rows" in same
+
+
+def test_rows_that_moved_to_another_place_are_found(tmp_path):
+    (tmp_path / "eval").mkdir()
+    other = write(tmp_path / "eval", "jsonl", [ROWS[3], *({**row, "text": row["text"] + "!"} for row in ROWS), ROWS[0]])
+    line = line_of(classes(write(tmp_path, "csv", ROWS), f"data.eval_path={other}"), "to evaluate on")
+    assert "2 of 12 rows" in line and "rows.jsonl, line 1" in line
+    cut = classes(tmp_path / "rows.csv", f"data.eval_path={other}", "data.samples=2")
+    assert "1 of 12 rows" in line_of(cut, "to evaluate on")
+
+
+def test_lines_of_plain_text_and_conversations_are_found(tmp_path):
+    lines = [f"a line that is long enough to be compared, number {n}\n" for n in range(10)]
+    (tmp_path / "train.txt").write_text("".join(lines))
+    (tmp_path / "eval.txt").write_text("short\n" + "".join(lines[3:5]) + "another line that is long enough to be one\n")
+    words = ["model=gpt2_tiny", *told(tmp_path / "train.txt"), f"data.eval_path={tmp_path / 'eval.txt'}"]
+    assert "2 of 3 lines" in line_of(built(*words), "to evaluate on")
+    talks = write(tmp_path, "jsonl", [{"prompt": "a", "completion": str(n % 2)} for n in range(4)])
+    assert "rows to evaluate on" in line_of(
+        built("model=gpt2_tiny", "data=chat", *told(talks, f"data.eval_path={talks}")[1:]), "4 of 4"
+    )
+
+
+def test_labels_that_only_the_evaluation_has_are_refused(tmp_path):
+    (tmp_path / "eval").mkdir()
+    other = write(tmp_path / "eval", "jsonl", [*ROWS[:2], {"text": "x", "label": 2}])
+    words = ["model=bert_tiny", "data.task=classification", "model.classes=3"]
+    message = refusal(*words, *told(write(tmp_path, "csv", ROWS), f"data.eval_path={other}"), task=CLASSES)
+    assert "1 rows to evaluate on" in message and "rows.jsonl, line 3" in message and ": 2 (" in message
+
+
+def test_the_only_row_of_a_label_is_trained_on(tmp_path):
+    path = write(tmp_path, "csv", [{"text": f"text {n}", "label": "abc"[(n == 3) + (n > 3)]} for n in range(8)])
+    moved = 0
+    for seed in range(6):
+        data = classes(path, "data.eval_fraction=0.5", f"train.seed={seed}")
+        assert {int(row["labels"]) for row in data.train} >= {1}
+        moved += any("1 rows drawn" in line for line in data.warnings)
+    assert moved
+
+
+def test_rows_are_the_same_in_every_kind_of_file(tmp_path):
+    found = []
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        data = classes(write(tmp_path / kind, kind, ROWS), "data.eval_fraction=0.3")
+        found.append(
+            [
+                (decoded(row), int(each["labels"]))
+                for part in (data.train, data.eval)
+                for row, each in zip(ids_of(part), part)
+            ]
+        )
+    assert all(rows == found[0] for rows in found)
