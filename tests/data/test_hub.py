@@ -39,6 +39,23 @@ def test_texts_of_a_column_become_rows(saved):
     assert decoded(sum(ids_of(data.eval), [])) == "".join(row["body"] for row in ROWS[:4])
 
 
+@pytest.mark.parametrize(
+    "part,rows", [("train[:3]", slice(3)), ("train[50%:]", slice(5, 9)), ("train[-2:]+test[:1]", None)]
+)
+def test_parts_of_what_was_saved_are_read_as_parts_of_the_hub(saved, part, rows):
+    text = "".join(
+        decoded(ids) for ids in ids_of(built(*told(saved, "data.text_column=body", f"data.split='{part}'")).train)
+    )
+    found = [row["body"] for row in ROWS] + ["no label"]
+    assert text == "".join((found[rows] + ["no label"] * (part == "train[50%:]")) if rows else [*found[-2:], found[0]])
+
+
+@pytest.mark.parametrize("part", ["valid[:10%]", "train[:200%]", "train[x]", "other"])
+def test_a_part_that_is_not_there_is_refused(saved, part):
+    message = refusal(*told(saved, "data.text_column=body", f"data.split='{part}'"))
+    assert f"data.split={part}" in message and "train, test" in message
+
+
 def test_labelled_texts_and_pairs_keep_the_names_of_their_classes(saved):
     words = told(saved, "data.text_column=body", "data.label_column=stars", "data.task=classification")
     data = built(*words, "model.classes=3", task=CLASSES)

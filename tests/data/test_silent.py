@@ -139,7 +139,7 @@ def test_labels_that_only_the_evaluation_has_are_refused(tmp_path):
 
 
 def test_the_only_row_of_a_label_is_trained_on(tmp_path):
-    path = write(tmp_path, "csv", [{"text": f"text {n}", "label": "abc"[(n == 3) + (n > 3)]} for n in range(8)])
+    path = write(tmp_path, "csv", [{"text": f"text {n}", "label": "abc"[(n >= 3) + (n > 3)]} for n in range(8)])
     moved = 0
     for seed in range(6):
         data = classes(path, "data.eval_fraction=0.5", f"train.seed={seed}")
@@ -161,3 +161,13 @@ def test_rows_are_the_same_in_every_kind_of_file(tmp_path):
             ]
         )
     assert all(rows == found[0] for rows in found)
+
+
+@pytest.mark.parametrize("recipe", ["trainer", "accelerate"])
+def test_a_warm_up_that_never_ends_is_said(train, recipe):
+    words = [f"recipe={recipe}", "train.max_steps=null", "train.epochs=1", "data.samples=8", "batch.per_device=2"]
+    found = [
+        [line for line in train(*words, f"train.warmup_steps={steps}").record.warnings if "train.warmup_steps" in line]
+        for steps in (3, 4)
+    ]
+    assert found[0] == [] and "the 4 steps" in found[1][0]

@@ -57,15 +57,27 @@ def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | Non
         raise Refusal(f"data.subset={subset}: data.path={path} was written by save_to_disk and has none. Leave it out.")
     saved: Any = datasets.load_from_disk(str(folder))
     if isinstance(saved, datasets.Dataset):
-        if key == "split" and name == "train":
-            return saved
+        if key != "split" or name.partition("[")[0] != "train":
+            raise Refusal(
+                f"data.{key}={name}: data.path={path} is one data set without splits. Leave data.split and "
+                "data.eval_split out; data.eval_fraction keeps a part for the evaluation."
+            )
+        saved = {"train": saved}
+    try:
+        parts = datasets.ReadInstruction.from_spec(name).to_absolute({each: len(rows) for each, rows in saved.items()})
+    except (ValueError, AssertionError) as error:
         raise Refusal(
-            f"data.{key}={name}: data.path={path} is one data set without splits. Leave data.split and data.eval_split "
-            "out; data.eval_fraction keeps a part for the evaluation."
-        )
-    if name not in saved:
-        raise Refusal(f"data.{key}={name}: data.path={path} has the splits {', '.join(saved)}.")
-    return saved[name]
+            f"data.{key}={name}: data.path={path} has the splits {', '.join(saved)}, and of each parts such as "
+            f"'{next(iter(saved))}[:10%]'."
+        ) from error
+    return datasets.concatenate_datasets(
+        [
+            saved[part.splitname].select(
+                range(part.from_ or 0, len(saved[part.splitname]) if part.to is None else part.to)
+            )
+            for part in parts
+        ]
+    )
 
 
 def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:

@@ -77,7 +77,7 @@ def classes_of(
 
 def _refuse_new(train: datasets.Dataset, held_out: datasets.Dataset | None, given: list[str] | None) -> None:
     """Raises Refusal for labels that only rows to evaluate on have: a new head never learns them."""
-    new = set(held_out.unique("label")) - set(train.unique("label")) if held_out is not None else set()
+    new = set(held_out["label"]) - set(train["label"]) if held_out is not None else set()
     if held_out is not None and new:
         names = [given[label] if given is not None else label for label in new]
         count, first = sum(label in new for label in held_out["label"]), _place([held_out], min(new, key=str))

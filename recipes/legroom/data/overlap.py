@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import datasets
 
@@ -27,7 +28,7 @@ def warn_of_overlap(train: datasets.Dataset, held_out: datasets.Dataset, by_line
 
 
 def _hashes(part: datasets.Dataset, by_line: bool) -> Iterator[int]:
-    for row in part.select_columns([name for name in CONTENT if name in part.column_names]):
+    for row in cast(Iterable[dict], part.select_columns([name for name in CONTENT if name in part.column_names])):
         if by_line:
             yield from (hash(line) for line in map(str.strip, row["text"].split("\n")) if len(line) >= LONG_LINE)
         else:
@@ -38,7 +39,7 @@ def move_new_labels(
     train: datasets.Dataset, held_out: datasets.Dataset, warn: Warn
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """Both parts of a split, where rows with a label that only the evaluation has got are trained on instead."""
-    new = set(held_out.unique("label")) - set(train.unique("label")) if "label" in train.column_names else set()
+    new = set(held_out["label"]) - set(train["label"]) if "label" in train.column_names else set()
     if not new:
         return train, held_out
     moved = [number for number, label in enumerate(held_out["label"]) if label in new]

@@ -37,8 +37,8 @@ def flat(part: datasets.Dataset, key: str) -> tuple[numpy.ndarray, numpy.ndarray
 def digest(part: datasets.Dataset) -> str:
     """A hash of all values of the rows, in their order."""
     found = hashlib.sha256()
-    tables: Iterable[Any] = part.with_format("arrow").iter(batch_size=1000)
-    for table in tables:
+    arrow: Any = part.with_format("arrow")
+    for table in arrow.iter(batch_size=1000):
         for name in sorted(table.column_names):
             column = table[name].combine_chunks()
             if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):

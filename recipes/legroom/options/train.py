@@ -55,6 +55,17 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return found
 
 
+def warmup_warnings(cfg: Config, steps: int) -> list[str]:
+    """A warm-up that the training does not see the end of. steps: of the whole training."""
+    warmup = cfg.train.warmup_steps
+    if warmup < steps:
+        return []
+    return [
+        f"train.warmup_steps={warmup:,} is not below the {steps:,} steps of this training: the learning rate never "
+        f"reaches train.learning_rate={cfg.train.learning_rate}."
+    ]
+
+
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     train = cfg.train

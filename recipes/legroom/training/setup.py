@@ -18,7 +18,7 @@ from legroom.data import dataset
 from legroom.data.dataset import Data
 from legroom.machine import host
 from legroom.models import architectures, behaviour, builder, checkpointing, liger, quantized, shifted_loss
-from legroom.options import adapter, hooks, parallelism, precision, task
+from legroom.options import adapter, hooks, parallelism, precision, task, train
 from legroom.options.checkpointing import every_n_layers
 from legroom.options.training_arguments import training_arguments
 from legroom.parallelism import fsdp, zero
@@ -120,6 +120,7 @@ def build(
     if loop.accelerator.device.type == "cuda":
         precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
     warnings = ingredients.warnings + optimizer.warnings(cfg, model)
+    warnings += train.warmup_warnings(cfg, loop.total_steps)
     if bits := adapter.bits(cfg):
         warnings += quantized.warnings(model, bits)
     return Training(ingredients.args, ingredients.data, model, loop, warnings)

@@ -187,8 +187,7 @@ def of_package(
         dtype = torch.get_autocast_dtype(query.device.type) if autocast else weight.dtype
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
     size, width, keys = query.shape[-1], value.shape[-1], key.shape[2]
-    windowed = sliding_window is not None and keys > sliding_window
-    before = sliding_window - 1 if windowed else -1
+    before = sliding_window - 1 if sliding_window is not None and keys > sliding_window else -1
     padded = [torch.nn.functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key)]
     padded.append(
         torch.nn.functional.pad(value, (0, padded[0].shape[-1] - width)) if width % 8 or width < size else value
