@@ -142,7 +142,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legro
         (["hydra.nope=1"], ["hydra.nope", "--cfg hydra"]),
         (["-m", "+experiment/guide=${nope:x}"], ["${nope:x} cannot stand for an option's name"]),
         (["hydra.run.dir=null"], ["hydra.run.dir: null is not a value"]),
-        (["hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "not installed"]),
+        (["-m", "hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "not installed"]),
         (["-m", "precision=fp32,bf17"], ["precision=bf17", "bf16"]),
         (["-m", "precison=fp32,bf16"], ["precision"]),
         (["-m", "batch.per_device=1,two"], ["batch.per_device", "two"]),

@@ -148,7 +148,7 @@ def test_a_task_ends_with_the_command_that_started_it():
     assert running.command_runs()
     code = (
         f"from pathlib import PosixPath; from legroom.cli import submitit_jobs, sweep; print('waits', flush=True); "
-        f"submitit_jobs._end_with_command(sweep.{running}); import time; time.sleep(60)"
+        f"import signal, time; sweep.{running}.end_with_command(signal.SIGINT); time.sleep(60)"
     )
     task = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -68,7 +68,7 @@ def test_every_row_is_built_or_named_with_the_reason():
 
 def test_the_script_names_every_table():
     assert '"guide", "rtx", "a100"' in (ROOT / "tests/tools/published.py").read_text()
-    assert list(published_table.TABLES) == ["guide", "rtx", "a100", "speed"]
+    assert {"guide", "rtx", "a100", "speed"} <= set(published_table.TABLES)
 
 
 def test_an_unknown_table_is_refused():

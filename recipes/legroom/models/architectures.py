@@ -5,7 +5,6 @@ All checks read the configuration and the class in transformers; no weight exist
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -238,7 +237,7 @@ def _reserved_positions(config: PretrainedConfig) -> int:
     if kind is None:
         return 0
     with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
-        model = kind(copy.deepcopy(config))
+        model = kind(transformers_models_private.with_plain_attention(config))
     for name, module in model.named_modules():
         if not name.endswith("position_embeddings") or not isinstance(module, torch.nn.Embedding):
             continue

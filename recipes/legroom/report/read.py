@@ -40,7 +40,9 @@ def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record,
             raise Refusal(f"{folder} is no folder.")
         # Not by rglob, which fails where another command removes a folder meanwhile.
         inside = (
-            Path(inner, record_file.FILE_NAME) for inner, _, files in os.walk(folder) if record_file.FILE_NAME in files
+            Path(inner, record_file.FILE_NAME)
+            for inner, folders_inside, files in os.walk(folder)
+            if record_file.FILE_NAME in (*files, *folders_inside)
         )
         for path in sorted(inside):
             if path.resolve() in seen:

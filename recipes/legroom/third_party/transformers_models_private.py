@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,6 +84,14 @@ def replaced_attention(name: str, forward: Callable[..., tuple[torch.Tensor, Non
 def attention_of(model: PreTrainedModel) -> str | None:
     """The implementation of attention that a built model uses: transformers chooses one where none was asked for."""
     return model.config.get_text_config()._attn_implementation
+
+
+def with_plain_attention(config: PretrainedConfig) -> PretrainedConfig:
+    """A copy of a configuration whose models need no package of attention: that of a built model names the one it has,
+    which is looked for when another model is made of it."""
+    plain = copy.deepcopy(config)
+    plain._attn_implementation = "eager"
+    return plain
 
 
 def tied_weights(model: PreTrainedModel) -> dict[str, str]:
