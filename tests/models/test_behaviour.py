@@ -101,10 +101,15 @@ def test_a_tiny_model_says_what_its_class_does(kind, task, found):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_known_type_that_looks_both_ways_is_asked():
-    config = tiny.tiny_configuration("gemma3_text", "language_modelling")
+@pytest.mark.parametrize(
+    "kind,key,value", [("gemma3_text", "use_bidirectional_attention", True), ("llama", "is_causal", False),
+                       ("qwen2", "is_causal", False)],
+)  # fmt: skip
+def test_a_known_type_that_looks_both_ways_is_asked(kind, key, value):
+    """gte-Qwen2's config.json has is_causal=false, by which transformers leaves the causal mask out."""
+    config = tiny.tiny_configuration(kind, "language_modelling")
     assert behaviour.of(config, "language_modelling").is_causal
-    config.use_bidirectional_attention = True
+    setattr(config, key, value)
     assert not behaviour.of(config, "language_modelling").is_causal
 
 

@@ -52,7 +52,8 @@ class Behaviour:
 
 def of(config: PretrainedConfig, task: str) -> Behaviour:
     """The behaviour of the model that AutoModelFor... builds of a configuration. task: see `architectures.check`."""
-    both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", False)
+    text = config.get_text_config()
+    both_ways = getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True)
     if config.model_type in KNOWN and not both_ways:
         return Behaviour()
     return _asked(type(config), json.dumps(config.to_dict(), default=str), task)
