@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import datasets
 import pytest
 from chat import talk
@@ -121,6 +123,7 @@ def test_an_id_without_a_network_is_one_clear_line(monkeypatch):
         return datasets.Dataset.from_list([{"text": "from the hub"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: SimpleNamespace(name="parquet"))
     data = built(*told("somebody/texts", "data.subset=small", "data.split='train[:1%]'"))
     assert decoded(ids_of(data.train)[0]) == "from the hub"
     assert asked == [(("somebody/texts", "small"), {"split": "train[:1%]"})]

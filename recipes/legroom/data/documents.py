@@ -7,6 +7,8 @@ import math
 import datasets
 import numpy
 
+from legroom.data import text_data
+
 BLOCKS = 10  # into which many documents are divided; the end of each is held out
 
 
@@ -46,7 +48,7 @@ def _ends(
     if not ends:
         return texts, None, ""
     said = f"the last {fraction:.0%} of {'each' if len(ends) == len(begins) else f'{len(ends):,} of them'} is held out"
-    return datasets.Dataset.from_dict({"text": begins}), datasets.Dataset.from_dict({"text": ends}), said
+    return text_data.dataset({"text": begins}), text_data.dataset({"text": ends}), said
 
 
 def _place_to_cut(text: str, place: int) -> int:

@@ -14,8 +14,10 @@ from legroom.data import text_data
 from legroom.data.text_data import NO_LABEL, Warn
 from legroom.data.text_files import NOT_READ, Rows, without_nulls
 from legroom.errors import Refusal
+from legroom.options import data as data_options
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
+PLAIN = "text"  # the builder of .txt files
 SAMPLE_BY = {"file": "document", "blank_line": "paragraph", "line": "line"}  # data.documents in the words of `datasets`
 ERRORS = (OSError, ValueError, RuntimeError, KeyError, DatasetGenerationError)
 
@@ -28,12 +30,13 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
     source = f"data.path={data.path}, data.{key}={name}"
     try:
         if any((folder / marker).is_file() for marker in SAVED):
-            return _saved_split(folder, data.path, key, name, data.subset), source
-        where = str(folder) if folder.exists() else data.path
-        found: Any = datasets.load_dataset(where, data.subset, split=name)
-        if is_plain(found):
-            by = SAMPLE_BY[data.documents or "file"]
-            found = datasets.load_dataset(where, data.subset, split=name, sample_by=by)
+            found: Any = _saved_split(folder, data.path, key, name, data.subset)
+            found.info.builder_name = None  # rows that were saved are no longer those of .txt files
+        else:
+            where = str(folder) if folder.exists() else data.path
+            plain = datasets.load_dataset_builder(where, data.subset).name == PLAIN
+            more = {"sample_by": SAMPLE_BY[data.documents or "file"]} if plain else {}
+            found = datasets.load_dataset(where, data.subset, split=name, **more)
     except ERRORS as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if folder.exists():
@@ -43,12 +46,14 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
             "Without a network, give a folder: files, or what save_to_disk has written."
         ) from error
     assert isinstance(found, datasets.Dataset), "one split, not streamed"
+    if data.documents and not is_plain(found):
+        raise Refusal(data_options.not_documents(data.documents, source))
     return found, source
 
 
 def is_plain(rows: datasets.Dataset) -> bool:
     """Whether the rows are those of .txt files."""
-    return rows.info.builder_name == "text"
+    return rows.info.builder_name == PLAIN
 
 
 def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | None) -> datasets.Dataset:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
 from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
@@ -22,7 +23,7 @@ from legroom.options import data_sources
 
 Warn = Callable[[str], None]
 # What pandas and spreadsheets write for a value that is missing; as a text it is a text.
-NO_VALUE = {"nan", "NaN", "NAN", "-nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"}
+NO_VALUE = {"NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"}  # and nan in any case
 NO_LABEL = -1  # what a data set of the hub writes where a row has no class
 
 
@@ -129,10 +130,16 @@ def collect(
     return values
 
 
-def dataset(values: dict[str, list], classes: datasets.ClassLabel | None, warn: Warn) -> datasets.Dataset:
+def _ignore(text: str) -> None:
+    pass
+
+
+def dataset(
+    values: dict[str, list], classes: datasets.ClassLabel | None = None, warn: Warn = _ignore
+) -> datasets.Dataset:
     """What `collect` has found as a data set. Labels are words, unless all are numbers. classes: the names of the
     numbers, if they are known. warn: is given what is odd about the labels."""
-    features: dict[str, Any] = {name: datasets.Value("string") for name in values}
+    features: dict[str, Any] = {name: datasets.Value("large_string") for name in values}  # a text of over 2 GiB
     if "label" in values:
         labels = values["label"]
         _warn_of_mixed(labels, values["place"], warn)
@@ -140,7 +147,7 @@ def dataset(values: dict[str, list], classes: datasets.ClassLabel | None, warn: 
         values["label"] = labels if numbers else [str(label) for label in labels]
         if numbers:
             features["label"] = classes or datasets.Value("int64")
-    return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+    return datasets.Dataset(pyarrow.Table.from_pydict(values, datasets.Features(features).arrow_schema))
 
 
 def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
@@ -195,8 +202,10 @@ def _value(value: Any, name: str, column: str, place: str, source: str, advice: 
 
     Raises Refusal for a text that is no text, and a label that is no class.
     """
-    if name == "label" and isinstance(value, str) and value.strip() in NO_VALUE:
-        return None
+    if name == "label" and isinstance(value, str):
+        word = value.strip()
+        if word in NO_VALUE or word.lstrip("+-").casefold() == "nan":
+            return None
     if isinstance(value, str) and value.isascii():  # nearly every value
         return value or None
     if value is None or value == "" or value != value:
@@ -246,10 +255,6 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
             f"{data_sources.expected_files(name)}"
         ) from error
     return [_clean(part, known.columns) for part in parts]
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 def _clean(rows: Any, columns: dict[str, str]) -> datasets.Dataset:

@@ -100,7 +100,8 @@ def _documents(path: Path, columns: list[str], form: Format, warn: Callable[[str
         first, lines = 1, []
         for number, line in enumerate(itertools.chain(file, [""]), 1):  # behind the last line is an empty one
             if form.documents == "blank_line" and line.strip():
-                first, lines = first if lines else number, [*lines, line]
+                first = first if lines else number
+                lines.append(line)
             elif form.documents == "blank_line" and lines:
                 yield f"line {first}", {"text": "".join(lines).removesuffix("\n")}
                 lines = []

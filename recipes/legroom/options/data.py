@@ -66,13 +66,15 @@ def _file_problems(cfg: Config) -> list[str]:
             elif (kind := data_sources.kind(data_sources.find(value, f"data.{key}")[0])) == ".txt":
                 found += _txt_problems(cfg, f"data.{key}={value}")
             elif data.documents:
-                found.append(
-                    f"data.documents={data.documents} is for .txt files, and of data.{key}={value} ({kind}) each "
-                    "row is a document. Leave it out."
-                )
+                found.append(not_documents(data.documents, f"data.{key}={value} ({kind})"))
         except Refusal as refusal:
             found.append(str(refusal))
     return found
+
+
+def not_documents(documents: str, source: str) -> str:
+    """What is wrong with data.documents. source: the rows that are no plain text."""
+    return f"data.documents={documents} is for .txt files, and of {source} each row is a document. Leave it out."
 
 
 def _hub_problems(cfg: Config) -> list[str]:
