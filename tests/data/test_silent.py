@@ -55,6 +55,12 @@ def test_a_label_that_says_there_is_none_is_none(tmp_path, kind, missing):
     assert "1 of 7 rows are left out" in line_of(data, "left out") and missing in line_of(data, "left out")
 
 
+@pytest.mark.parametrize("missing", ["Nan", "nAn", "-nan"])
+def test_a_missing_label_among_numbers_is_none_however_it_is_written(tmp_path, missing):
+    data = classes(write(tmp_path, "csv", [*ROWS, {"text": "x", "label": missing}]), "data.eval_fraction=0")
+    assert len(data.train) == len(ROWS) and f"1 without a label ({missing})" in line_of(data, "left out")
+
+
 @pytest.mark.parametrize("gap", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_floats_are_numbers_of_classes_in_every_kind_of_file(tmp_path, kind, gap):
@@ -123,11 +129,17 @@ def test_lines_of_plain_text_and_conversations_are_found(tmp_path):
     (tmp_path / "train.txt").write_text("".join(lines))
     (tmp_path / "eval.txt").write_text("short\n" + "".join(lines[3:5]) + "another line that is long enough to be one\n")
     words = ["model=gpt2_tiny", *told(tmp_path / "train.txt"), f"data.eval_path={tmp_path / 'eval.txt'}"]
-    assert "2 of 3 lines" in line_of(built(*words), "to evaluate on")
+    assert "2 of 3 " in line_of(built(*words), "to evaluate on")
     talks = write(tmp_path, "jsonl", [{"prompt": "a", "completion": str(n % 2)} for n in range(4)])
     assert "rows to evaluate on" in line_of(
         built("model=gpt2_tiny", "data=chat", *told(talks, f"data.eval_path={talks}")[1:]), "4 of 4"
     )
+
+
+def test_the_same_text_of_short_lines_is_found(tmp_path):
+    (tmp_path / "t.txt").write_text("".join(f"line {n}\n" for n in range(30)))
+    words = ["model=gpt2_tiny", *told(tmp_path / "t.txt"), f"data.eval_path={tmp_path / 't.txt'}"]
+    assert "1 of 1 documents" in line_of(built(*words), "to evaluate on")
 
 
 def test_labels_that_only_the_evaluation_has_are_refused(tmp_path):

@@ -78,7 +78,7 @@ def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.D
     if beside:
         warn(
             f"{source}: only the conversation is read of a row, and not {beside}. What a model is to see goes into "
-            f"{columns.messages}."
+            "its messages, or into the prompt."
         )
     return datasets.Dataset.from_dict(found, features=FEATURES)
 

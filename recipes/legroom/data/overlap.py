@@ -15,7 +15,7 @@ LONG_LINE = 40  # characters: shorter lines of plain text may well occur twice
 
 def warn_of_overlap(train: datasets.Dataset, held_out: datasets.Dataset, by_line: bool, warn: Warn) -> None:
     """Warns of rows to evaluate on whose hash a row to train on has. by_line: of plain text, whose long lines are
-    compared."""
+    compared, or whole documents without one."""
     evaluated = list(_hashes(held_out, by_line))
     seen = set(evaluated)
     seen = {each for each in _hashes(train, by_line) if each in seen}
@@ -23,14 +23,15 @@ def warn_of_overlap(train: datasets.Dataset, held_out: datasets.Dataset, by_line
     if found:
         named = not by_line and "place" in held_out.column_names
         first = f" (the first: {held_out[found[0]]['place']})" if named else ""
-        what = f"lines of {LONG_LINE} characters or more" if by_line else "rows"
+        what = f"documents or lines of {LONG_LINE} characters or more" if by_line else "rows"
         warn(f"{len(found):,} of {len(evaluated):,} {what} to evaluate on are also among those to train on{first}.")
 
 
 def _hashes(part: datasets.Dataset, by_line: bool) -> Iterator[int]:
     for row in cast(Iterable[dict], part.select_columns([name for name in CONTENT if name in part.column_names])):
         if by_line:
-            yield from (hash(line) for line in map(str.strip, row["text"].split("\n")) if len(line) >= LONG_LINE)
+            lines = [line for line in map(str.strip, row["text"].split("\n")) if len(line) >= LONG_LINE]
+            yield from map(hash, lines or [row["text"]])
         else:
             yield hash(repr(row))
 
