@@ -361,6 +361,12 @@ def test_every_third_party_module_has_a_contract_test():
     assert third_party.is_dir() and modules and not missing
 
 
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by it, and collects nothing where two are asked for."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_slow_tests_that_are_listed_exist():
     """By file and function: a test that is renamed would silently be quick again."""
     for name in sorted(slow_tests()):
