@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from legroom.errors import Refusal, is_out_of_memory
@@ -124,7 +123,10 @@ def _refuse_no_numbers(name: str, model: PreTrainedModel) -> None:
     found = [
         key
         for key, weight in model.named_parameters()
-        if weight.is_floating_point() and not weight.is_meta and not weight.detach().sum(dtype=torch.float32).isfinite()
+        if weight.is_floating_point()
+        and not weight.is_meta
+        and weight.numel()
+        and not all(edge.isfinite() for edge in weight.detach().aminmax())  # 20 times as fast as a sum of bf16
     ]
     if found or not all(scale.isfinite().all() for scale in quantized.scales(model)):
         raise Refusal(
