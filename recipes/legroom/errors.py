@@ -7,6 +7,11 @@ class Refusal(Exception):
     """A job that cannot run as asked. The message says what is wrong and what to type instead."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class Problem(str):
     """A line that says why a configuration cannot run. key: the key that it is about, where other code asks for it."""
 

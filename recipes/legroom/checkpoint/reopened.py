@@ -8,14 +8,10 @@ from typing import Any
 
 import psutil
 import torch
-import transformers
 
 from legroom.errors import is_out_of_memory
+from legroom.models.architectures import AUTO_CLASSES
 
-KINDS: dict[str, Any] = {
-    "classification": transformers.AutoModelForSequenceClassification,
-    "language_modelling": transformers.AutoModelForCausalLM,
-}
 MOST_TOKENS = 64  # of the row whose logits are compared
 # The mean difference of two logits over their spread: between devices and kernels, and with numbers of 16 or 8 bits.
 TOLERANCE, ROUNDED_TOLERANCE = 0.01, 0.1
@@ -39,7 +35,7 @@ def check(
     if ROOM * sum(path.stat().st_size for path in folder.glob("*.safetensors")) > psutil.virtual_memory().available:
         return missing
     try:
-        opened = KINDS[task].from_pretrained(folder, dtype="auto").eval()
+        opened = AUTO_CLASSES[task].from_pretrained(folder, dtype="auto").eval()
     except Exception as error:  # whatever a wrong configuration ends in
         if is_out_of_memory(error):
             return missing

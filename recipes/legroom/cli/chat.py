@@ -109,8 +109,8 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": line}]
         if self.asked.compare and self.opened.base is not None:
             print(f"[{self.opened.base_name}]")
-            with self.opened.base() as model:
-                self._generate(model, messages)
+            with self.opened.base() as other:
+                self._generate(other or self.opened.model, messages)
             print("[trained]")
         text = self._generate(self.opened.model, messages)
         self.messages = [*messages, {"role": "assistant", "content": text}]

@@ -18,7 +18,7 @@ import numpy
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line
 
 PLAIN = (
     "{% for message in messages %}{{ message['role'] }}:\n{{ message['content'] }}"
@@ -47,8 +47,7 @@ def _refusing(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a template divides, overflows and calls itself as any program does
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Refusal(f"{where}: the chat template does not take this conversation: {first}") from error
+        raise Refusal(f"{where}: the chat template does not take this conversation: {first_line(error)}") from error
 
 
 class ChatTemplate:
@@ -110,13 +109,12 @@ class ChatTemplate:
         """Raises Refusal if the template writes the same text without what a conversation has of tools."""
         without_calls = [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
         without_results = [each for each in messages if each["role"] != "tool"]
-        left_out = {"tools": (messages, None)} if tools else {}
-        left_out |= {"tool_calls": (without_calls, tools)} if without_calls != messages else {}
-        left_out |= {"the role tool": (without_results, tools)} if without_results != messages else {}
-        for what, (others, other_tools) in left_out.items():
+        left_out = {"tools": (messages, None), "tool_calls": (without_calls, tools)}
+        for what, (others, other_tools) in (left_out | {"the role tool": (without_results, tools)}).items():
             same = False
-            with contextlib.suppress(Refusal):  # a template that insists on it writes it
-                same = self.render(others, where, other_tools) == whole
+            if (others, other_tools) != (messages, tools):
+                with contextlib.suppress(Refusal):  # a template that insists on it writes it
+                    same = self.render(others, where, other_tools) == whole
             if same:
                 raise Refusal(
                     f"{where}: the chat template of data.tokenizer={self.name} does not write {what}. Take these "

@@ -9,12 +9,11 @@ import numpy
 
 from legroom.data import text_data
 
+Split = tuple[datasets.Dataset, datasets.Dataset | None, str]
 BLOCKS = 10  # into which many documents are divided; the end of each is held out
 
 
-def held_out(
-    texts: datasets.Dataset, documents: str, fraction: float, shortest: int
-) -> tuple[datasets.Dataset, datasets.Dataset | None, str]:
+def held_out(texts: datasets.Dataset, documents: str, fraction: float, shortest: int) -> Split:
     """(what to train on, what to evaluate on, what was done); None where there is too little text.
 
     documents: file, blank_line or line. Whole documents are held out, from the end of each of BLOCKS parts; where that
@@ -36,9 +35,7 @@ def held_out(
     return kept, taken, f"{len(taken):,} of {count:,} are held out, {blocks}"
 
 
-def _ends(
-    texts: datasets.Dataset, fraction: float, shortest: int
-) -> tuple[datasets.Dataset, datasets.Dataset | None, str]:
+def _ends(texts: datasets.Dataset, fraction: float, shortest: int) -> Split:
     begins, ends = [], []
     for text in texts["text"]:
         cut = _place_to_cut(text, math.floor((1 - fraction) * len(text)))

@@ -13,7 +13,7 @@ from legroom.config import Config
 from legroom.data import text_data
 from legroom.data.text_data import NO_LABEL, Warn
 from legroom.data.text_files import NOT_READ, Rows, without_nulls
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line
 from legroom.options import data as data_options
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk writes: of several splits, and of one
@@ -35,15 +35,14 @@ def split(cfg: Config, key: str) -> tuple[datasets.Dataset, str]:
         else:
             where = str(folder) if folder.exists() else data.path
             plain = datasets.load_dataset_builder(where, data.subset).name == PLAIN
-            more = {"sample_by": SAMPLE_BY[data.documents or "file"]} if plain else {}
+            more: dict[str, Any] = {"sample_by": SAMPLE_BY[data.documents or "file"]} if plain else {}
             found = datasets.load_dataset(where, data.subset, split=name, **more)
     except ERRORS as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         if folder.exists():
-            raise Refusal(f"{source} cannot be read by datasets: {first}") from error
+            raise Refusal(f"{source} cannot be read by datasets: {first_line(error)}") from error
         raise Refusal(
-            f"data=hub: {data.path} is no folder here, and the hub did not return it (data.{key}={name}): {first} "
-            "Without a network, give a folder: files, or what save_to_disk has written."
+            f"data=hub: {data.path} is no folder here, and the hub did not return it (data.{key}={name}): "
+            f"{first_line(error)} Without a network, give a folder: files, or what save_to_disk has written."
         ) from error
     assert isinstance(found, datasets.Dataset), "one split, not streamed"
     if data.documents and not is_plain(found):
@@ -75,14 +74,8 @@ def _saved_split(folder: Path, path: str, key: str, name: str, subset: str | Non
             f"data.{key}={name}: data.path={path} has the splits {', '.join(saved)}, and of each parts such as "
             f"'{next(iter(saved))}[:10%]'."
         ) from error
-    return datasets.concatenate_datasets(
-        [
-            saved[part.splitname].select(
-                range(part.from_ or 0, len(saved[part.splitname]) if part.to is None else part.to)
-            )
-            for part in parts
-        ]
-    )
+    chosen = [(saved[part.splitname], slice(part.from_, part.to)) for part in parts]
+    return datasets.concatenate_datasets([rows.select(range(len(rows))[part]) for rows, part in chosen])
 
 
 def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from legroom.data import text_files
 from legroom.data.text_files import Format, Rows
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line
 from legroom.options import data_sources
 
 Warn = Callable[[str], None]
@@ -225,8 +225,7 @@ def _value(value: Any, name: str, column: str, place: str, source: str, advice: 
 
 
 def _shown(value: Any) -> str:
-    kind = {list: "a list", dict: "an object with keys"}.get(type(value), f"{type(value).__name__} ({value!s:.20})")
-    return kind
+    return {list: "a list", dict: "an object with keys"}.get(type(value), f"{type(value).__name__} ({value!s:.20})")
 
 
 # --- the hub -----------------------------------------------------------------------------------
@@ -248,10 +247,9 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
     try:  # datasets 4 and later cannot run code of a repository
         parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Refusal(
             f"data={name} comes from the hub ({known.repository}), which did not return it: "
-            f"{first}. Without a network, give files with data.path=: "
+            f"{first_line(error)}. Without a network, give files with data.path=: "
             f"{data_sources.expected_files(name)}"
         ) from error
     return [_clean(part, known.columns) for part in parts]

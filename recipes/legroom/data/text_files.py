@@ -22,7 +22,7 @@ import pyarrow
 from pyarrow import parquet
 
 from legroom.data import open_text
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line
 from legroom.options import data_sources
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -82,8 +82,7 @@ def rows(path: Path, columns: list[str], form: Format, source: str, warn: Callab
             f"{source}: {path.name} cannot be read: {open_text.wrong_encoding(path, form.encoding)}"
         ) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Refusal(f"{source}: {path.name} cannot be read: {reason}") from error
+        raise Refusal(f"{source}: {path.name} cannot be read: {first_line(error)}") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "zstandard":  # its error, without importing an optional package
             raise

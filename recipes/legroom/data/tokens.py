@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer
 
 from legroom.config import Config
 from legroom.data import byte_tokenizer
-from legroom.errors import Refusal
+from legroom.errors import Refusal, first_line
 
 PIECE = 1_000_000  # characters that are given to a tokenizer at once; it needs about 100 times their size
 LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
@@ -46,15 +47,10 @@ class Tokens:
             return byte_ids(text)
         if len(text) <= PIECE:
             return self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-        begin, end = self._around() if special else ([], [])
-        parts = [begin, *(self.ids(piece, special=False) for piece in _pieces(text)), end]
+        around, whole = (self.tokenizer(each, add_special_tokens=special)["input_ids"] for each in ("", "a"))
+        begin = list(itertools.takewhile(set(around).__contains__, whole))
+        parts = [begin, *(self.ids(piece, special=False) for piece in _pieces(text)), around[len(begin) :]]
         return numpy.concatenate([numpy.asarray(part, dtype=numpy.int64) for part in parts])
-
-    def _around(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and behind a text."""
-        bare, whole = (self.tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-        first = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
-        return whole[:first], whole[first + len(bare) :]
 
     def row(self, text: str, longest: int) -> tuple[dict[str, Any], bool]:
         """A text as one row of at most `longest` tokens, and whether it was cut.
@@ -104,9 +100,8 @@ def _load(name: str, key: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Refusal(
-            f"{key}={name} cannot be loaded: {first} "
+            f"{key}={name} cannot be loaded: {first_line(error)} "
             + (
                 "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
                 if key == "data.tokenizer"

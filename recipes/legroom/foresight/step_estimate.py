@@ -153,9 +153,7 @@ def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: 
     judged = prediction.judged(gpu, margin, left, demand.peak_reserved_bytes)
     context_bytes, _ = prediction.context(gpu)
     try:
-        weights = {weight: weight.numel() for weight in trace.model.parameters()}
-        trained = sum(size for weight, size in weights.items() if weight.requires_grad)
-        frozen = 2 * trained < sum(weights.values())
+        frozen = sum(weight.numel() * (-1 if weight.requires_grad else 1) for weight in trace.model.parameters()) > 0
         speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _precision(trace), beside_frozen=frozen)
     except ValueError as error:
         raise Refusal(f"{error} Choose another dtype or GPU.") from error

@@ -231,14 +231,18 @@ def positions(config: PretrainedConfig) -> int | None:
     return most if transformers_models_private.is_decoder_only(config) else most - _reserved_positions(config)
 
 
+def without_memory(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    """A model whose weights have shapes alone."""
+    with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
+        return kind(transformers_models_private.with_plain_attention(config))
+
+
 def _reserved_positions(config: PretrainedConfig) -> int:
     """Rows of the table of positions that stand for no position of a token: read from a model without memory."""
     kind = headless_class(config)
     if kind is None:
         return 0
-    with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
-        model = kind(transformers_models_private.with_plain_attention(config))
-    for name, module in model.named_modules():
+    for name, module in without_memory(kind, config).named_modules():
         if not name.endswith("position_embeddings") or not isinstance(module, torch.nn.Embedding):
             continue
         if module.padding_idx is not None:

@@ -76,13 +76,12 @@ def _asked(kind: type[PretrainedConfig], text: str, task: str) -> Behaviour:
 
 def _tiny_model(config: PretrainedConfig, task: str) -> PreTrainedModel | None:
     """A model of a configuration with random weights in fp32; None if it is not tiny."""
-    build = functools.partial(architectures.AUTO_CLASSES[task].from_config, config, dtype=torch.float32)
-    with torch.device("meta"):
-        count = sum(weight.numel() for weight in build().parameters())
-    if count > MOST_PARAMETERS:
+    kind = architectures.model_class(config, task)
+    assert kind is not None, "architectures.check refuses it"
+    if sum(weight.numel() for weight in architectures.without_memory(kind, config).parameters()) > MOST_PARAMETERS:
         return None
     torch.manual_seed(0)
-    return build()
+    return architectures.AUTO_CLASSES[task].from_config(config, dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -97,7 +96,9 @@ def ask(model: PreTrainedModel, task: str) -> Behaviour:
     vocab = architectures.vocabulary(model.config) or shrunk.VOCAB
     ids = torch.tensor([number for number in range(vocab) if number not in avoided])
     drawn = torch.randint(len(ids), (LONG,), generator=torch.Generator().manual_seed(1))
-    padding = next((side for side in _sides(task) if _keeps_logits(model, task, ids[drawn], side)), None)
+    # Rows of a language model come without mask and positions, which padding on the left would need.
+    sides = ("right", "left") if task == "classification" else ("right",)
+    padding = next((side for side in sides if _keeps_logits(model, task, ids[drawn], side)), None)
     if task == "classification":
         return Behaviour(padding=padding)
 
@@ -111,11 +112,6 @@ def ask(model: PreTrainedModel, task: str) -> Behaviour:
     losses = [_run(model, input_ids=row, labels=labels).loss for labels in (row, other(0))]
     before, after = (_run(model, input_ids=each).logits[:, : LONG // 2] for each in (row, other(LONG // 2)))
     return Behaviour(_near(*losses), _near(before, after), padding)
-
-
-def _sides(task: str) -> tuple[str, ...]:
-    # Rows of a language model come without mask and positions, which padding on the left would need.
-    return ("right", "left") if task == "classification" else ("right",)
 
 
 def _keeps_logits(model: PreTrainedModel, task: str, ids: Tensor, side: str) -> bool:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-
-import torch
-from transformers.initialization import no_init_weights
 
 from legroom.config import Config
 from legroom.machine import host
@@ -20,11 +16,10 @@ WITH_TWO_STATES = ("adamw", "adamw_fused", "schedule_free", "stable_adamw")  # o
 def weight_bytes(cfg: Config) -> int:
     """The bytes of the model's weights as they are loaded, from a model without memory. 0 where none can be built."""
     with contextlib.suppress(Exception):  # whatever is wrong with the model is said where it is built
-        config = copy.deepcopy(builder.configuration(cfg))
+        config = builder.configuration(cfg)
         kind = architectures.model_class(config, task.task_of(cfg, config))
         assert kind is not None
-        with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
-            count = sum(weight.numel() for weight in kind(config).parameters())
+        count = sum(weight.numel() for weight in architectures.without_memory(kind, config).parameters())
         bits = adapter.bits(cfg) or 8 * precision.weights_dtype(cfg).itemsize
         return count * bits // 8
     return 0

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,8 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 class Trained:
     """A model with its tokenizer.
 
-    base: makes a context that gives the model before the training; None where it is not open. base_name: its name.
+    base: makes a context that gives the model before the training, or inside which `model` is that; None: not open.
+    base_name: its name.
     notes: what was assumed, a line each.
     """
 
@@ -97,7 +98,7 @@ def _with_adapter(folder: Path, found: Record | None, device: str) -> Trained:
     base = _load(name, config, device, bits)
     notes = [] if found is not None else ["the adapter's run is not here: its base is loaded without quantisation."]
     model = PeftModel.from_pretrained(base, str(folder)).eval()
-    return Trained(model, tokenizer, functools.partial(_without_adapter, model), name, notes)
+    return Trained(model, tokenizer, model.disable_adapter, name, notes)
 
 
 def _load(name: str, config: PretrainedConfig, device: str, bits: int | None = None) -> Any:
@@ -126,9 +127,3 @@ def _tokenizer(folder: Path, found: Record | None) -> Any:
             raise Refusal(f"{folder} was trained on random ids (data=dummy), which stand for no text.")
         raise Refusal(f"{folder} has no tokenizer (tokenizer_config.json). Copy that of its base into it.")
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-
-
-@contextlib.contextmanager
-def _without_adapter(model: Any) -> Iterator[Any]:
-    with model.disable_adapter():
-        yield model

@@ -54,14 +54,10 @@ def _compiled_step_problems(cfg: Config) -> list[str]:
 
 def warnings(cfg: Config) -> list[str]:
     """What the memory ledger does not see, and states whose rounding lets single weights leap."""
-    leaps = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
-    return leaps + _ledger_warnings(cfg)
-
-
-def _ledger_warnings(cfg: Config) -> list[str]:
+    found = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
     if not cfg.optim.facts.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
-        return []
-    return [
+        return found
+    return found + [
         f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles it, "
         "and it takes less besides weights, gradients and states."
     ]

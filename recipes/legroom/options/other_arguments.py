@@ -5,6 +5,8 @@ The table of the hooks is argument_names.json; `keys.arguments` puts the two tog
 
 from __future__ import annotations
 
+from legroom.options.model_families import NAMES
+
 # Argument, or argument=value -> a key that takes the value; what to type where it is true; or that with {} for it.
 TYPED = {
     # trainers
@@ -56,8 +58,6 @@ TYPED = {
     "dtype=float32": "precision=fp32",
     "eps": "optim.epsilon",
     "eval_batch_size": "eval.batch",
-    "hidden_size": "model.width",
-    "intermediate_size": "model.feed_forward",
     "load_in_4bit": "adapter=qlora",
     "load_in_8bit": "adapter=qlora adapter.bits=8",
     "lora_alpha": "adapter.alpha",
@@ -68,15 +68,8 @@ TYPED = {
     "max_length": "data.seq_len",
     "max_seq_length": "data.seq_len",
     "max_train_samples": "data.samples",
-    "max_position_embeddings": "model.positions",
     "model_name_or_path": "model.pretrained",
-    "n_embd": "model.width",
-    "n_head": "model.heads",
-    "n_layer": "model.layers",
-    "num_attention_heads": "model.heads",
     "num_epochs": "train.epochs",
-    "num_hidden_layers": "model.layers",
-    "num_key_value_heads": "model.kv_heads",
     "num_labels": "model.classes",
     "per_gpu_eval_batch_size": "eval.batch",
     "per_gpu_train_batch_size": "batch.per_device",
@@ -91,16 +84,15 @@ TYPED = {
     "tokenizer_name": "data.tokenizer",
     "torch_dtype": "precision",
     "torch_dtype=bfloat16": "precision=bf16_pure",
-    "tie_word_embeddings": "model.tied",
     "torch_dtype=float32": "precision=fp32",
     "train_batch_size": "batch.per_device",
     "train_file": "data=text data.path={}",
     "use_flash_attention_2": "model.attention=flash_attention_2",
     "use_peft": "adapter=lora",
     "validation_file": "data.eval_path",
-    "vocab_size": "model.vocab",
     "wandb_project": "tracker.project",
 }
+TYPED |= {theirs: f"model.{ours}" for names in NAMES.values() for ours, theirs in names.items()}
 # Argument -> what helps where there is no one thing to type.
 ADVICE = {
     "accelerator_config": "Leave it out: batches are copied without blocking wherever there is a GPU.",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -188,10 +189,8 @@ def of_package(
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
     size, width, keys = query.shape[-1], value.shape[-1], key.shape[2]
     before = sliding_window - 1 if sliding_window is not None and keys > sliding_window else -1
-    padded = [torch.nn.functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key)]
-    padded.append(
-        torch.nn.functional.pad(value, (0, padded[0].shape[-1] - width)) if width % 8 or width < size else value
-    )
+    wide = -(-max(size, width) // 8) * 8  # the kernels take heads of one size
+    padded = [t if t.shape[-1] == wide else pad(t, (0, wide - t.shape[-1])) for t in (query, key, value)]
     out = aten._flash_attention_forward(
         *(tensor.transpose(1, 2) for tensor in padded),
         *(None, None, query.shape[2], keys, dropout, bool(causal), False),

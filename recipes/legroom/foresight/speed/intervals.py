@@ -26,8 +26,7 @@ def device(gpu: Gpu, reached: Efficiencies, error: float, beside_frozen: bool) -
     of the model are not trained."""
     if reached.source == calibrated.HERE:
         return 1 - error, 1 + error
-    if _capability(gpu) < AMPERE:
-        error = max(error, OLDER_GPUS)
+    error = max(error, OLDER_GPUS) if _capability(gpu) < AMPERE else error
     if not beside_frozen:
         return 1 - error, 1 + error
     low = 1 - error / 2
