@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hydra._internal.hydra
 import pytest
 import yaml
@@ -29,26 +31,46 @@ def calls(tmp_path):
     return calls
 
 
+OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
+SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+LATER = "${.${oc.select:hydra.job.id,now}}"  # what a job's id makes another value than is there when it is checked
+
+
 @pytest.mark.parametrize(
     "values, key",
-    [
-        ({"callbacks": {"x": CALL}}, "hydra.callbacks"),
-        ({"callbacks": {"x": "${oc.create:{_target_:os.getcwd}}"}}, "hydra.callbacks"),
-        ({"launcher": {"_target_": "os.getcwd"}}, "hydra.launcher._target_"),
-        ({"sweeper": {"params": {"x": CALL}}}, "hydra.sweeper.params.x._target_"),
-        ({"job_logging": {"handlers": {"x": {"()": "os.getcwd"}}}}, "hydra.job_logging.handlers.x.()"),
-        ({"hydra_logging": {"filters": {"x": {"()": "os.getcwd"}}}}, "hydra.hydra_logging.filters.x.()"),
-        ({"job_logging": {"handlers": {"x": {"class": "legroom.Own"}}}}, "hydra.job_logging.handlers.x.class"),
-        ({"job_logging": {"handlers": {"x": {"stream": "ext://os.sep"}}}}, "hydra.job_logging.handlers.x.stream"),
-        ({"job": {"env_set": {"PYTHONPATH": "x"}}}, "hydra.job.env_set"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    [({"callbacks": {"x": CALL}}, "hydra.callbacks"), ({"job": {"env_set": {"PYTHONPATH": "x"}}}, "hydra.job.env_set")],
 )
 def test_code_that_a_file_names_is_refused_by_its_key_and_not_run(command, calls, values, key):
     folder, made = calls(values)
     ended = command("--config-dir", str(folder), "+experiment/own=x", "device=cpu", fork_server=None)
     assert ended.code == 2 and key in ended.err and len(ended.err.splitlines()) == 1, ended.err
     assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "values, key",
+    [
+        ({"callbacks": {"x": "${oc.create:{_target_:os.getcwd}}"}}, "callbacks"),
+        ({"callbacks": "${oc.select:hydra.job.id}"}, "callbacks"),
+        ({"launcher": {"_target_": "os.getcwd"}}, "launcher._target_"),
+        ({"launcher": {"_target_": SLURM, "teardown": ["x"]}}, "launcher.teardown"),
+        ({"launcher": {"_target_": SLURM, "srun_args": ["--task-prolog=x"]}}, "launcher.srun_args"),
+        ({"sweeper": {"params": {"x": CALL}}}, "sweeper.params.x._target_"),
+        ({"sweeper": {"params": {"+hydra.job.env_set.LD_PRELOAD": "x"}}}, "sweeper.params.+hydra"),
+        ({"sweeper": {"sampler": {"_target_": "optuna.samplers._cmaes.pickle.loads"}}}, "sweeper.sampler._target_"),
+        ({"job_logging": {"handlers": {"x": {"()": "os.getcwd"}}}}, "job_logging.handlers.x.()"),
+        ({"hydra_logging": {"filters": {"x": {"()": "os.getcwd"}}}}, "hydra_logging.filters.x.()"),
+        ({"job_logging": {"handlers": {"x": {"class": "legroom.Own"}}}}, "job_logging.handlers.x.class"),
+        ({"job_logging": {"handlers": {"x": {"stream": "ext://os.sep"}}}}, "job_logging.handlers.x.stream"),
+        ({"job_logging": {"x": {"class": LATER, "now": "logging.NullHandler"}}}, "job_logging.x.class"),
+        ({"job_logging": {"x": LATER, "now": {}}}, "job_logging.x"),
+        ({"job_logging": {"handlers": {"x": {"filename": ".bashrc"}}}}, "job_logging.handlers.x.filename"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_could_run_code_is_refused_by_its_key(values, key):
+    with pytest.raises(HydraException, match=re.escape(f"hydra.{key}")):
+        hydra_code_private.check(_composed(**values), ["+hydra.job.env_set.LD_PRELOAD=x"])
 
 
 @pytest.mark.parametrize(
@@ -77,23 +99,21 @@ def test_a_job_of_a_sweep_is_asked_as_well_wherever_it_is_composed(command, call
 
 def test_what_the_documentation_names_stays_possible():
     """Of Optuna, which is not installed beside ours: its own launchers, sweepers, samplers."""
-    optuna = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
     sampler = {"_target_": "optuna.samplers.TPESampler", "seed": 1}
-    hydra_code_private.check(_composed(sweeper={"_target_": optuna, "sampler": sampler, "direction": "minimize"}), [])
-    slurm = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-    launcher = {"_target_": slurm, "name": "${hydra.job.name}", "setup": ["module load cuda"]}
+    hydra_code_private.check(_composed(sweeper={"_target_": OPTUNA, "sampler": sampler, "direction": "minimize"}), [])
+    launcher = {"_target_": SLURM, "name": "${hydra.job.name}", "setup": ["module load cuda"]}
     hydra_code_private.check(_composed(launcher=launcher), ["hydra.launcher.setup=[module load cuda]"])
     with pytest.raises(HydraException, match=r"hydra\.launcher\.setup"):
         hydra_code_private.check(_composed(launcher=launcher), ["hydra/launcher=submitit_slurm"])
     with pytest.raises(HydraException, match=r"hydra\.launcher\.comment"):
-        hydra_code_private.check(_composed(launcher={"_target_": slurm, "comment": "a\nrm x"}), [])
+        hydra_code_private.check(_composed(launcher={"_target_": SLURM, "comment": "a\nrm x"}), [])
     with pytest.raises(HydraException, match=r"custom_search_space"):
-        hydra_code_private.check(_composed(sweeper={"_target_": optuna, "custom_search_space": "os.getcwd"}), [])
+        hydra_code_private.check(_composed(sweeper={"_target_": OPTUNA, "custom_search_space": "os.getcwd"}), [])
 
 
-def test_a_value_that_stands_elsewhere_is_followed():
+def test_a_part_that_stands_elsewhere_is_refused():
     basic = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "x": "${hydra.help}"}
-    with pytest.raises(HydraException, match=r"hydra\.launcher\.x\._target_"):
+    with pytest.raises(HydraException, match=r"hydra\.launcher\.x"):
         hydra_code_private.check(_composed(launcher=basic, help=CALL), [])
 
 
@@ -115,4 +135,4 @@ def test_the_loader_that_is_replaced_is_what_hydra_makes():
 
 
 def _composed(**nodes):
-    return OmegaConf.create({"hydra": {"job": {"env_set": {}, "env_copy": []}, **nodes}})
+    return OmegaConf.create({"hydra": {"job": {"env_set": {}, "env_copy": [], "id": "???"}, **nodes}})

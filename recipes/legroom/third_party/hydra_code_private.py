@@ -6,6 +6,7 @@ Python's logging. A file of --config-dir could so run any code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import hydra._internal.hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom.third_party.patching import patched
@@ -26,11 +27,15 @@ TARGETS = {
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
     "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper",
 }
-SAMPLERS = "optuna.samplers."
+SAMPLER = re.compile(r"optuna\.samplers\.(nsgaii\.)?[A-Z]\w*")  # a class: through a module is the way to any code
+LOG_FILE = "${hydra.runtime.output_dir}/${hydra.job.name}.log"
 HANDLERS = {"logging.StreamHandler", "logging.FileHandler", "logging.NullHandler"}
 STREAMS = {"ext://sys.stdout", "ext://sys.stderr"}
 # What runs in a shell, or changes what a program loads: only where it was typed, not from a file.
-TYPED = ("hydra.job.env_set", "hydra.launcher.setup", "hydra.launcher.additional_parameters")
+TYPED = (
+    "hydra.job.env_set",
+    *(f"hydra.launcher.{name}" for name in ("setup", "teardown", "srun_args", "additional_parameters")),
+)
 
 
 def checked() -> AbstractContextManager[None]:
@@ -68,8 +73,12 @@ def check(composed: DictConfig, overrides: Sequence[str]) -> None:
     """
     node = composed.hydra
     for name in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging"):
-        for key, value in _values(node, name, f"hydra.{name}") if name in node else ():
-            _check_value(key, value)
+        for key, value, written in _values(node, name, f"hydra.{name}") if name in node else ():
+            if not _is_known(key, value, written):
+                raise HydraException(
+                    f"{key}={str(value)[:100]!r} could run any code: only the launchers, sweepers and loggers of the "
+                    "documentation are used. Leave it out."
+                )
     for key in TYPED:
         value = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
         names = set(value) - set(node.job.env_copy) if key == "hydra.job.env_set" and value else value
@@ -77,39 +86,38 @@ def check(composed: DictConfig, overrides: Sequence[str]) -> None:
             raise HydraException(f"{key} is set in a file, which could run any code with it. Type it instead.")
 
 
-def _check_value(key: str, value: Any) -> None:
+def _is_known(key: str, value: Any, written: str | None) -> bool:
+    """Whether a value runs nothing. written: its interpolation, which a job may resolve to another value later on."""
     section, last = key.split(".")[1], key.rpartition(".")[2]
-    if section == "callbacks":
-        known = value is None
-    elif section.endswith("_logging"):
+    if section == "callbacks" or isinstance(value, DictConfig | ListConfig):
+        return value is None and written is None
+    if section.endswith("_logging"):
+        if last == "filename":  # with a format, another file would be a program
+            return written == LOG_FILE
         external = isinstance(value, str) and value.startswith(("ext:", "cfg:"))
         known = last != "()" and (last != "class" or value in HANDLERS) and (not external or value in STREAMS)
-    else:
-        known = last != "custom_search_space" or value is None  # a function's name, for Optuna
-        if last == "_target_":
-            of_sampler = key.startswith("hydra.sweeper.sampler.") and str(value).startswith(SAMPLERS)
-            known = of_sampler or (key.count(".") == 2 and value in TARGETS)
-        known &= not isinstance(value, str) or value.isprintable()  # a line more would be one of SLURM's script
-    if not known:
-        raise HydraException(
-            f"{key}={str(value)[:100]!r} could run any code: only the launchers, sweepers and loggers of the "
-            "documentation are used. Leave it out."
-        )
+        return known and written is None
+    if last == "_target_":
+        of_sampler = key.startswith("hydra.sweeper.sampler.") and SAMPLER.fullmatch(str(value))
+        return written is None and bool(of_sampler or (key.count(".") == 2 and value in TARGETS))
+    if last == "custom_search_space":  # a function's name, for Optuna
+        return value is None
+    if re.search(r"\.[+~]*hydra[./]", key):  # a sweeper's parameters would count as typed
+        return False
+    return not isinstance(value, str) or value.isprintable()  # a line more would be one of SLURM's script
 
 
-def _values(parent: DictConfig | ListConfig, name: Any, key: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(key, value) of every value below a node; what refers to others as they are now, or as text if they are not."""
+def _values(parent: DictConfig | ListConfig, name: Any, key: str) -> Iterator[tuple[str, Any, str | None]]:
+    """(key, value, interpolation or None) of every value below a node, and of what refers to a node elsewhere."""
+    node = parent._get_node(name)
+    assert isinstance(node, Node)
+    written = node._value() if node._is_interpolation() else None
     try:
         value = parent[name]
     except OmegaConfBaseException:
-        value = str(parent._get_node(name))
-    if depth > 50:
-        raise HydraException(f"{key}: its value holds itself.")
-    if isinstance(value, DictConfig):
-        for each in value:
-            yield from _values(value, each, f"{key}.{each}", depth + 1)
-    elif isinstance(value, ListConfig):
-        for index in range(len(value)):
-            yield from _values(value, index, f"{key}.{index}", depth + 1)
+        value = written
+    if isinstance(value, DictConfig | ListConfig) and written is None:
+        for each in value if isinstance(value, DictConfig) else range(len(value)):
+            yield from _values(value, each, f"{key}.{each}")
     else:
-        yield key, value
+        yield key, value, written
