@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import pytest
 
@@ -72,3 +73,28 @@ def test_what_cannot_talk_is_refused(talk, train, tmp_path):
     ):
         code, _, err = talk(folder)
         assert code == 2 and word in err and err.count("\n") == 1, (folder, err)
+
+
+def test_a_run_that_left_a_checkpoint_says_how_to_save_its_model(talk, tmp_path):
+    (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
+    code, _, err = talk(tmp_path)
+    assert code == 2 and "resume=latest" in err and err.count("\n") == 1
+    (tmp_path / "result.json").write_text("{")
+    code, _, err = talk(tmp_path)
+    assert code == 2 and "result.json" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--tokens", "0"], ["--temperature", "-1"], ["--temperature", "nan"]])
+def test_numbers_that_make_no_answer_are_refused(talk, tmp_path, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        chat.main([str(tmp_path), *words])
+    assert ended.value.code == 2 and words[0] in capsys.readouterr().err
+
+
+def test_the_settings_of_the_base_are_not_those_of_the_conversation(talk, base, tmp_path):
+    """Beams cannot be shown as they are made; XLNet's -1 is no limit."""
+    shutil.copytree(base / "model", tmp_path / "model")
+    settings = {"do_sample": True, "temperature": 0.6, "num_beams": 2, "eos_token_id": 0}
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
+    code, out, _ = talk(tmp_path / "model", "--temperature", "1")
+    assert code == 0 and out

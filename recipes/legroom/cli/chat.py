@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,15 @@ KEYS = "/new begins again, /quit (or Ctrl-D) ends"
 def main(argv: list[str]) -> int:
     """Run the command until /quit, Ctrl-D or the end of the input. Returns its exit code."""
     asked = _parser().parse_args(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
     try:
         with quiet_libraries():
             worker_environment.prepare_imports()
             from legroom.models import trained
 
             opened = trained.open_trained(asked.folder, asked.device or _device(), asked.compare)
-        if asked.compare and opened.base is None:
-            raise Refusal("--compare: there is no other model.")
         conversation = Conversation(opened, asked)
     except Refusal as refusal:
         console.say_problems([str(refusal)])
@@ -98,10 +100,9 @@ class Conversation:
         self.has_template = opened.tokenizer.chat_template is not None
         if asked.system and not self.has_template:
             raise Refusal("--system: the tokenizer has no chat template, so there are no roles. Leave it out.")
-        kind = (
+        self.heading = (
             "Talk to the model." if self.has_template else "No chat template: type a text, and the model continues it."
         )
-        self.heading = kind
         self.ends = self._end_tokens()
 
     def answer(self, line: str) -> None:
@@ -121,11 +122,12 @@ class Conversation:
 
         torch.manual_seed(self.asked.seed)
         ids = self._ids(messages).to(model.device)
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        room = self.asked.tokens if limit is None else min(self.asked.tokens, limit - ids.shape[1])
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+        room = self.asked.tokens if limit < 1 else min(self.asked.tokens, limit - ids.shape[1])  # XLNet: -1, no limit
         if room < 1:
             raise Refusal(f"this conversation has {ids.shape[1]} tokens, and the model sees {limit}. Type /new.")
-        sampling = {"do_sample": True, "temperature": self.asked.temperature} if self.asked.temperature else {}
+        heat = self.asked.temperature
+        sampling = {"do_sample": True, "temperature": heat, "top_k": 0} if heat else {"do_sample": False}
         with torch.inference_mode():
             made = model.generate(
                 input_ids=ids,
@@ -134,7 +136,7 @@ class Conversation:
                 eos_token_id=self.ends or None,
                 pad_token_id=self.ends[0] if self.ends else 0,
                 streamer=TextStreamer(self.opened.tokenizer, skip_prompt=True, skip_special_tokens=True),
-                **({"do_sample": False} | sampling),
+                **sampling,
             )
         return self.opened.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
 
@@ -172,6 +174,18 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _positive(kind: Callable[[str], float], zero: bool = False) -> Callable[[str], float]:
+    """What argparse reads a number above 0 with. zero: or 0."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not (0 < value < float("inf") or (zero and value == 0)):
+            raise ValueError
+        return value
+
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=invocation.command("chat"),
@@ -181,9 +195,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, or one with a model or an adapter")
     parser.add_argument("--compare", action="store_true", help="also show what the model said before the training")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="of an answer, at most (256)")
+    parser.add_argument("--tokens", type=_positive(int), default=256, metavar="N", help="of an answer, at most (256)")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0: always the likeliest token (default); 1: drawn as learned"
+        "--temperature",
+        type=_positive(float, zero=True),
+        default=0.0,
+        help="0: always the likeliest token (default); 1: drawn as learned",
     )
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU where there is one")

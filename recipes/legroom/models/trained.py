@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
 from transformers.utils import logging
 
 from legroom.errors import Refusal
 from legroom.models import pretrained, quantized
-from legroom.records import record_file, run_folder
+from legroom.records import checkpoint_files, record_file, run_folder
 from legroom.records.record import Record
 
 ADAPTER_FILE = "adapter_config.json"
@@ -48,14 +48,23 @@ def locate(given: Path) -> tuple[Path, Record | None]:
         raise Refusal(f"{given} is no folder. Give the folder of a run, or of a saved model.")
     inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()
     run = given.parent if inside else given
-    found = record_file.read(run) if (run / record_file.FILE_NAME).is_file() else None
+    found = _record(run) if (run / record_file.FILE_NAME).is_file() else None
     folder = run / run_folder.MODEL_FOLDER if found is not None else given
     if any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         return folder, found
+    again = f"no trained model. resume=latest save.final=true hydra.run.dir={run} saves it"
+    if checkpoint_files.found(run):
+        raise Refusal(f"{given} holds checkpoints and {again}.")
     if found is None:
         raise Refusal(f"{given} holds no run (result.json) and no model (config.json, {ADAPTER_FILE}).")
-    again = "resume=latest save.final=true in the same folder saves it where a checkpoint is left"
-    raise Refusal(f"{given} holds no trained model: save.final was false. Train with save.final=true; {again}.")
+    raise Refusal(f"{given} holds {again} where a checkpoint is left; else train again, with save.final=true.")
+
+
+def _record(run: Path) -> Record:
+    try:
+        return record_file.read(run)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{run / record_file.FILE_NAME} cannot be used: {error}") from None
 
 
 def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
@@ -109,6 +118,8 @@ def _load(name: str, config: PretrainedConfig, device: str, bits: int | None = N
         more = quantized.loading_arguments(shape, bits, torch.bfloat16, device)
     settings = {"dtype": "auto", "config": config, "use_safetensors": True} | more
     model = pretrained.call(AutoModelForCausalLM.from_pretrained, name, **settings)
+    # Its other settings, as beams and a temperature, are those of whoever made the base.
+    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return (quantized.finish(model) if bits else model.to(device)).eval()
 
 

@@ -176,6 +176,10 @@ def save(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> Non
     trains_embeddings = any(
         "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
     )
+    for settings in model.peft_config.values():  # whoever opens it is in another folder
+        base = Path(settings.base_model_name_or_path or "none").expanduser()
+        if base.is_dir():
+            settings.base_model_name_or_path = str(base.absolute())
     # peft's default asks the hub whether the vocabulary was resized.
     model.save_pretrained(str(folder), save_embedding_layers=trains_embeddings, state_dict=weights)
 
