@@ -63,7 +63,7 @@ def _changed(
             f"{', '.join(fingerprints)} are assumed to be the same."
         )
         return []
-    others = [name for name in resume.FINGERPRINTS if fingerprints.get(name) != theirs.get(name)]
+    others = [name for name in resume.FINGERPRINTS if fingerprints.get(name, theirs.get(name)) != theirs.get(name)]
     allowed = [name for name in others if name in (cfg.resume_allow or [])]
     if allowed:
         warn(f"resume_allow: {checkpoint.folder.name} was trained on another {', '.join(allowed)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from array import array
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Any
 import datasets
 import numpy
 import pyarrow
+import xxhash
 from pyarrow import compute
 
 from legroom.data import collate
@@ -36,7 +36,7 @@ def flat(part: datasets.Dataset, key: str) -> tuple[numpy.ndarray, numpy.ndarray
 
 def digest(part: datasets.Dataset) -> str:
     """A hash of all values of the rows, in their order."""
-    found = hashlib.sha256()
+    found = xxhash.xxh3_128()  # ten times as fast as SHA: a billion tokens are 12 GB
     arrow: Any = part.with_format("arrow")
     for table in arrow.iter(batch_size=1000):
         for name in sorted(table.column_names):

@@ -70,7 +70,8 @@ def _temporary_folder() -> str:
             finally:
                 os.close(descriptor)
     made = tempfile.mkdtemp(prefix=TEMPORARY)
-    fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a file system without locks: nobody removes it there
+        fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
     return made
 
 
