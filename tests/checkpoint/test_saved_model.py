@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import types
+
 import pytest
 import torch
 import transformers
 from conftest import compose, small
 
+from legroom.checkpoint import reopened, saver
 from legroom.data import dataset
+from legroom.machine import host
 from legroom.models import builder
+from legroom.options import adapter
 from legroom.records import checkpoint_files, run_folder
 
 TOLD = ["train.max_steps=3", "train.learning_rate=0.05", "save.final=true", "measure.ledger=false"]
@@ -121,3 +127,69 @@ def test_opening_an_adapter_again_changes_nothing(train, recipe):
     assert saved.record.evaluation.loss == alone.record.evaluation.loss
     assert saved.record.memory.optimizer_bytes == alone.record.memory.optimizer_bytes > 0
     assert saved.record.memory.peak_tensor_bytes == alone.record.memory.peak_tensor_bytes
+
+
+@pytest.fixture
+def checked(tied, monkeypatch):
+    """checked() -> what `reopened.check` says of that llama."""
+    model = transformers.LlamaForCausalLM.from_pretrained(tied)
+
+    def checked():
+        return reopened.check(tied, model, model.state_dict(), "language_modelling", torch.tensor([1, 2, 3]), False)
+
+    return checked
+
+
+def test_a_model_that_cannot_be_compared_here_is_no_failure(checked, monkeypatch):
+    assert checked() is None
+    monkeypatch.setattr(reopened, "_logits", lambda *_: torch.rand(3, 8))  # hashes drawn anew, as Reformer's
+    assert checked() is None
+    monkeypatch.setattr(reopened, "_logits", lambda *_: 1 / 0)  # a kernel that only a GPU has
+    assert "not compared" in checked()
+    monkeypatch.setattr(host, "free_memory_bytes", lambda: 1000)  # of a container; the machine has more
+    assert checked() == reopened.NO_MEMORY
+
+
+@pytest.mark.parametrize("free,word", [(10**9, None), (100, "memory")])
+def test_a_checkpoint_that_nobody_asked_for_needs_room_on_the_host(tmp_path, monkeypatch, free, word):
+    monkeypatch.setattr(host, "free_memory_bytes", lambda: free)
+    lacking = saver._without_room(tmp_path, {"weights": {"a": torch.ones(100)}, "optimizer": {}})
+    assert lacking is None if word is None else word in lacking
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_model(monkeypatch, every):
+    cfg, warned = compose("save.final=true", f"save.every_steps={every or 'null'}").cfg, []
+
+    def full(*_, **__):
+        raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(saver.Saver, "save", full)
+    progress = types.SimpleNamespace(warn=warned.append)
+    saver.Saver.before_final_phase(_saver(cfg, progress), 3, evaluates=True)
+    assert "quota" in warned[0]
+
+
+def _saver(cfg, progress):
+    made = saver.Saver.__new__(saver.Saver)
+    made.cfg, made.progress, made.possible, made.saved_step = cfg, progress, True, None
+    return made
+
+
+def test_an_adapter_names_its_base_in_a_way_that_another_folder_understands(tied, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tied.parent)
+    base = transformers.LlamaForCausalLM.from_pretrained(tied.name)
+    adapter.save(peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"])), tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tied)
+
+
+COUNTED = """
+import os, signal, legroom.measure.memory_breakdown as part
+part.count = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_while_memory_is_counted_ends_nothing_half_way(train, fault):
+    run = train("model=gpt2_tiny", "train.max_steps=1", fork_server=fault(COUNTED))
+    assert "StopNow" not in (run.folder / run_folder.LOG_FILE).read_text()

@@ -16,6 +16,7 @@ from legroom.checkpoint.stop_request import StopNow, StopRequest
 from legroom.config import Config
 from legroom.data.dataset import Data
 from legroom.errors import Refusal
+from legroom.machine import host
 from legroom.measure.step_log import StepLog
 from legroom.options import adapter
 from legroom.parallelism import unwrap
@@ -98,16 +99,18 @@ class Saver:
         """Writes a checkpoint after the last step where the model is to be saved, or checkpoints are and an evaluation
         follows, so that nothing that happens there costs the training. Every rank calls this.
 
-        It is left out, with a warning, where nobody asked for checkpoints and it cannot be saved or the disk has no
-        room for it.
+        It is left out, with a warning, where it cannot be saved, or where nobody asked for checkpoints and there is no
+        room for it: the model is still to be saved.
         """
         due = self.cfg.save.final or (evaluates and self.cfg.save.every_steps)
         if not due or not self.possible or step == self.saved_step:
             return
         try:
             self.save(step, only_with_room=not self.cfg.save.every_steps)
-        except Refusal as refusal:
-            self.progress.warn(f"no checkpoint was saved before the model: {refusal}")
+        except Exception as error:
+            if collectives.is_distributed() and not isinstance(error, Refusal):
+                raise  # other ranks wait for this one
+            self.progress.warn(f"no checkpoint was saved after the last step: {error}")
 
     def after_stop(self, step: int) -> None:
         """Writes a checkpoint unless there is one of this step. Every rank calls this, after all have stopped."""
@@ -121,7 +124,7 @@ class Saver:
             checkpoint_files.discard_all(self.folder)
 
     def save(self, step: int, only_with_room: bool = False) -> None:
-        """Writes a checkpoint. Every rank calls this. only_with_room: not where the disk has no room for it.
+        """Writes a checkpoint. Every rank calls this. only_with_room: not where disk or memory have no room for it.
 
         Raises OSError or SafetensorError if it cannot be written; earlier checkpoints are kept then.
         """
@@ -135,11 +138,13 @@ class Saver:
             values |= {"config": config.to_dict(self.cfg), "fingerprints": self.fingerprints}
             values |= {"step_log": self.step_log.state()}
         assert self.folder is not None, "checked in __init__, and by callers in `possible`"
-        if only_with_room and not _has_room(self.folder, tensors):
-            self.progress.warn("no checkpoint was saved before the model: the disk has no room for both.")
+        if only_with_room and (lacking := _without_room(self.folder, tensors)):
+            self.progress.warn(f"no checkpoint was saved before the model: {lacking} has no room for it.")
         else:
-            ranks = collectives.world_size()
-            keep = self.cfg.save.keep
+            ranks, keep = collectives.world_size(), self.cfg.save.keep
+            for pieces in tensors.values():
+                for name in pieces:
+                    pieces[name] = pieces[name].to("cpu", copy=True).contiguous()
             checkpoint_files.write(self.folder, step, values, tensors, keep, rank, ranks, collectives.barrier)
             self.saved_step = step
         self.progress.enter(phase, "training", step=step, total=self.loop.total_steps)
@@ -147,11 +152,16 @@ class Saver:
         self.step_log.restart_step_timer()
 
 
-def _has_room(folder: Path, tensors: dict[str, dict]) -> bool:
-    """Whether the disk has room for a checkpoint of all ranks and, after it, for the model. The same on every rank."""
+def _without_room(folder: Path, tensors: dict[str, dict]) -> str | None:
+    """What has no room: a disk, for a checkpoint of all ranks and the model after it, or a host, for copies of all
+    shards. The same on every rank."""
     sizes = {kind: sum(piece.nbytes for piece in pieces.values()) for kind, pieces in tensors.items()}
-    asked = sum(collectives.all_gather(sum(sizes.values()) + sizes["weights"]))
-    return all(collectives.all_gather(shutil.disk_usage(folder).free > asked))
+    all_sizes = collectives.all_gather((sum(sizes.values()), sizes["weights"]))
+    copies, weights = map(sum, zip(*all_sizes))
+    free = host.free_memory_bytes()
+    lacking = "the disk" if shutil.disk_usage(folder).free < copies + weights else None
+    lacking = "the host's memory" if free is not None and free < copies else lacking
+    return next(filter(None, collectives.all_gather(lacking)), None)
 
 
 def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Callable[[str], None]) -> None:
@@ -169,6 +179,8 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
             assert folder is not None, "rank 0 makes the folder"
             target = folder / run_folder.MODEL_FOLDER
             model.config.use_cache = True  # off in training; generation with the saved model needs it
+            if data.tokenizer is not None:  # first, so that a model that is moved aside has it, too
+                data.tokenizer.save_pretrained(target)
             try:
                 _write_model(cfg, model, target, weights, data, warn)
             except reopened.SavedWrong as error:
@@ -178,8 +190,6 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
                 other = " Type save.merge=false resume=latest for the adapter alone." * cfg.save.merge
                 raise reopened.SavedWrong(f"{error}: it is in {aside.name} instead of {target.name}.{other}") from error
             model.config.use_cache = False
-            if data.tokenizer is not None:
-                data.tokenizer.save_pretrained(target)
         collectives.barrier()
 
 
@@ -191,17 +201,17 @@ def _write_model(
     rounded, eight = cfg.precision.name != "fp32" or adapter.bits(cfg) is not None, cfg.precision.name == "fp8"
     if adapter.base_model(model) is not model and not cfg.save.merge:
         adapter.save(model, target, gathered)
-        if gathered is None:
-            reopened.check_adapter(target, model, ids, rounded)
-        return
-    if cfg.save.merge:
-        weights = merged.save(model, target, adapter.compute_dtype(cfg))
+        warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
     else:
-        weights = gathered or model.state_dict()
-        # Gathering has made separate tensors of tied weights.
-        tied = transformers_models_private.tied_weights(model) if gathered else {}
-        model.save_pretrained(target, state_dict={name: weights[name] for name in weights if name not in tied})
-    if warning := reopened.check(target, model, weights, data.task, None if gathered or eight else ids, rounded):
+        if cfg.save.merge:
+            weights = merged.save(model, target, adapter.compute_dtype(cfg))
+        else:
+            weights = gathered or model.state_dict()
+            # Gathering has made separate tensors of tied weights.
+            tied = transformers_models_private.tied_weights(model) if gathered else {}
+            model.save_pretrained(target, state_dict={name: weights[name] for name in weights if name not in tied})
+        warning = reopened.check(target, model, weights, data.task, None if gathered or eight else ids, rounded)
+    if warning is not None:
         warn(warning)
 
 

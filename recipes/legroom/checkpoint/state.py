@@ -46,7 +46,7 @@ def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
 
 
 def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """(values for JSON, {"weights" or "optimizer": {name: shard on the CPU}}) of this rank.
+    """(values for JSON, {"weights" or "optimizer": {name: shard}}) of this rank; nothing is copied.
 
     Rank 0 saves what all ranks have. Raises Refusal for an optimizer state that cannot be saved.
     """
@@ -108,7 +108,7 @@ def _add_shard(
     """Adds this rank's shard of a tensor, if this rank saves it."""
     local, offset, shape, saves = local_shard(tensor, rank)
     if saves:
-        shards[name] = local.detach().to("cpu", copy=True).contiguous()
+        shards[name] = local.detach()
         boxes[name] = {"shape": shape, "offset": offset}
 
 

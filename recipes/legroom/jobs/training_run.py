@@ -212,6 +212,7 @@ class TrainingRun:
             self.saver.after_stop(steps)
             return False
         finally:
+            self.stop.at_once = False  # what is counted after this is short, and the result is there
             self.record.speed.save_seconds = self.saver.seconds or None
         return True
 
