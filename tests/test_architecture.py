@@ -348,7 +348,7 @@ def test_private_names_of_other_projects_stand_in_third_party():
     """Also private names of our own, read from another file: those lose the underscore."""
     found = []
     for name, path in checked_files().items():
-        if not name.startswith("legroom.third_party"):
+        if not name.startswith("legroom.third_party") and path.name != "library_patches.py":
             found += [*private_touches(path), *overridden_privates(path)]
     report(found)
 

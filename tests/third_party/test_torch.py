@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.optim import adam
 from torch.utils.flop_counter import flop_registry
 
 from legroom.third_party import torch_distributed_private, torch_private
@@ -142,40 +141,6 @@ def test_mixed_precision_on_another_device():
     assert torch.autocast("cpu").device == "cpu" and torch.amp.GradScaler("cpu").is_enabled()
 
 
-def test_softmax_is_replaced_and_restored():
-    original = torch.nn.functional.softmax
-    with torch_private.softmax_replaced(lambda *_, **__: "another"):
-        assert torch.nn.functional.softmax(torch.ones(1), dim=-1) == "another"
-    assert torch.nn.functional.softmax is original
-
-
-def test_gradients_are_kept_as_zeros():
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    weight.grad = torch.ones(2)
-    with torch_private.gradients_kept_as_zeros():
-        optimizer.zero_grad()
-    assert weight.grad is not None and not weight.grad.any()
-    optimizer.zero_grad()
-    assert weight.grad is None
-
-
-def test_adamw_asks_which_implementation_to_take(monkeypatch):
-    """With the replacement, the loop over single tensors runs; without it, torch asks its own function."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    optimizer, called = torch.optim.AdamW([weight]), []
-    loop = adam._single_tensor_adam
-    monkeypatch.setattr(adam, "_single_tensor_adam", lambda *a, **k: called.append("loop") or loop(*a, **k))
-    asked = adam._default_to_fused_or_foreach
-    monkeypatch.setattr(adam, "_default_to_fused_or_foreach", lambda *a, **k: called.append("asked") or asked(*a, **k))
-    with torch_private.adam_without_foreach():
-        optimizer.step()
-    assert called == ["loop"]
-    optimizer.step()
-    assert "asked" in called[1:]
-
-
 def test_without_compile():
     module = torch.nn.Linear(2, 2)
     assert torch_private.without_compile(torch.compile(module)) is module
@@ -187,32 +152,6 @@ def test_compiled_graphs():
     before = torch_private.compiled_graphs()
     assert (compiled(torch.ones(3)) == 2).all()
     assert torch_private.compiled_graphs() == before + 1
-
-
-def test_allocator_history_calls(monkeypatch):
-    """What reaches torch's C++ functions, which a build without CUDA lacks."""
-    called = []
-
-    def record(enabled, context, stacks, max_entries, *others):
-        called.append((enabled, context, stacks, max_entries))
-
-    monkeypatch.setattr(torch._C, "_cuda_record_memory_history", record, raising=False)
-    traces = {"device_traces": [["zero"], ["one"]]}
-    monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", lambda *_: traces, raising=False)
-    torch_private.start_allocator_history(5)
-    assert torch_private.allocator_history(1) == ["one"]
-    torch_private.stop_allocator_history()
-    assert called[0] == ("all", None, "python", 5) and called[1][0] is None
-
-
-@pytest.mark.gpu
-def test_allocator_history_has_each_request():
-    torch_private.start_allocator_history(100)
-    tensor = torch.empty(2**20, dtype=torch.uint8, device="cuda")
-    entries = torch_private.allocator_history(torch.cuda.current_device())
-    torch_private.stop_allocator_history()
-    (entry,) = [entry for entry in entries if entry["action"] == "alloc"]
-    assert (entry["addr"], entry["size"]) == (tensor.data_ptr(), 2**20)
 
 
 def test_disabled_scalers_of_cuda_are_heard_of():

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import library_patches
 import torch
 
 from legroom.data import data_loader
@@ -15,7 +16,6 @@ from legroom.machine import worker_environment
 from legroom.options import compose
 from legroom.parallelism import unwrap
 from legroom.ranks.rank_info import RankInfo
-from legroom.third_party import torch_private
 from legroom.training import accelerate_loop, setup
 
 MAX_ENTRIES = 2_000_000  # that torch keeps of the allocator's history
@@ -39,7 +39,7 @@ class Trace:
 
 
 def events_of(history: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The requests in the allocator's history of a device (`torch_private.allocator_history`), as `Trace.events`.
+    """The requests in the allocator's history of a device (`library_patches.allocator_history`), as `Trace.events`.
 
     A block is free when torch asks for that (free_requested): the next request on the same stream may get it.
     """
@@ -63,7 +63,7 @@ def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Tr
     worker_environment.prepare(cfg, RankInfo())  # one GPU: TrainingArguments would take all that are visible
     torch.cuda.init()
     free_bytes, _ = torch.cuda.mem_get_info()
-    torch_private.start_allocator_history(MAX_ENTRIES)
+    library_patches.start_allocator_history(MAX_ENTRIES)
     training = setup.build(cfg, str(folder))
     assert isinstance(training.loop, accelerate_loop.Loop), "recipe=accelerate"
     training.model.train()
@@ -72,8 +72,8 @@ def record(conf: Path, overrides: list[str], folder: Path, steps: int = 3) -> Tr
         batches = data_loader.largest_step(training.data, training.args)
         training.loop.step(next(accelerate_loop.chunks(batches, training.args.gradient_accumulation_steps)))
     torch.cuda.synchronize()
-    history = torch_private.allocator_history(torch.cuda.current_device())
-    torch_private.stop_allocator_history()
+    history = library_patches.allocator_history(torch.cuda.current_device())
+    library_patches.stop_allocator_history()
     return Trace(
         overrides,
         torch.cuda.get_device_name(),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import library_patches
 import torch
 import transformers
 from published_models import ARCHITECTURES, SDPA_4_51
@@ -25,7 +26,6 @@ from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.memory import allocator
 from legroom.foresight.speed.operations import Tally
-from legroom.third_party import torch_private, transformers_models_private
 
 ITERATIONS = 4  # as many as xMem ran; the other runs reach their steady state earlier
 
@@ -147,7 +147,7 @@ def transformers_4_51() -> Iterator[None]:
 
     AttentionInterface.register(SDPA_4_51, contiguous)
     AttentionMaskInterface.register(SDPA_4_51, sdpa_mask)
-    with transformers_models_private.cache_without_first_copy(), _ConstantsFromHost():
+    with library_patches.cache_without_first_copy(), _ConstantsFromHost():
         yield
 
 
@@ -180,8 +180,8 @@ def libraries_of_january_2022() -> Iterator[None]:
         return softmax(_SavedForBackward.apply(scores.float()), *args, **settings)
 
     with (
-        torch_private.softmax_replaced(softmax_1_10),
-        torch_private.gradients_kept_as_zeros(),
-        torch_private.adam_without_foreach(),
+        library_patches.softmax_replaced(softmax_1_10),
+        library_patches.gradients_kept_as_zeros(),
+        library_patches.adam_without_foreach(),
     ):
         yield

@@ -122,8 +122,7 @@ class TrainingRun:
         transformers.logging.disable_progress_bar()
         if self.on_gpu:
             open_gpu(self.record.memory, self.progress)
-        short = host_memory.shortage(self.cfg, self.rank_info.local_world_size) if self.rank_info.is_main else None
-        if short is not None:
+        if self.rank_info.is_main and (short := host_memory.shortage(self.cfg, self.rank_info.local_world_size)):
             self.progress.warn(short)
         worker_environment.limit_memory(self.cfg)
         self.progress.enter("load", f"building {self.cfg.model.pretrained or self.cfg.model.name}")
@@ -212,7 +211,7 @@ class TrainingRun:
             self.saver.after_stop(steps)
             return False
         finally:
-            self.stop.at_once = False  # what is counted after this is short, and the result is there
+            self.stop.at_once = False  # what comes after this is short
             self.record.speed.save_seconds = self.saver.seconds or None
         return True
 

@@ -108,7 +108,7 @@ def _is_known(key: str, value: Any, written: str | None) -> bool:
 
 
 def _values(parent: DictConfig | ListConfig, name: Any, key: str) -> Iterator[tuple[str, Any, str | None]]:
-    """(key, value, interpolation or None) of every value below a node, and of what refers to a node elsewhere."""
+    """(key, value, interpolation or None) of every value below a node, and of what refers to another node."""
     node = parent._get_node(name)
     assert isinstance(node, Node)
     written = node._value() if node._is_interpolation() else None

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, modeling_flash_attention_utils
-from transformers.cache_utils import DynamicLayer
 from transformers.models.auto import modeling_auto
 
 from legroom.third_party.patching import patched
@@ -137,24 +136,6 @@ def grouped_gradients() -> Any:
     import transformers.integrations.moe  # noqa: F401  (registers the operation)
 
     return torch.ops.transformers.grouped_mm_fallback_backward
-
-
-@contextlib.contextmanager
-def cache_without_first_copy() -> Iterator[None]:
-    """Inside, a cache keeps the first keys and values as they are; transformers 5 concatenates them to empty tensors.
-
-    Source: transformers 4.51.3, cache_utils.py, DynamicCache.update. For caches that are used once.
-    """
-
-    def update(
-        layer: DynamicLayer, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        layer.keys, layer.values, layer.is_initialized = keys, values, True
-        layer.dtype, layer.device = keys.dtype, keys.device
-        return keys, values
-
-    with patched(DynamicLayer, update=update):
-        yield
 
 
 def initialise_layers(

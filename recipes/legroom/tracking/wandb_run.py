@@ -120,13 +120,14 @@ class WandbRun:
             if result.page:
                 self._log_page(Path(result.page))
             self.run.finish(exit_code=result.exit_code)
-            for folder in self.earlier if self.run.offline else ():
-                if folder.name.startswith("offline"):  # the new files have its steps, too
-                    shutil.rmtree(folder, ignore_errors=True)
         finally:
             stop_service()
         if shutil.disk_usage(self.job.folder).free < SPARE_BYTES:
             self.say.trouble("the disk is full, so its files may lack their end")
+        elif self.run.offline:
+            for folder in self.earlier:
+                if folder.name.startswith("offline"):  # the new files have its steps, too
+                    shutil.rmtree(folder, ignore_errors=True)
         for line in self.output.getvalue().splitlines():  # what else went wrong, it only prints
             level, _, text = line.removeprefix("wandb: ").partition(" ")
             if level in ("WARNING", "ERROR"):
