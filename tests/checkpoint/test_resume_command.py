@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from conftest import compose, small
 
 from legroom.cli import sweep
+from legroom.jobs import supervise
 from legroom.options import resume
 from legroom.records import checkpoint_files, record, record_file
 
@@ -228,13 +231,13 @@ def test_memory_that_a_kill_left_uncounted_is_counted_by_latest(command, fault, 
     assert command(*words, "resume=latest", fork_server=None).code == 0, "nothing is left"
 
 
-@pytest.mark.parametrize("content", ["{}", '{"schema_version": 1, "status": "o'])
-def test_a_damaged_record_beside_checkpoints_is_replaced(command, fault, tmp_path, content):
+def test_a_damaged_record_beside_checkpoints_is_replaced(command, fault, tmp_path):
     assert command(*SAVED, "hydra.run.dir=a", fork_server=fault(BREAKS)).code == 1
-    (tmp_path / "a/result.json").write_text(content)
-    refused = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
-    assert refused.code == 2, "another training does not take it"
-    assert command(*SAVED, "hydra.run.dir=a", fork_server=None).code == 2, "nor one that does not resume"
+    for content in ("{}", '{"schema_version": 1, "status": "o'):
+        (tmp_path / "a/result.json").write_text(content)
+        refused = command(*SAVED, "train.seed=7", "hydra.run.dir=a", "resume=latest", fork_server=None)
+        assert refused.code == 2, "another training does not take it"
+        assert command(*SAVED, "hydra.run.dir=a", fork_server=None).code == 2, "nor one that does not resume"
     assert command(*SAVED, "hydra.run.dir=a", "resume=latest").code == 0
     found = record_file.read(tmp_path / "a")
     assert found.training.resumed_from_step == 2 and sum("record" in line for line in found.warnings) == 1
@@ -256,7 +259,8 @@ def test_a_file_with_the_name_of_a_folder_is_refused_before_the_training(command
     assert (tmp_path / "a" / name).read_text() == "mine"
 
 
-def test_temporary_files_are_cleared_by_the_next_command(command, tmp_path):
+def test_temporary_files_are_cleared_by_the_next_command(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "run", lambda job, *_: dataclasses.replace(job.record, status="interrupted"))
     left = [
         tmp_path / "a" / name for name in (".step.json-x1.gz", ".result-x1.json", "checkpoints/.step-00000002.gone")
     ]
@@ -266,5 +270,5 @@ def test_temporary_files_are_cleared_by_the_next_command(command, tmp_path):
     mine = tmp_path / "a/.mine"
     mine.write_text("")
     bare = [word for word in SAVED if not word.startswith("save.")]
-    assert command(*bare, "hydra.run.dir=a").code == 0
+    assert command(*bare, "hydra.run.dir=a", fork_server=None).code == 130
     assert mine.exists() and not any(path.exists() for path in left)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,16 +174,12 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _positive(kind: Callable[[str], float], zero: bool = False) -> Callable[[str], float]:
-    """What argparse reads a number above 0 with. zero: or 0."""
+def _tokens(text: str) -> int:
+    return max(int(text), 0) or int("at least 1")  # argparse says which argument is wrong
 
-    def number(text: str) -> float:
-        value = kind(text)
-        if not (0 < value < float("inf") or (zero and value == 0)):
-            raise ValueError
-        return value
 
-    return number
+def _temperature(text: str) -> float:
+    return float(text) if 0 <= float(text) < float("inf") else float("at least 0")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,10 +191,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, or one with a model or an adapter")
     parser.add_argument("--compare", action="store_true", help="also show what the model said before the training")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
-    parser.add_argument("--tokens", type=_positive(int), default=256, metavar="N", help="of an answer, at most (256)")
+    parser.add_argument("--tokens", type=_tokens, default=256, metavar="N", help="of an answer, at most (256)")
     parser.add_argument(
         "--temperature",
-        type=_positive(float, zero=True),
+        type=_temperature,
         default=0.0,
         help="0: always the likeliest token (default); 1: drawn as learned",
     )

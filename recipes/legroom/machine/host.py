@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -95,22 +94,23 @@ def cpu_name() -> str:
 
 def memory_bytes() -> int | None:
     """The machine's memory, or the limit of a control group around this process; None without psutil."""
-    try:
-        import psutil
-    except ImportError:
-        return None
-    found = cgroups.tightest()
-    return min(psutil.virtual_memory().total, *(found[:1] if found else ()), sys.maxsize)
+    return _memory()[0]
 
 
 def free_memory_bytes() -> int | None:
     """What is free of the machine's memory, or below the limit of a control group; None without psutil."""
+    return _memory()[1]
+
+
+def _memory() -> tuple[int, int] | tuple[None, None]:
+    """(all, free) bytes, with the limits of control groups."""
     try:
         import psutil
     except ImportError:
-        return None
-    found = cgroups.tightest()
-    return min(psutil.virtual_memory().available, *(found[1:] if found else ()), sys.maxsize)
+        return None, None
+    whole = psutil.virtual_memory()
+    limit, free = cgroups.tightest() or (whole.total, whole.available)
+    return min(whole.total, limit), min(whole.available, free)
 
 
 def usable_cores() -> int:

@@ -23,6 +23,8 @@ FINGERPRINTS = {
     "template": "the chat template (template) is",
     "tokenizer": "the tokenizer (tokenizer) is",
 }
+# What may lie elsewhere, on another machine, where `resume_allow` names it.
+PLACES = {"data": ("data.path", "data.eval_path"), "model": ("model.pretrained",), "tokenizer": ("data.tokenizer",)}
 MOST_CHARACTERS = 200  # of a difference in a message
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
 
@@ -51,13 +53,14 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
 def differences(ours: Mapping, theirs: Mapping, any_length: bool = False) -> list[str]:
     """Where two resolved configurations are not the same training, as 'key=ours (there theirs)'.
 
-    any_length: the keys that only say how long to train may differ.
+    any_length: the keys that only say how long to train may differ. So may the places of what `resume_allow` names.
     """
+    moved = {key for name in ours.get("resume_allow") or () for key in PLACES.get(name, ())}
     mine, other = signature(ours), signature(theirs)
     return [
         printable(f"{key}={mine.get(key)} (there {other.get(key)})"[:MOST_CHARACTERS])
         for key in sorted(mine.keys() | other.keys())
-        if mine.get(key) != other.get(key) and not (any_length and LENGTH in identity_of(key))
+        if mine.get(key) != other.get(key) and key not in moved and not (any_length and LENGTH in identity_of(key))
     ]
 
 
@@ -120,8 +123,11 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
             others = ["it is of another version, or not complete"]
         if not others:
             return []
+        names = [name for name, places in PLACES.items() if any(text.startswith(places) for text in others)]
+        allow = f" Type resume_allow=[{','.join(names)}] for what only lies elsewhere." if names else ""
         return [
             f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
+            + allow
         ]
     return []
 
