@@ -23,7 +23,7 @@ FINGERPRINTS = {
     "template": "the chat template (template) is",
     "tokenizer": "the tokenizer (tokenizer) is",
 }
-# What may lie elsewhere, on another machine, where `resume_allow` names it.
+# What may lie in another place, as on another machine, where `resume_allow` names it.
 PLACES = {"data": ("data.path", "data.eval_path"), "model": ("model.pretrained",), "tokenizer": ("data.tokenizer",)}
 MOST_CHARACTERS = 200  # of a difference in a message
 NO_FOLDER = "hydra.run.dir=."  # what ranks other than 0 are started with, so that Hydra makes no folder for them
@@ -124,7 +124,7 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
         if not others:
             return []
         names = [name for name, places in PLACES.items() if any(text.startswith(places) for text in others)]
-        allow = f" Type resume_allow=[{','.join(names)}] for what only lies elsewhere." if names else ""
+        allow = f" Type resume_allow=[{','.join(names)}] for what only lies in another place." if names else ""
         return [
             f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
             + allow
