@@ -1,4 +1,4 @@
-"""A job with a tracker and without a training: opened, its steps written and heard of."""
+"""A job with a tracker and without a training: opened, and its steps written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import yaml
 from conftest import CONF
 
 from legroom import config
-from legroom.records.messages import StepsDone
 from legroom.records.record import Evaluation, Memory, Record, Speed, Training
 from legroom.tracking import trackers
 
@@ -81,14 +80,13 @@ def write_steps(folder: Path, losses=LOSSES) -> None:
 
 
 class Job:
-    """A run without a training: opened, its steps written and heard of."""
+    """A run without a training: opened, and its steps written."""
 
     def __init__(self, folder: Path, group: str | None = None, option: str = "wandb", **keys):
         folder.mkdir(exist_ok=True)
         self.folder, self.group = folder, group
         self.tracker = trackers.open_tracker(cfg(option, **keys), record(), folder, group)
         write_steps(folder)
-        self.tracker.on_message(StepsDone(len(LOSSES), LOSSES[-1], 1.0))
 
     def finish(self, status: str = "ok", page: Path | None = None) -> list[str]:
         """The warnings. What the job came to is as it was."""

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,9 +23,8 @@ from conftest import CONF, ROOT
 from tracked_job import KEY, LOSSES, Job, cfg, mark, marked, record, write_steps  # noqa: F401 (mark: a fixture)
 
 from legroom.options import tracker as tracker_options
-from legroom.records.messages import StepsDone
 from legroom.records.record import Error
-from legroom.tracking import client, trackers
+from legroom.tracking import trackers
 
 # --- W&B -------------------------------------------------------------------------------------------
 
@@ -244,12 +242,9 @@ def test_the_page_goes_along_and_the_sweeps_too(tmp_path):
 def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
-    tracker.on_message(StepsDone(2, 1.0, 1.0))
-    time.sleep(0.2)
     write_steps(tmp_path, [3.0, None])
     with open(tmp_path / "steps.jsonl", "a") as file:
         file.write('{"step": 3, "lo')
-    tracker.on_message(StepsDone(2, 1.0, 1.0))
     outcome = record("oom")
     outcome.error = Error("forward", "OutOfMemoryError", "too much")
     assert tracker.finish(outcome) == []
@@ -405,18 +400,14 @@ def test_a_wandb_that_hangs_is_ended(status, keys, limit, tmp_path, fake_wandb, 
     assert marked(mark) == []
 
 
-def test_a_message_never_waits(tmp_path, fake_wandb):
+def test_a_process_that_stands_still_holds_nothing_up(tmp_path, fake_wandb):
     fake_wandb("")
     job = Job(tmp_path / "job", finish_seconds=1)
     process = job.tracker.process.process
     process.send_signal(signal.SIGSTOP)
     try:
-        start = time.monotonic()
-        for step in range(5000):  # far more than a socket holds
-            job.tracker.on_message(StepsDone(step, 1.0, 1.0))
-        assert time.monotonic() - start < 2
         (warning,) = job.finish()
-        assert job.seconds < 6 and "has failed" in warning
+        assert job.seconds < 6 and "not done 1 seconds" in warning
     finally:
         process.kill()
 
@@ -424,9 +415,7 @@ def test_a_message_never_waits(tmp_path, fake_wandb):
 def test_a_process_that_dies_costs_a_warning_and_a_seconds_steps(tmp_path):
     needed = offline_seconds(tmp_path)
     job = Job(tmp_path / "job", mode="offline")
-    channel = job.tracker.process.channel
-    channel.settimeout(60)
-    channel.recv(1, socket.MSG_PEEK)  # it says where the run is, and then logs the steps
+    assert job.tracker.process.channel.poll(60)  # it says where the run is, and then logs the steps
     time.sleep(2.5 + needed)
     job.tracker.process.process.kill()
     (warning,) = job.tracker.finish(record())
@@ -445,7 +434,7 @@ def test_ctrl_c_while_it_waits_leaves_nothing(tmp_path, fake_wandb, mark):
 
 PARENT = """
 import signal, sys
-sys.path[:0] = [{root!r}, {tests!r}, {tests!r} + "/support"]
+sys.path[:0] = [{root!r} + "/recipes", {tests!r}, {tests!r} + "/support"]
 from pathlib import Path
 from tracked_job import Job
 job = Job(Path({folder!r}), mode="offline")
@@ -555,7 +544,7 @@ def test_nothing_is_started_for_what_tracks_nothing(keys, tmp_path, mark):
 def test_WANDB_MODE_disabled_tracks_nothing_unless_the_key_says_more(tmp_path, monkeypatch, mark):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert Job(tmp_path / "job").finish() == [] and marked(mark) == []
-    assert isinstance(trackers.open_tracker(cfg(mode="offline"), record(), tmp_path), client.ProcessTracker)
+    assert isinstance(trackers.open_tracker(cfg(mode="offline"), record(), tmp_path), trackers.ProcessTracker)
 
 
 def test_WANDB_DISABLED_is_honoured_and_said(tmp_path, monkeypatch, mark):

@@ -170,7 +170,6 @@ def run_in(
 
     def on_message(message: Message) -> None:
         display.on_message(message)
-        tracker.on_message(message)
         if follower is not None:
             follower.on_message(message)
 

@@ -1,4 +1,4 @@
-"""The process in which a tracker runs: logs what the worker writes to `steps.jsonl`, on messages from `client`.
+"""The process in which a tracker runs: logs what the worker writes to `steps.jsonl` until the parent sends a result.
 
 A tracker's package is imported only when a run begins, because the parent imports this module, too.
 """
@@ -6,119 +6,127 @@ A tracker's package is imported only when a run begins, because the parent impor
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import queue
-import re
 import shutil
-import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from legroom.tracking.interface import Job, Result, Run
+from legroom.records import run_folder
+from legroom.tracking.local_runs import MlflowRun, TensorboardRun, TrackioRun
+from legroom.tracking.run import Job, Run, reason
+from legroom.tracking.wandb_run import WandbRun
 
+TRACKERS: dict[str, type[Run]] = {
+    "mlflow": MlflowRun,
+    "tensorboard": TensorboardRun,
+    "trackio": TrackioRun,
+    "wandb": WandbRun,
+}
 TEMPORARY = "legroom-tracker-"
+POLL_SECONDS = 0.5  # between two looks at steps.jsonl
 EVALUATED = ("loss", "accuracy", "perplexity")
-SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+
+@dataclass
+class State:
+    """What the parent is sent of a run, whenever it has changed. where, local, send_later: see `run.Run`."""
+
+    where: str = Run.where
+    local: bool = Run.local
+    send_later: str = Run.send_later
+    troubles: list[str] = field(default_factory=list)
+    done: bool = False
 
 
 def serve(descriptor: int) -> None:
-    """Track one run after another for the parent, until it is gone."""
-    channel, inbox = socket.socket(fileno=descriptor), queue.SimpleQueue()
+    """Track one run after another for the parent, until it is gone: it sends a Job, and a Result when that is over."""
+    channel, inbox = Connection(descriptor), queue.SimpleQueue()
     # Packages make temporary folders as they are imported, and this process ends without taking them down.
     temporary = tempfile.tempdir = os.environ["TMPDIR"] = _temporary_folder()
     threading.Thread(target=_receive, args=(channel, inbox, temporary), daemon=True).start()
     os.nice(5)  # the training comes first
-
-    def tell(**message: Any) -> None:
-        channel.sendall(json.dumps(message).encode() + b"\n")
-
-    session = Session(tell)
     while True:
-        message = inbox.get()
-        try:
-            if "job" in message:
-                session = Session(tell)
-                session.open(Job(**message["job"]), Path(message["steps"]), message["earlier"])
-            elif "result" in message:
-                session.finish(Result(**message["result"]))
-            else:
-                session.read_steps()
-        except Exception as error:
-            session.trouble(reason(error))
-        if "result" in message:
-            tell(done=True)
+        session, result = Session(inbox.get(), channel.send), None
+        while result is None:
+            session.attempt(session.read_steps)  # also those of the time that the start took
+            with contextlib.suppress(queue.Empty):
+                result = inbox.get(timeout=POLL_SECONDS)
+        session.attempt(session.read_steps)
+        if session.run is not None:
+            session.attempt(session.run.finish, result)
+        session.tell(done=True)
 
 
 def _temporary_folder() -> str:
     """A folder that is locked while this process lives. Removes those of processes that were killed."""
     import fcntl
 
-    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
-        with contextlib.suppress(OSError):
-            old = time.time() - left.stat().st_mtime > 60  # a new one may not be locked yet
-            descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if old and left.stat().st_uid == os.getuid():
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(descriptor)
     made = tempfile.mkdtemp(prefix=TEMPORARY)
-    with contextlib.suppress(OSError):  # a file system without locks: nobody removes it there
-        fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if str(folder) != made and time.time() - folder.stat().st_mtime < 60:  # it may not be locked yet
+                continue
+            fcntl.flock(os.open(folder, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if str(folder) != made:
+                shutil.rmtree(folder, ignore_errors=True)
     return made
 
 
-def _receive(channel: socket.socket, inbox: queue.SimpleQueue, temporary: str) -> None:
-    """Read the parent's messages; end this process when the parent is gone, whatever the other thread waits for.
+def _receive(channel: Connection, inbox: queue.SimpleQueue, temporary: str) -> None:
+    """Receive the parent's messages; end this process when the parent is gone, whatever the other thread waits for.
 
     temporary: a folder that is removed then.
     """
-    with contextlib.suppress(OSError):
-        for line in channel.makefile("rb"):
-            message = json.loads(line)
-            if message or inbox.empty():  # one call to read the steps is as good as many
-                inbox.put(message)
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            inbox.put(channel.recv())
     end_children(os.getpid())
     shutil.rmtree(temporary, ignore_errors=True)
     os._exit(0)
 
 
 class Session:
-    """One run. tell(**message): sends a message to the parent."""
+    """One run. send(state): sends its state to the parent."""
 
-    def __init__(self, tell: Callable):
-        self.tell = tell
-        self.run: Run | None = None
-        self.offset = 0  # bytes of steps.jsonl that are read
-        self.troubles: set[str] = set()
+    def __init__(self, job: Job, send: Callable[[State], None]):
+        self.send, self.run, self.troubles = send, None, []
+        self.steps, self.earlier, self.offset = Path(job.folder, run_folder.STEPS_FILE), job.earlier, 0
+        self.attempt(self.open, job)
 
-    def where(self, line: str, local: bool, send_later: str = "") -> None:
-        """See `interface.Say`."""
-        self.tell(line=line, local=local, send_later=send_later)
+    def tell(self, done: bool = False) -> None:
+        run = self.run or Run
+        self.send(State(run.where, run.local, run.send_later, self.troubles, done))
 
     def trouble(self, text: str) -> None:
-        """See `interface.Say`. A failure may come back with every step."""
+        """A warning. A failure may come back with every step."""
         if text not in self.troubles:
-            self.troubles.add(text)
-            self.tell(troubles=[text])
+            self.troubles.append(text)
+            self.tell()
 
-    def open(self, job: Job, steps: Path, earlier: list[int] | None) -> None:
-        """Begin the run. earlier: the stamp of a steps.jsonl that another attempt has left."""
-        self.steps, self.earlier = steps, earlier
-        module = importlib.import_module(f"legroom.tracking.{job.tracker}_run")
+    def attempt(self, function: Callable, *arguments: Any) -> None:
+        """Call a function whose failure is a warning."""
         try:
-            self.run = module.open_run(job, self)
+            function(*arguments)
+        except Exception as error:
+            self.trouble(reason(error))
+
+    def open(self, job: Job) -> None:
+        """Begin the run."""
+        kind = TRACKERS[job.tracker]
+        try:
+            self.run = kind(job, self.trouble)
         except ImportError as error:
-            package = module.PACKAGE
-            raise ImportError(f"the package {package} cannot be imported ({error}): pip install {package}") from error
-        self.read_steps()  # those of the time that the start took
+            text = f"the package {kind.package} cannot be imported ({error}): pip install {kind.package}"
+            raise ImportError(text) from error
+        self.tell()
 
     def read_steps(self) -> None:
         """Log the whole lines of steps.jsonl that are new."""
@@ -131,16 +139,8 @@ class Session:
                     break
                 self.offset += len(line)
                 row = json.loads(line)
+                self.run.step = row["step"]
                 self.run.log(figures(row), row["step"])
-
-    def finish(self, result: Result) -> None:
-        """Log the rest of the steps and the result, and wait until the tracker has everything."""
-        if self.run is None:
-            return
-        try:
-            self.read_steps()
-        finally:
-            self.run.finish(result)
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
@@ -171,18 +171,8 @@ def end_children(pid: int) -> None:
         psutil.wait_procs(children, timeout=1)
 
 
-def reason(error: BaseException | str) -> str:
-    """An error in one line, without anything that could be a key or a password."""
-    text = " ".join((str(error) or type(error).__name__).split())
-    text = text.partition(" Consider increasing")[0].rstrip(".")  # advice about a setting that is ours
-    for key in filter(None, map(os.environ.get, SECRETS)):
-        text = text.replace(key, "***")
-    text = re.sub(r"//[^/\s@]+@", "//***@", text)  # a proxy's password
-    return re.sub(r"[A-Za-z0-9_+=-]{40,}", "***", text)[:300]  # keys have 40 characters or more
-
-
-def stamp(file: Path) -> list[int] | None:
+def stamp(file: Path) -> tuple[int, int] | None:
     """Tells a file from what becomes of it later: an earlier attempt's steps are not this run's."""
     with contextlib.suppress(OSError):
-        return [file.stat().st_mtime_ns, file.stat().st_size]
+        return file.stat().st_mtime_ns, file.stat().st_size
     return None

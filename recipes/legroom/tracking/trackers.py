@@ -1,24 +1,32 @@
 """The menu `tracker`: the figures of a run go to steps.jsonl alone, or also to a tracker.
 
-A tracker is a module `<option>_run` of this package (`interface.py`). It runs in a process of its own (`client.py`).
+The tracker runs in a process of its own, which reads the worker's `steps.jsonl` (`process.py`). A slow network or a
+tracker's background service therefore delays neither the job nor Ctrl-C: the process can be ended at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib
 import os
-from collections.abc import Sequence
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from legroom.config import Config
+from legroom.machine import interpreter
 from legroom.options import tracker as tracker_options
+from legroom.records import run_folder
 from legroom.records.record import Record
-from legroom.tracking.client import ProcessTracker, Tracker, close, summary
-from legroom.tracking.interface import Job, Result
+from legroom.tracking.process import TRACKERS, State, end_children, stamp
+from legroom.tracking.run import Job, Result, flat, reason
 
-__all__ = ["Tracker", "close", "finish_sweep", "open_tracker", "summary"]
+CODE = "import sys; from legroom.tracking.process import serve; serve(int(sys.argv[1]))"
+STOP_SECONDS = 0.3  # what the tracker gets after Ctrl-C, which must be over within a second
 
 
 def open_tracker(
@@ -52,24 +60,128 @@ def finish_sweep(
     """
     if not tracker_options.sends(cfg):
         return [], ""
-    module, warnings = importlib.import_module(f"legroom.tracking.{cfg.tracker.name}_run"), []
-    if module.HAS_SWEEP_RUN:
-        tracker = ProcessTracker(_job(cfg, folder, f"sweep {group}", "sweep", group, {}))
-        files = [str(Path(picture).absolute()) for picture in pictures]
-        held = str(page.absolute()) if page is not None and tracker.takes_page else None
-        warnings = tracker.end(Result({}, 0, str(Path(table).absolute()), files, held))
-    line = module.sweep_line(Path(folder).absolute())
-    return warnings, f"{module.LABEL}: {line}" if line else ""
+    kind, warnings = TRACKERS[cfg.tracker.name], []
+    if kind.has_sweep_run:
+        files = [str(path.absolute()) for path in pictures]
+        result = Result({}, 0, str(table.absolute()), files, None if page is None else str(page.absolute()))
+        warnings = ProcessTracker(_job(cfg, folder, f"sweep {group}", "sweep", group, {})).end(result)
+    line = kind.sweep_line(folder.absolute())
+    return warnings, f"{kind.label}: {line}" if line else ""
 
 
 def _job(cfg: Config, folder: Path, name: str, kind: str, group: str | None, config: dict[str, Any]) -> Job:
-    settings = {field.name: getattr(cfg.tracker, field.name) for field in dataclasses.fields(cfg.tracker)}
-    settings.pop("facts")
-    return Job(cfg.tracker.name, settings, str(Path(folder).absolute()), name, kind, group, _tags(cfg, config), config)
-
-
-def _tags(cfg: Config, config: dict[str, Any]) -> list[str]:
-    """The recipe, the model and the options by which runs are searched, then what a person has typed."""
+    """The tags are the recipe, the model and the options by which runs are searched, then what a person has typed."""
     menus = [config[menu] for menu in ("recipe", "model", "precision", "optim", "parallelism") if menu in config]
     chosen = [os.path.basename(menu.get("pretrained") or menu.get("name") or "") for menu in menus]
-    return list(dict.fromkeys(filter(None, [*chosen, *(cfg.tracker.tags or ())])))
+    tags = list(dict.fromkeys(filter(None, [*chosen, *(cfg.tracker.tags or ())])))
+    settings, folder = dataclasses.asdict(cfg.tracker), folder.absolute()
+    steps = stamp(folder / run_folder.STEPS_FILE)
+    return Job(cfg.tracker.name, settings, str(folder), name, kind, group, tags, config, steps)
+
+
+def summary(outcome: Record) -> dict[str, Any]:
+    """What a job came to, flat: status, and memory/..., speed/..., evaluation/..., training/... and error/..."""
+    parts = {key: getattr(outcome, key) for key in ("training", "evaluation", "speed", "memory", "error")}
+    values = flat({key: dataclasses.asdict(part) for key, part in parts.items() if part is not None})
+    return {"status": outcome.status} | {key: value for key, value in values.items() if not isinstance(value, list)}
+
+
+class Tracker:
+    """One job's tracker; this one tracks nothing.
+
+    line: after `finish`, where the run can be seen, for the screen; "" where it cannot.
+    """
+
+    line = ""
+    takes_page = False  # whether `finish` wants the run's page
+
+    def finish(self, outcome: Record, page: Path | None = None) -> list[str]:
+        """The job is over. Returns warnings, a line each; raises nothing but KeyboardInterrupt. page: as one file."""
+        return []
+
+
+class ProcessTracker(Tracker):
+    """A run at one of the trackers in `TRACKERS`."""
+
+    def __init__(self, job: Job):
+        self.job, self.kind, self.state = job, TRACKERS[job.tracker], State()
+        self.takes_page = self.kind.takes_page
+        self.process: TrackerProcess | None = None
+        with self._troubled():
+            waiting = _idle.pop() if _idle else None
+            self.process = waiting if waiting and waiting.process.poll() is None else TrackerProcess()
+            self.process.channel.send(job)
+
+    def finish(self, outcome: Record, page: Path | None = None) -> list[str]:
+        exit_code = 0 if outcome.status in ("ok", "preempted") else 1
+        result = Result(summary(outcome), exit_code, page=None if page is None else str(page.absolute()))
+        return self.end(result, outcome.status == "interrupted")
+
+    def end(self, result: Result, at_once: bool = False) -> list[str]:
+        """Send the result, and wait until the tracker has everything, as long as the option says. At most one line."""
+        process, self.process = self.process, None
+        try:
+            with self._troubled():
+                if process:
+                    self._listen(
+                        process.channel, result, STOP_SECONDS if at_once else self.job.settings["finish_seconds"]
+                    )
+        finally:  # Ctrl-C comes through here, too
+            if process and self.state.done and self.job.group:  # the next job need not import the package again
+                _idle.append(process)
+            elif process:
+                process.end()
+        state, where = self.state, f"{self.kind.label}: {self.state.where}" if self.state.where else ""
+        in_warning = bool(state.troubles) and bool(state.send_later) and state.local
+        self.line = "" if in_warning or (state.local and self.job.group) else where
+        if not state.troubles:
+            return []
+        rest = f"To send it later: {state.send_later}" if state.send_later else "The run's own files hold everything."
+        return [f"{self.kind.label}: {'; '.join(state.troubles)}. {rest}"]
+
+    def _listen(self, channel: Connection, result: Result, limit: float) -> None:
+        """Send the result and receive states until the tracker has it all, or the limit in seconds is over."""
+        channel.send(result)
+        deadline = time.monotonic() + limit
+        while not self.state.done:
+            if not channel.poll(max(deadline - time.monotonic(), 0)):
+                self.state.troubles.append(f"not done {limit:g} seconds after the job")
+                return
+            self.state = channel.recv()
+
+    @contextlib.contextmanager
+    def _troubled(self) -> Iterator[None]:
+        """A failure of the tracker's process becomes a warning instead of a failure of the job."""
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            self.state.troubles.append(f"its process has failed ({reason(error) if str(error) else 'ended early'})")
+
+
+class TrackerProcess:
+    """The process in which a tracker runs. channel: takes a Job and then its Result, and gives States."""
+
+    def __init__(self):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = interpreter.start_python(CODE, theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.channel = Connection(ours.detach())
+
+    def end(self) -> None:
+        """End the process and its children. What the tracker has written to disk stays."""
+        self.channel.close()  # it ends itself then, and the tracker's service with it
+        try:
+            self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            end_children(self.process.pid)
+            self.process.kill()
+            self.process.wait()
+
+
+_idle: list[TrackerProcess] = []  # at most one in a sweep that runs its jobs one after another
+
+
+def close() -> None:
+    """End the process that waits for a sweep's next job. Without this call it ends when the parent does."""
+    while _idle:
+        _idle.pop().end()

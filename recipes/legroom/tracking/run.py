@@ -1,0 +1,107 @@
+"""A run at a tracker: what each tracker's class has, and what it is given.
+
+The trackers of the menu are in the table `process.TRACKERS`. A further one is a subclass of `Run`, an entry there and a
+YAML file in `conf/tracker/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, as a tracker sees it when it begins.
+
+    settings: the keys of the option. folder: the run's, absolute. kind: run or sweep. group: the sweep's name.
+    config: what the record says of the configuration and of the machine. earlier: the stamp of the steps.jsonl that
+    another attempt has left (`process.stamp`).
+    """
+
+    tracker: str
+    settings: dict[str, Any]
+    folder: str
+    name: str
+    kind: str
+    group: str | None
+    tags: list[str]
+    config: dict[str, Any]
+    earlier: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. summary: flat. table: a CSV file of a sweep. pictures: PNG files of a sweep.
+
+    page: a page (HTML) that stands alone; it is removed when the run has ended.
+    """
+
+    summary: dict[str, Any]
+    exit_code: int
+    table: str | None = None
+    pictures: list[str] = field(default_factory=list)
+    page: str | None = None
+
+
+class Run:
+    """A run at a tracker, made in the tracker's process, where alone the package is imported. What it raises becomes a
+    warning of the job.
+
+    label, package: its name on the screen; the package to install. takes_page: whether it can hold the page of a run.
+    has_sweep_run: whether a sweep has a run of its own, with its table and pictures.
+    where: for the screen, where the run can be seen. local: that names files of this machine, so that a sweep has one
+    line for all of its jobs. send_later: the command that sends what could not be sent. step: the last one logged.
+    """
+
+    label = package = where = send_later = ""
+    takes_page = has_sweep_run = False
+    local = True
+    step = 0
+
+    def __init__(self, job: Job, trouble: Callable[[str], None]):
+        """Begin the run. trouble: takes a warning; each text is passed on once."""
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Log the figures of a step; figures that are not numbers are nan."""
+        raise NotImplementedError
+
+    def finish(self, result: Result) -> None:
+        """End the run, and wait until everything is stored. Here: the numbers of the summary become points at the last
+        step, for trackers without a place for a run's results."""
+        numbers: dict[str, float] = {
+            key: value for key, value in result.summary.items() if isinstance(value, (int, float))
+        }
+        self.log(numbers, self.step)
+
+    @staticmethod
+    def sweep_line(folder: Path) -> str:
+        """What to type to look at a sweep in this folder, or to send it. Imports no package."""
+        return ""  # each job says how to look at the project, which holds all jobs
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with keys like `train/seed`; None is left out."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}/")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def reason(error: BaseException | str) -> str:
+    """An error in one line, without anything that could be a key or a password."""
+    text = " ".join((str(error) or type(error).__name__).split())
+    text = text.partition(" Consider increasing")[0].rstrip(".")  # advice about a setting that is ours
+    for key in filter(None, map(os.environ.get, SECRETS)):
+        text = text.replace(key, "***")
+    text = re.sub(r"//[^/\s@]+@", "//***@", text)  # a proxy's password
+    return re.sub(r"[A-Za-z0-9_+=-]{40,}", "***", text)[:300]  # keys have 40 characters or more
