@@ -23,7 +23,6 @@ from omegaconf.errors import OmegaConfBaseException
 from legroom import invocation
 from legroom.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
-from legroom.jobs import launch
 from legroom.options import compose, hydra_errors, overrides, yaml_files
 from legroom.ranks.rank_info import RankInfo, current_rank
 from legroom.third_party import hydra_code_private, hydra_private
@@ -32,18 +31,15 @@ REFUSED = single_run.EXIT_CODES["refused"]
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
 
 
-def run(conf: Path, source: launch.WorkerSource | None = None) -> int:
-    """Run what the command line says. Returns the exit code.
-
-    conf: the folder of the menus. source: what starts the worker of a single run; see `launch.start`.
-    """
-    code = _run(conf, source)
+def run(conf: Path) -> int:
+    """Run what the command line says, with the menus of the folder conf. Returns the exit code."""
+    code = _run(conf)
     if code == REFUSED and not current_rank().is_main:
         time.sleep(REFUSAL_DELAY_SECONDS)  # a launcher ends all ranks when one exits, and only rank 0 prints the reason
     return code
 
 
-def _run(conf: Path, source: launch.WorkerSource | None) -> int:
+def _run(conf: Path) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
     compose.store_schema()
     typed, problems = _checked(conf, sys.argv[1:])
@@ -65,7 +61,7 @@ def _run(conf: Path, source: launch.WorkerSource | None) -> int:
             hydra_code_private.checked(),
             console.one_line_warnings(),
         ):
-            _hydra_main(conf, sweep, statuses, source)()
+            _hydra_main(conf, sweep, statuses)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -103,9 +99,7 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     return line.flags + argv.leave_auto_out(in_quotes), problems
 
 
-def _hydra_main(
-    conf: Path, sweep: sweeps.Sweep, statuses: list[str], source: launch.WorkerSource | None
-) -> Callable[[], None]:
+def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str]) -> Callable[[], None]:
     """Hydra's main function: composes the configuration of each job and runs it. Appends to the statuses."""
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
@@ -120,7 +114,7 @@ def _hydra_main(
             if number is not None:
                 return number  # to the sweeper
         else:
-            statuses.append(single_run.run_alone(composed, hydra_config, conf, source))
+            statuses.append(single_run.run_alone(composed, hydra_config, conf))
         return statuses[-1]
 
     return job

@@ -26,12 +26,10 @@ from legroom.tracking import trackers
 EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
 
 
-def run_alone(
-    composed: DictConfig, hydra_config: HydraConf, conf: Path, source: launch.WorkerSource | None = None
-) -> str:
+def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
     """Run one configuration and print its summary. Returns its status; raises only KeyboardInterrupt.
 
-    hydra_config: Hydra's own node. conf: the folder of the menus. source: what starts the worker; see `launch.start`.
+    hydra_config: Hydra's own node. conf: the folder of the menus.
     """
     try:
         cfg, outcome, problems = compose.prepare(composed, hydra_config, compose.menu_folders(hydra_config))
@@ -60,7 +58,7 @@ def run_alone(
             return _refuse(problems)
     damaged = resume.damaged_record(cfg, folder) if before is None else None
     outcome.warnings += [damaged] if damaged else []
-    return _run_and_report(folder, cfg, outcome, [], before, source, resumes=damaged is not None)
+    return _run_and_report(folder, cfg, outcome, [], before, resumes=damaged is not None)
 
 
 def _refuse(problems: list[str]) -> str:
@@ -82,7 +80,6 @@ def _run_and_report(
     outcome: record.Record,
     problems: list[str],
     before: record.Record | None = None,
-    source: launch.WorkerSource | None = None,
     resumes: bool = False,
 ) -> str:
     """Run a job in its folder, or refuse it for its problems, and print its summary. Returns its status.
@@ -97,10 +94,10 @@ def _run_and_report(
         )
         return _refuse(problems or [other_record])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
-        return run_nonzero_rank(outcome, problems, source)
+        return run_nonzero_rank(outcome, problems)
     try:
         with run_lock.hold(folder):
-            outcome = run_in(folder, cfg, outcome, problems, console.Console(), source)
+            outcome = run_in(folder, cfg, outcome, problems, console.Console())
             if resume.keep_figures(before, outcome, folder):
                 write_page(outcome, folder)
     except Refusal as error:
@@ -118,11 +115,11 @@ def _run_and_report(
     return outcome.status
 
 
-def run_nonzero_rank(outcome: record.Record, problems: list[str], source: launch.WorkerSource | None = None) -> str:
+def run_nonzero_rank(outcome: record.Record, problems: list[str]) -> str:
     """Run a rank that a launcher started beside rank 0, which has the folder and the console. Returns its status."""
     if problems:
         return "refused"
-    return supervise.run(launch.Job(outcome, None, current_rank()), lambda _: None, source).status
+    return supervise.run(launch.Job(outcome, None, current_rank()), lambda _: None).status
 
 
 def is_occupied(folder: Path) -> bool:
@@ -148,8 +145,8 @@ def run_in(
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
-    group, differs: for the tracker, the sweep's name and the overrides in which the job differs from its others.
-    sweep: for the page that follows it.
+    source: see `launch.start`. group, differs: for the tracker, the sweep's name and the overrides
+    in which the job differs from its others. sweep: for the page that follows it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if problems:

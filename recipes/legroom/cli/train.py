@@ -14,16 +14,6 @@ def main(argv: list[str]) -> int:
         from legroom.cli import help_text
 
         return help_text.say(paths.CONF, argv)
-    from legroom.jobs import preloaded_worker
+    from legroom.cli import entry_point
 
-    if not preloaded_worker.is_worthwhile(argv):
-        from legroom.cli import entry_point
-
-        return entry_point.run(paths.CONF)
-    worker = preloaded_worker.PreloadedWorker()  # imports the libraries while this process composes and checks
-    try:
-        from legroom.cli import entry_point
-
-        return entry_point.run(paths.CONF, worker)
-    finally:
-        worker.close()
+    return entry_point.run(paths.CONF)

@@ -34,7 +34,7 @@ class WorkerProcess(Protocol):
 
 
 class WorkerSource(Protocol):
-    """Starts workers faster than a new interpreter does: a fork server, or a worker that was started in advance."""
+    """Starts workers faster than a new interpreter does: a fork server."""
 
     def start_worker(self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None) -> WorkerProcess:
         """A worker that receives its job from the pipe and prints to the log.

@@ -170,7 +170,8 @@ def _train(arguments: tuple[str, ...], server: fork_client.ForkServer) -> int:
     sys.argv = ["train.py", *arguments]
     sweep.fork_server = lambda: server
     plots.draw = lambda _: {}  # pictures take most of the time of a small sweep
-    return entry_point.run(paths.CONF, server)
+    launch.new_worker = server.start_worker
+    return entry_point.run(paths.CONF)
 
 
 def expect(condition: object, seen: object) -> None:
