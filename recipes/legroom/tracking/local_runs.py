@@ -18,7 +18,7 @@ PARAMETERS_AT_ONCE, LONGEST_PARAMETER = 100, 6000  # MLflow's bounds
 class TensorboardRun(Run):
     """tracker=tensorboard: an event file in the run's folder, written without TensorFlow and without torch."""
 
-    label, package = "TensorBoard", "tensorboard"
+    label = "TensorBoard"
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):
         from tensorboard.summary import Writer  # pyright: ignore[reportMissingImports]  # may be missing
@@ -51,7 +51,7 @@ class TensorboardRun(Run):
 class TrackioRun(Run):
     """tracker=trackio: a run in Trackio's database on this machine, or at the Space that TRACKIO_SPACE_ID names."""
 
-    label, package = "Trackio", "trackio"
+    label = "Trackio"
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -83,7 +83,7 @@ class TrackioRun(Run):
 class MlflowRun(Run):
     """tracker=mlflow: a run in mlflow.db in the working directory, or in what MLFLOW_TRACKING_URI names."""
 
-    label, package, where = "MLflow", "mlflow", "mlflow ui"
+    label, where = "MLflow", "mlflow ui"
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

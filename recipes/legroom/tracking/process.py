@@ -24,6 +24,7 @@ from legroom.tracking.local_runs import MlflowRun, TensorboardRun, TrackioRun
 from legroom.tracking.run import Job, Run, reason
 from legroom.tracking.wandb_run import WandbRun
 
+# By option, which has the name of the package.
 TRACKERS: dict[str, type[Run]] = {
     "mlflow": MlflowRun,
     "tensorboard": TensorboardRun,
@@ -120,11 +121,10 @@ class Session:
 
     def open(self, job: Job) -> None:
         """Begin the run."""
-        kind = TRACKERS[job.tracker]
         try:
-            self.run = kind(job, self.trouble)
+            self.run = TRACKERS[job.tracker](job, self.trouble)
         except ImportError as error:
-            text = f"the package {kind.package} cannot be imported ({error}): pip install {kind.package}"
+            text = f"the package {job.tracker} cannot be imported ({error}): pip install {job.tracker}"
             raise ImportError(text) from error
         self.tell()
 

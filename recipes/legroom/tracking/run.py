@@ -54,15 +54,14 @@ class Run:
     """A run at a tracker, made in the tracker's process, where alone the package is imported. What it raises becomes a
     warning of the job.
 
-    label, package: its name on the screen; the package to install. takes_page: whether it can hold the page of a run.
-    has_sweep_run: whether a sweep has a run of its own, with its table and pictures.
+    label: its name on the screen. holds_files: whether it can hold the page of a run, and a run for a sweep, with
+    the sweep's table, pictures and page.
     where: for the screen, where the run can be seen. local: that names files of this machine, so that a sweep has one
     line for all of its jobs. send_later: the command that sends what could not be sent. step: the last one logged.
     """
 
-    label = package = where = send_later = ""
-    takes_page = has_sweep_run = False
-    local = True
+    label = where = send_later = ""
+    holds_files, local = False, True
     step = 0
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):

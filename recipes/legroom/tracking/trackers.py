@@ -41,11 +41,7 @@ def open_tracker(
         return Tracker()
     overrides = [override for override in outcome.overrides if not override.lstrip("+~").startswith("tracker")]
     names = dict.fromkeys([*(override for override in differs if override in overrides), *overrides])
-    config = outcome.config | {
-        "config_key": outcome.config_key,
-        "overrides": outcome.overrides,
-        "environment": outcome.environment,
-    }
+    config = outcome.config | {key: getattr(outcome, key) for key in ("config_key", "overrides", "environment")}
     return ProcessTracker(_job(cfg, folder, " ".join(names) or outcome.config_key, "run", group, config))
 
 
@@ -61,7 +57,7 @@ def finish_sweep(
     if not tracker_options.sends(cfg):
         return [], ""
     kind, warnings = TRACKERS[cfg.tracker.name], []
-    if kind.has_sweep_run:
+    if kind.holds_files:
         files = [str(path.absolute()) for path in pictures]
         result = Result({}, 0, str(table.absolute()), files, None if page is None else str(page.absolute()))
         warnings = ProcessTracker(_job(cfg, folder, f"sweep {group}", "sweep", group, {})).end(result)
@@ -105,7 +101,7 @@ class ProcessTracker(Tracker):
 
     def __init__(self, job: Job):
         self.job, self.kind, self.state = job, TRACKERS[job.tracker], State()
-        self.takes_page = self.kind.takes_page
+        self.takes_page = self.kind.holds_files
         self.process: TrackerProcess | None = None
         with self._troubled():
             waiting = _idle.pop() if _idle else None

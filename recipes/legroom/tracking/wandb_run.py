@@ -38,8 +38,7 @@ QUIET: dict[str, Any] = {
 class WandbRun(Run):
     """A run at W&B: online where that is wanted and works, else offline."""
 
-    label, package = "W&B", "wandb"
-    takes_page = has_sweep_run = True
+    label, holds_files = "W&B", True
     offline_because: str | None = None  # of the sweep's earlier jobs: the next ones do not wait for it again
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):
@@ -75,7 +74,8 @@ class WandbRun(Run):
         import wandb
 
         self.output = sys.stderr = io.StringIO()
-        if WandbRun.offline_because is None:
+        why = WandbRun.offline_because
+        if why is None:
             offline = (init["mode"] or os.environ.get("WANDB_MODE")) == "offline"  # resumed by its id when it is sent
             try:
                 return wandb.init(**init, resume="allow" if self.earlier and not offline else None)
@@ -85,8 +85,6 @@ class WandbRun(Run):
             for folder in set(self.folder.glob("wandb/run-*")) - set(self.earlier):
                 shutil.rmtree(folder, ignore_errors=True)  # the failed start's: it holds nothing
             self.output = sys.stderr = io.StringIO()
-        else:
-            why = WandbRun.offline_because
         os.environ["WANDB_MODE"] = init["mode"] = "offline"  # also over a mode there that wandb does not know
         run = wandb.init(**init)
         WandbRun.offline_because = why
