@@ -30,7 +30,7 @@ from legroom.cli import flags
         (["--train"], "Type train.<key>=<value>."),
         (["--tracker.tags=a"], "Type tracker.tags=[a]."),
         (["--resume"], "Type resume=latest."),
-        (["--do_train"], "there is no such flag. Leave it out: this command trains."),
+        (["--do_train"], "Leave it out"),
         (["--task_name", "mrpc"], "Type data=mrpc."),
         (["--report_to", "wandb"], "Type tracker=wandb."),
         (["--mixed_precision=x"], "Type precision=<bf16|"),

@@ -117,7 +117,7 @@ def _changed(chance: random.Random) -> str:
     if kind == 5:
         return chance.choice(("~", "+", "++", "~+", " ")) + chance.choice((right, key))
     if kind == 6:
-        return f"{chance.choice(keys.names())}={chance.choice((*ODD, *PLAIN))}"
+        return f"{chance.choice(list(keys.schema()))}={chance.choice((*ODD, *PLAIN))}"
     if kind == 7:
         return f"{chance.choice(sorted(keys.arguments()))}={chance.choice(PLAIN)}"
     if kind == 8:

@@ -79,9 +79,6 @@ def _full_name(typed: str, known: Collection[str]) -> str | None:
 
 def _foreign(flag: str, value: str | None) -> str:
     """The line for a flag that is not Hydra's, as `--learning_rate 1e-4`."""
-    typed, key = suggestions.shown(flag if value is None else f"{flag}={value}"), flag.lstrip("-").replace("-", "_")
-    instead = keys.instead_of(key, value)
-    if instead is not None:
-        return f"{typed}: keys are typed without dashes. Type {suggestions.shown(instead)}."
-    known = keys.known_argument(key, value) or suggestions.nearest(flag, hydra_private.flags(), MISSPELT)
-    return f"{typed}: there is no such flag.{known or keys.suggestion(key, value)}"
+    typed = suggestions.shown(flag if value is None else f"{flag}={value}")
+    near = suggestions.nearest(flag, hydra_private.flags(), MISSPELT) or keys.suggestion(flag.lstrip("-"), value)
+    return f"{typed}: there is no such flag; keys have no dashes.{near}"

@@ -72,7 +72,7 @@ def _text(conf: Path, argv: list[str]) -> str:
     named = [each.partition("=")[0] for each in argv if not each.startswith("-")]
     if not named or any("=" in each for each in argv):
         return describe(conf)
-    known = [name for name in keys.names() if keys.is_section(name)]
+    known = [name for name in keys.schema() if keys.is_section(name)]
     for name in named:
         if name not in known:
             near = suggestions.nearest(name, known) or f" There are {', '.join(known)}."

@@ -29,21 +29,8 @@ def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str
     return problems + [keys.unknown(name) for name in values if name not in config.node_types()]
 
 
-# What OmegaConf says of the value of a key, and the end of our line, with the pattern's groups.
-VALUE_ERRORS = (
-    (r"Unsupported interpolation type (\S+)", "${{{0}:...}} is no function that a value can call."),
-    (r"Recursive interpolation detected", "its value refers to itself."),
-    (r"Environment variable '([^']*)' not found", "the environment has no variable {0}."),
-    (r"(?:\w+) raised while resolving interpolation: ([^\n]*)", "its ${{...}} has no value: {0}."),
-    (r"(Invalid value '.*?', expected one of .*?)(?:\n|$)", "{0}."),
-    (r"field '.*?' is not Optional", "null is not a value for it."),
-    (r"Cannot convert '(?:list|dict)' to string", "it takes one text."),
-    (
-        r"Invalid type assigned: .* is not a subclass of|Cannot (?:merge|assign) ",
-        "it is a section. Set its keys one by one.",
-    ),
-    (r"(Value '.*?' .*?)(?:\n|$)", "{0}."),
-)
+# A line of OmegaConf that names a place, and not what is wrong there
+PLACE = re.compile(r"\s*(?:full_key|object_type|reference_type|Error merging override|In '[^']+': \w+ raised)\b")
 
 
 def explain(error: Exception, conf: Path) -> str:
@@ -74,21 +61,16 @@ def explain(error: Exception, conf: Path) -> str:
         return keys.unknown(not_overridden[1])
     if "does not support sweep type" in text:
         return "an interval has no end of values: type 1,2,3 or range(1,4). hydra/sweeper=optuna takes intervals."
-    return _of_value(key, text_and_cause) or _of_file(text_and_cause) or _first_lines(text_and_cause)
+    return _of_value(key, text_and_cause) if key else _of_file(text_and_cause) or _said(text_and_cause)
 
 
-def _of_value(key: str | None, text: str) -> str | None:
+def _of_value(key: str, text: str) -> str:
     """The line for an error about the value of a key."""
-    if key is None:
-        return None
-    interpolation = re.search(r"Interpolation key '([^']+)' not found", text)
-    if interpolation:
-        return f"{key}: ${{{interpolation[1]}}} refers to a key that does not exist."
-    for pattern, end in VALUE_ERRORS:
-        match = re.search(pattern, text)
-        if match:
-            return f"{key}: {end.format(*map(str.strip, match.groups()))}"
-    return keys.unknown(key) if re.search(r"Key '([^']+)' (?:not in|is not in)", text) else None
+    if re.search(r"Key '([^']+)' (?:not in|is not in)", text):
+        return keys.unknown(key)
+    if re.search(r"is not a subclass of|Cannot (?:merge|assign) |DictConfig", text):
+        return f"{key}: it is a section, or its value is one. Set the keys of a section one by one."
+    return f"{key}: {_said(text)}"
 
 
 def _of_file(text: str) -> str | None:
@@ -104,13 +86,14 @@ def _of_file(text: str) -> str | None:
         return f"{name[1]} cannot stand for an option's name: type the name."
     if "raised while resolving interpolation" in text:  # of an override that another one replaces
         return "a ${...} on the command line refers to nothing: type the value itself."
-    grammar = re.search(r"missing BRACE_CLOSE[^\n]*(?:\n\s*full_key: (\S+))?", text)
-    return f"{grammar[1] or 'a value'}: its ${{...}} has no closing brace." if grammar else None
+    return None
 
 
-def _first_lines(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[:3])
+def _said(text: str) -> str:
+    """The first line of an error that says what is wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not PLACE.match(line)]
+    said = re.sub(r"^\w+ raised while resolving interpolation: ", "", lines[0] if lines else text)
+    return said.replace("BRACE_CLOSE", "}").strip('".') + "."
 
 
 def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> str:
@@ -130,7 +113,7 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> 
 def _missing(error: MissingConfigException, conf: Path) -> str:
     """The line for a file that does not exist: an option, or what the file of a name refers to."""
     text, missing = str(error), str(error.missing_cfg_file)
-    return _of_file(text) or (_unknown_option(missing, conf) if error.options is not None else _first_lines(text))
+    return _of_file(text) or (_unknown_option(missing, conf) if error.options is not None else _said(text))
 
 
 def _unknown_option(missing: str, conf: Path) -> str:

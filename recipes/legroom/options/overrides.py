@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType
 
 from legroom.config import GROUPS
 from legroom.options import keys, menus, suggestions
 from legroom.third_party import hydra_private
 
-# Texts for which true or a list is often typed, and what they take.
-TAKES = {"resume": "resume=latest, or resume=<folder of a run or of a checkpoint>"}
-SWITCHED_ON = {"checkpointing": "full"}  # menu -> what `true` stands for, where there are several options
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
 ONE_WORD = re.compile(r"[\w.-]+")
+NAMES = (str, list, ChoiceSweep, Glob)  # the value of an override that names one option or several
 VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:")
 
 
@@ -32,17 +27,22 @@ def quoted(argv: Sequence[str]) -> list[str]:
 
 def _quoted(text: str) -> str:
     key, equals, value = text.partition("=")
-    kind = keys.type_of(key.lstrip("+"))
-    is_text = key in FOLDER_KEYS or (kind is not None and kind[0] is str)
-    if kind is not None and typing.get_origin(kind[0]) is list and ONE_WORD.fullmatch(value) and value != "null":
+    rule = keys.rule_of(key.lstrip("+"))
+    if rule and rule.kind is list and ONE_WORD.fullmatch(value) and value != "null":
         return f"{key}=[{value}]"
-    if not equals or not is_text or value[:1] in ("'", '"') or set(value) & set(",\n") or "${" in value:
+    if not equals or not _is_text(key) or value[:1] in ("'", '"') or set(value) & set(",\n") or "${" in value:
         return text
-    if _parsed(text) is not None:
+    if keys.parsed(text) is not None:
         return text
     in_quotes = "{}='{}'".format(key, value.replace("'", "\\'"))
-    override = _parsed(in_quotes)
+    override = keys.parsed(in_quotes)
     return in_quotes if override is not None and override.value() == value else text
+
+
+def _is_text(key: str) -> bool:
+    """Whether a key takes a text: a path, an id or a name."""
+    rule = keys.rule_of(key.lstrip("+"))
+    return key in FOLDER_KEYS or (rule is not None and rule.kind is str)
 
 
 def problems(argv: Sequence[str], folders: list[Path], sweeping: bool) -> list[str]:
@@ -53,20 +53,14 @@ def problems(argv: Sequence[str], folders: list[Path], sweeping: bool) -> list[s
     return [line for text in argv for line in _problems(text, folders, sweeping)]
 
 
-def _parsed(text: str) -> Override | None:
-    try:
-        return hydra_private.parse_override(text)
-    except (HydraException, ValueError, RecursionError):  # ValueError: of a function, as in int(x)
-        return None
-
-
 def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
-    typed, override = suggestions.shown(text), _parsed(text)
+    typed, override = suggestions.shown(text), keys.parsed(text)
     if override is None or not override.key_or_group:
         return [_unreadable(text, folders)]
     key = override.key_or_group
     if not sweeping and override.is_sweep_override():
-        return [f"{typed} names several values: add -m to run them all, one after another.{_as_one(text, key)}"]
+        one = f" {_quotes(text)}" if _is_text(key) and "(" not in text else ""  # a path with commas
+        return [f"{typed} names several values: add -m to run them all, one after another.{one}"]
     if key == "hydra" or key.startswith("hydra/"):
         taken = isinstance(override.value(), str) or override.is_sweep_override()
         return [] if taken else [f"{typed}: {key} takes the name of an option."]
@@ -88,10 +82,11 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
     if key.partition("/")[0] == "experiment":
         return _experiment_problems(override, folders)
     own = set(key.split(".")[1:]) & menus.MENUS_OWN  # `menus.set_by_menu` refuses them, with another reason
-    if key not in keys.names() and keys.mapping_of(key) is None and not own:
+    if key not in keys.schema() and keys.mapping_of(key) is None and not own:
         return [keys.unknown(key, None if override.type == OverrideType.DEL else text.partition("=")[2])]
     if override.type == OverrideType.DEL:
-        return [_deletion(key, folders)]
+        kept = f"{key} cannot be taken out of the configuration. Leave ~{key} out."
+        return [menus.needs_option(key, folders) if key in GROUPS else kept]
     return _value_problems(override, key, typed, folders)
 
 
@@ -101,58 +96,35 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
 def _unreadable(text: str, folders: list[Path]) -> str:
     """The line for a text that is no override of Hydra's grammar."""
     typed, (key, equals, value) = suggestions.shown(text), text.partition("=")
+    plain = key.lstrip("+~")
+    if not equals and plain in keys.schema():
+        return f"{typed} has no value. Type {keys.with_value(plain, None)}."
     if not equals:
-        if text.lstrip("+~") in keys.names():
-            what = "<option>" if text.lstrip("+~") in GROUPS else "<value>"
-            return f"{typed} has no value. Type {typed.lstrip('+~')}={what}."
         menus_of = [f"{group}={text}" for group in GROUPS if text in menus.options(group, folders)]
         near = f" Did you mean {' or '.join(menus_of)}?" if menus_of else keys.suggestion(text, None)
         return f"'{typed}' is neither menu=option nor key=value.{near}"
-    if not key.strip("+~ ") or key != key.strip():
+    if not plain.strip() or key != key.strip():
         return f"'{typed}' cannot be read: type key=value, without spaces around the equals sign."
-    name = re.sub(r"[^\w./@+~:-]", "", key)
-    if name != key or not all(re.split(r"[./]", key.lstrip("+~"))):
-        near = keys.suggestion(name.lstrip("+~").strip("./"), value)
+    name = re.sub(r"[^\w./@+~:-]", "", plain)
+    if name != plain or not all(re.split(r"[./]", plain)):
+        near = keys.suggestion(name.strip("./"), value)
         return f"'{typed}' cannot be read: {suggestions.shown(key)} is no key.{near}"
-    for quote in "'\"":
-        if value.startswith(quote) and (len(value) == 1 or not value.endswith(quote)):
-            return f"{typed}: the quote {quote} is opened and not closed."
-    if value.startswith(",") or value.endswith(","):
-        return f"{typed}: a value is missing before or behind a comma."
-    kind = keys.type_of(key.lstrip("+"))
-    if kind is None and key not in GROUPS and not key.startswith("hydra") and keys.mapping_of(key) is None:
+    rule = keys.rule_of(plain)
+    if plain in GROUPS or (rule is not None and rule.kind is not str):
+        return f"{typed} cannot be read. Type {keys.with_value(plain, value)}."
+    if rule is None and not key.startswith("hydra") and keys.mapping_of(plain) is None:
         return keys.unknown(key, value)
-    if kind is not None and kind[0] in keys.KINDS and kind[0] is not str:
-        return f"{typed}: it must be {keys.KINDS[kind[0]][1]}{' or null' if kind[1] else ''}."
-    if key in GROUPS:
-        return f"{typed} cannot be read. Type {key}=<option>: {', '.join(menus.options(key, folders))}."
-    for opened, closed in ("[]", "{}", "()"):
-        if value.count(opened) != value.count(closed):
-            return f"{typed}: a bracket {opened} or {closed} has no partner. {_quotes(text)}"
-    return f"{typed} cannot be read as {key}=<value>. {_quotes(text)}"
+    return f"{typed} cannot be read: is a quote, a bracket or a comma too many, or one missing? {_quotes(text)}"
 
 
 def _quotes(text: str) -> str:
     """How to type a value as a text, with quotes for Hydra in quotes for the shell."""
     key, _, value = text.partition("=")
-    inner = value.replace("'", "\\'")
+    inner = value.lstrip("'\"").replace("'", "\\'")
     return "For a text with such characters type " + suggestions.shown(f"\"{key}='{inner}'\"") + "."
 
 
-def _as_one(text: str, key: str) -> str:
-    """How to type a path with commas."""
-    kind = keys.type_of(key)
-    is_text = key in FOLDER_KEYS or (kind is not None and kind[0] is str)
-    return f" {_quotes(text)}" if is_text and "(" not in text else ""
-
-
 # --- what is set -----------------------------------------------------------------------------------------
-
-
-def _deletion(key: str, folders: list[Path]) -> str:
-    if key in GROUPS:
-        return menus.needs_option(key, folders)
-    return f"{key} cannot be taken out of the configuration. Leave ~{key} out."
 
 
 def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
@@ -161,13 +133,11 @@ def _experiment_problems(override: Override, folders: list[Path]) -> list[str]:
     if not folders:
         return []
     files = [path for folder in folders for path in sorted(folder.glob("experiment/*/*.yaml"))]
-    is_name = override.is_sweep_override() if values is None else all(isinstance(one, (str, list)) for one in values)
-    is_name &= not (override.is_range_sweep() or override.is_interval_sweep())
-    menus_of_experiments = list(dict.fromkeys(f"experiment/{path.parent.name}" for path in files))
-    if key in menus_of_experiments and override.type == OverrideType.ADD and is_name:
+    known = list(dict.fromkeys(f"experiment/{path.parent.name}" for path in files))
+    if key in known and override.type == OverrideType.ADD and isinstance(override.value(), NAMES):
         return []
     named = [f"+experiment/{path.parent.name}={path.stem}" for path in files if path.stem in (values or [])]
-    instead = named or [f"+{name}=<name>" for name in ([key] if key in menus_of_experiments else menus_of_experiments)]
+    instead = named or [f"+{name}=<name>" for name in ([key] if key in known else known)]
     return [
         f"{suggestions.shown(override.input_line or key)}: an experiment is added with a plus, from its folder. "
         f"Type {' or '.join(instead)}."
@@ -194,20 +164,14 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
     if not options or (isinstance(value, str) and value in options):
         return None
     typed = _as_typed(value)
-    if isinstance(value, bool) and "none" in options:
-        others = [option for option in options if option != "none"]
-        on = others[0] if len(others) == 1 else SWITCHED_ON.get(group, "none")
-        near = f" Did you mean {group}={on if value else 'none'}?"
-    elif isinstance(value, int) and f"x{value}" in options:
-        near = f" Did you mean {group}=x{value}?"
-    elif group == "accumulation" and isinstance(value, int):
+    within = [option for option in options if typed.isalnum() and typed in option]
+    if group == "accumulation" and isinstance(value, int) and not isinstance(value, bool):
         near = f" Type accumulation.steps={value}."
     elif group == "model" and "/" in typed:
         near = f" Type model.pretrained={suggestions.shown(typed)}."
-    elif f"{group}={typed.lower()}" in keys.arguments():
-        near = f" Type {keys.arguments()[f'{group}={typed.lower()}']}."
+    elif instead := keys.arguments().get(f"{group}={typed.lower()}"):
+        near = f" Type {instead}."
     else:
-        within = [option for option in options if typed.isalnum() and typed in option]
         near = f" Did you mean {' or '.join(within)}?" if within else suggestions.nearest(typed, options)
         if group == "model" and ("-" in typed or not near):  # ids of the hub have dashes, options have none
             near += f" For a model of the hub, or in a folder, type model.pretrained={suggestions.shown(typed)}."
@@ -218,52 +182,32 @@ def _section_problem(section: str, value: Any, folders: list[Path]) -> str | Non
     """A section is a mapping: `train=3` sets none of its keys."""
     if isinstance(value, dict):
         lines = [
-            _value_problem(key, each, folders) if (key := f"{section}.{name}") in keys.names() else keys.unknown(key)
+            _value_problem(key, each, folders) if (key := f"{section}.{name}") in keys.schema() else keys.unknown(key)
             for name, each in value.items()
         ]
         return next((line for line in lines if line is not None), None)
-    own = [name for name in keys.names() if name.startswith(section + ".")]
+    own = [name for name in keys.schema() if name.startswith(section + ".")]
     return f"{section}={suggestions.shown(_as_typed(value))}: {section} is a section. Set its keys: {', '.join(own)}."
 
 
 def _value_problem(key: str, value: Any, folders: list[Path]) -> str | None:
     """The type of a key's value."""
-    found = keys.type_of(key)
-    if found is None or (isinstance(value, str) and "${" in value):
+    rule, typed = keys.rule_of(key), _as_typed(value)
+    if rule is None:
         return None
-    (kind, optional), typed = found, f"{key}={suggestions.shown(_as_typed(value))}"
-    if kind is Any:  # what may be typed, its option knows
-        return None
-    if typing.get_origin(kind) is list:
-        plain = isinstance(value, list) and not any(one is None or isinstance(one, (list, dict)) for one in value)
-        return None if plain or value is None and optional else _list_problem(key, value, typed)
-    if kind not in keys.KINDS:
-        return None if isinstance(value, dict) or value is None and optional else _mapping_problem(key, typed)
-    node, what = keys.KINDS[kind]
-    if kind is str and not keys.choices_of(key) and (empty := suggestions.if_empty(key, value)) is not None:
+    if rule.kind is str and not rule.choices and (empty := suggestions.if_empty(key, value)) is not None:
         return empty
-    if kind is str and (isinstance(value, (bool, list, dict)) or value is None and not optional):
-        return f"{typed}: {key} takes one text. Type {TAKES.get(key, f'{key}=<text>')}."
-    if value is None and optional:
+    if keys.fits(rule, value):
         return None
-    try:
-        if value is None:
-            raise ValueError
-        node(value=value)
-    except (OmegaConfBaseException, ValueError, OverflowError):
-        whole = int(value) if isinstance(value, float) and kind is int and value.is_integer() else None
-        instead = "" if whole is None else f" Type {key}={whole}."
-        return f"{typed}: it must be {what}{' or null' if optional else ''}.{instead}"
-    return None
-
-
-def _list_problem(key: str, value: Any, typed: str) -> str:
-    one = suggestions.shown(_as_typed(value)) if isinstance(value, (str, int, float)) else "<value>"
-    return f"{typed}: it takes a list. Type {key}=[{one}]."
-
-
-def _mapping_problem(key: str, typed: str) -> str:
-    return f"{typed}: it takes a mapping from names to values. Type {key}.<name>=<value>."
+    near = ""
+    if rule.choices or rule.kind in (list, dict):
+        near = f" Type {keys.with_value(key, typed if isinstance(value, (str, int, float)) else None)}."
+    elif instead := keys.arguments().get(f"{key}={typed}"):
+        near = f" Type {instead}."
+    elif rule.kind is int and isinstance(value, float) and value.is_integer():  # 1e3
+        near = f" Type {key}={int(value)}."
+    what = keys.WHAT[rule.kind] + (" or null" if rule.optional else "")
+    return f"{key}={suggestions.shown(typed)}: it must be {what}.{near}"
 
 
 def _as_typed(value: Any) -> str:
