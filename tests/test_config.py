@@ -129,15 +129,15 @@ def test_the_help_has_every_key_of_every_option_and_one_menu_in_full():
     [
         ("parallelism.gradient_as_bucket_view", ["true  gradients lie in the buckets"]),
         ("gpu.machine_link_gb_per_second", ["null  of one machine"]),
-        # comments that differ stand for the options that have them
+        # comments that differ: one of them, with the options that it is true for, and where the others are
         (
             "parallelism.num_processes",
-            ["not used here", "(single, dp)", "ranks; null: one for each", "(all but single"],
+            ["ranks; null: one for each", "(all but single, dp); others: --help parallelism"],
         ),
-        ("gpu.fp16_tflops", ["... (all but auto)", "a 64th of that (gtx1080ti_11gb)"]),
-        ("gpu.memory_bytes", ["... --help gpu has it for each option (all but auto)"]),
-        ("gpu.host_link_gb_per_second", ["... to the host, each direction (all but auto)"]),
+        ("gpu.fp16_tflops", ["... (all but auto)"]),
+        ("gpu.memory_bytes", ["... ", "(a", "; others: --help gpu"]),
         ("parallelism.sync_each_batch", ["null: unless strategy=no_shard. false: once a step", "(fsdp, fsdp_tp)"]),
+        ("data.text_column", ["column of the text (hub); others: --help data"]),
         ("optim.args.weight_lr_power", ["2.0 and by the learning rate to this power"]),
     ],
 )
@@ -151,5 +151,5 @@ def test_the_help_of_a_key_is_true_for_each_option(key, expected):
 def test_the_help_puts_the_default_first_and_counts_in_order():
     lines = [line.split()[0] if line.strip() else "" for line in help_text.describe(CONF).splitlines()]
     at = lines.index("accumulation")
-    assert lines[at + 1 : at + 6] == ["none", "x2", "x4", "x8", "x16"]
+    assert lines[at + 1 : at + 7] == ["none", "auto", "x2", "x4", "x8", "x16"]
     assert lines[lines.index("recipe") + 1] == "trainer"

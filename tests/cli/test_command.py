@@ -140,6 +140,8 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legro
         (["+experiment/guide={a:1}"], ["Type +experiment/guide=<name>"]),
         (["-m", "train.learning_rate=interval(0,1)"], ["an interval", "range(1,4)"]),
         (["hydra.nope=1"], ["hydra.nope", "--cfg hydra"]),
+        (["batch={per_device:x}"], ["batch.per_device: "]),
+        (["batch={per_devic:1}"], ["batch.per_device"]),
         (["~hydra.run.dir"], ["hydra.run.dir: "]),
         (["train.seed=${eval}"], ["train.seed: "]),
         (["hydra.run.dir=${train}"], ["hydra.run.dir: "]),

@@ -98,7 +98,7 @@ def _right(chance: random.Random) -> str:
 
 
 def _defaults() -> dict[str, str]:
-    return {key.name: key.value for key in help_text.section_keys(CONF)}
+    return {key.name: key.value for key in help_text.keys_of(CONF / "config.yaml")}
 
 
 def _changed(chance: random.Random) -> str:

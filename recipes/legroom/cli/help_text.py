@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,8 +32,7 @@ FOOT = """
 Shell completion: eval "$({train} -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
 """
 KEY_WIDTH = 36  # of the column of keys, with the space behind it
-MOST_COMMENTS = 4  # of a key whose comments differ from option to option
-NOT_LISTED = {*menus.MENUS_OWN, "defaults"}
+NOT_LISTED = {*menus.MENUS_OWN, "defaults", "hydra"}
 PACKAGES = ("torch", "transformers", "accelerate", "hydra-core")
 
 
@@ -50,8 +48,8 @@ def say(conf: Path, argv: list[str]) -> int:
     """Print the version, or the help that a command line asks for. Returns the exit code. conf: of the menus."""
     try:
         console.say(version() if "--version" in argv else text(conf, argv))
-    except Refusal as refusal:
-        console.say_problems([str(refusal)])
+    except (Refusal, yaml.YAMLError, UnicodeDecodeError) as error:
+        console.say_problems([str(error) if isinstance(error, Refusal) else hydra_errors.explain(error, conf)])
         return 2
     return 0
 
@@ -59,16 +57,8 @@ def say(conf: Path, argv: list[str]) -> int:
 def text(conf: Path, argv: list[str]) -> str:
     """What the command line with --help asks for: everything, or the menus and sections that it names.
 
-    conf: the folder of the menus. Raises Refusal for a name that is no menu and no section, and for a file in conf/
-    that cannot be read.
+    conf: the folder of the menus. Raises Refusal for a name that is no menu and no section.
     """
-    try:
-        return _text(conf, argv)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refusal(hydra_errors.explain(error, conf)) from error
-
-
-def _text(conf: Path, argv: list[str]) -> str:
     named = [each.partition("=")[0] for each in argv if not each.startswith("-")]
     if not named or any("=" in each for each in argv):
         return describe(conf)
@@ -98,7 +88,7 @@ def describe(conf: Path) -> str:
         for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
             lines.append(f"  {path.stem:<42}{_row(path.read_text())}")
     lines.append("\nKeys:")
-    lines += [_key_line(key.name, key) for key in section_keys(conf)]
+    lines += [_key_line(key.name, key) for key in keys_of(conf / "config.yaml")]
     return "\n".join(lines) + FOOT.format(train=train)
 
 
@@ -107,73 +97,65 @@ def _menu_in_full(conf: Path, group: str) -> str:
     for path in _options(conf, group):
         lines += [
             f"{group}={path.stem}   {_first_line(path)}",
-            *(_key_line(f"{group}.{k.name}", k) for k in _keys(path)),
+            *(_key_line(f"{group}.{k.name}", k) for k in keys_of(path)),
         ]
     return "\n".join(lines)
 
 
 def _section(conf: Path, name: str) -> str:
-    return "\n".join(_key_line(key.name, key) for key in section_keys(conf) if key.name.startswith(f"{name}."))
+    return "\n".join(
+        _key_line(key.name, key) for key in keys_of(conf / "config.yaml") if key.name.startswith(f"{name}.")
+    )
 
 
 def _options(conf: Path, group: str) -> list[Path]:
-    """The files of a menu's options, the default first."""
-    defaults: dict[str, str] = {}
-    for entry in yaml.safe_load((conf / "config.yaml").read_text())["defaults"]:
-        if isinstance(entry, dict):
-            defaults |= entry
-    return sorted((conf / group).glob("*.yaml"), key=lambda path: (path.stem != defaults.get(group), _order(path.stem)))
+    """The files of a menu's options, the default first, x2 before x16."""
+    defaults = yaml.safe_load((conf / "config.yaml").read_text())["defaults"]
+
+    def order(path: Path) -> tuple[bool, str]:
+        return {group: path.stem} not in defaults, re.sub(r"\d+", lambda number: number[0].zfill(9), path.stem)
+
+    return sorted((conf / group).glob("*.yaml"), key=order)
 
 
-def _keys(path: Path) -> list[Key]:
-    """The keys of an option that a person may set, those of a mapping as `args.beta3`."""
-    found, parent = [], ""
-    for line in path.read_text().splitlines():
+def keys_of(path: Path) -> list[Key]:
+    """The keys of a YAML file that a person may set, those of a section or a mapping as `args.beta3`."""
+    found, parent, lines = [], "", path.read_text().splitlines()
+    for line in lines:
         matched = re.match(r"(\s*)(\w+):\s*([^#]*?)\s*(?:#\s*(.*))?$", line)
-        if matched and not matched[1]:
-            parent = "" if matched[3] else matched[2]
-        more = re.match(r"\s+#\s*(.*)$", line)
-        if more and found and not parent:  # the comment goes on
-            found[-1] = found[-1]._replace(comment=f"{found[-1].comment} {more[1]}")
-        elif matched and matched[3] and not {matched[2] if not matched[1] else parent, parent} & NOT_LISTED:
-            name = f"{parent}.{matched[2]}" if parent else matched[2]
-            found.append(Key(name, matched[3], matched[4] or ""))
+        if matched is None:
+            more = re.match(r"\s+#\s*(.*)$", line)
+            if more and found and not parent:  # the comment goes on
+                found[-1] = found[-1]._replace(comment=f"{found[-1].comment} {more[1]}")
+            continue
+        indent, name, value, comment = matched.groups("")
+        if not indent:
+            parent = "" if value else name
+        if value and not {parent or name} & NOT_LISTED:
+            found.append(Key(f"{parent}.{name}" if parent else name, value, comment))
     return found
 
 
 def _shared_keys(group: str, paths: list[Path]) -> Iterator[str]:
-    """The lines of each key of a menu's options: its value, or ... where they differ, and which options have it.
+    """The line of each key of a menu's options: its value, or ... where they differ, and the comment of most options.
 
-    A comment stands for the options that have it: one line each where there are a few, none where there are many.
+    In brackets stand the options that the line is true for, if not all.
     """
     by_name: dict[str, dict[str, Key]] = {}
     for path in paths:
-        for key in _keys(path):
+        for key in keys_of(path):
             by_name.setdefault(key.name, {})[path.stem] = key
-    names = [path.stem for path in paths]
     for name, having in by_name.items():
         values = {key.value for key in having.values()}
-        value = values.pop() if len(values) == 1 else "..."
-        first, *others = _comments(group, having, names)
-        yield _key_line(f"{group}.{name}", Key(name, value, first))
-        yield from (" " * (2 + KEY_WIDTH) + comment for comment in others)
-
-
-def _comments(group: str, having: dict[str, Key], names: list[str]) -> list[str]:
-    """What stands beside a key, line by line. having: option -> the key there; names: of all options."""
-    by_comment: dict[str, list[str]] = {}
-    for option, key in having.items():
-        by_comment.setdefault(key.comment, []).append(option)
-    if len(by_comment) > MOST_COMMENTS:
-        start = os.path.commonprefix(list(by_comment)).rpartition(":")[0] or f"--help {group} has it for each option"
-        by_comment = {start: list(having)}
-    uncommented = by_comment.pop("", [])
-    lines = [f"{comment} {_which(options, names)}".strip() for comment, options in by_comment.items()]
-    return [_which(list(having), names), *lines] if uncommented else lines
+        comment, count = Counter(key.comment for key in having.values()).most_common(1)[0]
+        shown = [option for option, key in having.items() if not comment or key.comment == comment]
+        others = f"; others: --help {group}" if comment and count < len(having) else ""
+        comment = f"{comment} {_which(shown, [path.stem for path in paths])}{others}".strip()
+        yield _key_line(f"{group}.{name}", Key(name, values.pop() if len(values) == 1 else "...", comment))
 
 
 def _which(options: list[str], names: list[str]) -> str:
-    """The options that something is said of, in brackets: by name or by those left out, '' for all."""
+    """Some options in brackets, by name or by those left out; '' for all."""
     others = [name for name in names if name not in options]
     if not others:
         return ""
@@ -184,20 +166,6 @@ def _key_line(typed: str, key: Key) -> str:
     return f"  {f'{typed}={key.value}':<{KEY_WIDTH - 2}}  {key.comment}".rstrip()
 
 
-def section_keys(conf: Path) -> Iterator[Key]:
-    """The keys of the sections in conf/config.yaml, and the plain ones."""
-    section = ""
-    for line in (conf / "config.yaml").read_text().split("\nbatch:")[1].split("\nhydra:")[0].splitlines():
-        content, _, comment = line.partition("#")
-        key, _, value = content.strip().partition(":")
-        if not key:
-            section = section or "batch"
-        elif not value.strip():
-            section = key
-        else:
-            yield Key(key if not line.startswith(" ") else f"{section}.{key}", value.strip(), comment.strip())
-
-
 def _first_line(path: Path) -> str:
     return path.read_text().splitlines()[0].removeprefix("#").strip()
 
@@ -205,9 +173,3 @@ def _first_line(path: Path) -> str:
 def _row(text: str) -> str:
     """The comment under an experiment's `@package` line."""
     return text.splitlines()[1].removeprefix("#").strip()
-
-
-def _order(name: str) -> tuple[int, str]:
-    """The key by which options are sorted: x2 before x16, auto last, and the rest by name."""
-    digits = name.lstrip("x")
-    return (int(digits), name) if digits.isdigit() else (sys.maxsize if name == "auto" else 0, name)

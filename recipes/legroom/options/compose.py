@@ -40,10 +40,9 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     assert isinstance(values, dict)
     choices, overrides = dict(hydra_config.runtime.choices), list(hydra_config.overrides.task)
     given = {override.lstrip("+~").split("=")[0] for override in overrides}
-    # A key that its menu sets comes first: with it the option is not the chosen one, and other checks mislead.
-    shape = menus.set_by_menu(given) or hydra_errors.shape_problems(values, choices, folders)
-    if shape:
-        return None, None, shape
+    without_option = hydra_errors.option_problems(values, choices, folders)
+    if without_option:
+        return None, None, without_option
     cfg = config.from_dict(values)
     problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     problems = problems or accumulation.choose(cfg)

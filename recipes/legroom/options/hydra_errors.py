@@ -6,29 +6,28 @@ import re
 from pathlib import Path
 
 import yaml
-from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from hydra.errors import ConfigCompositionException, MissingConfigException
 
 from legroom import config
 from legroom.options import keys, menus, suggestions
 
 
-def shape_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
-    """Problems with the keys of a configuration that the schema lets pass: after `+key=`, `~menu` and `menu=null`."""
+def option_problems(values: dict, choices: dict, folders: list[Path]) -> list[str]:
+    """A line for each menu that a file has left without an option, or with one of another name."""
     problems = []
     for group in config.GROUPS:
         option = choices.get(group)
-        if option is None and group in values:
+        if option is None:
             problems.append(menus.needs_option(group, folders))
-        elif isinstance(values.get(group), dict) and values[group].get("name") != option:
+        elif values[group].get("name") != option:
             problems.append(f"{group}={option}: the file {group}/{option}.yaml must have the line name: {option}.")
-    for name, kind in config.node_types().items():
-        if name not in values:
-            problems.append(f"{name} cannot be taken out of the configuration. Leave ~{name} out.")
-        if isinstance(values.get(name), dict):
-            problems += [keys.unknown(f"{name}.{key}") for key in values[name] if key not in config.node_types(kind)]
-    return problems + [keys.unknown(name) for name in values if name not in config.node_types()]
+    return problems
 
 
+NOT_INSTALLED = {
+    "hydra/launcher": "pip install '.[sweeps]' installs joblib, submitit_local and submitit_slurm.",
+    "hydra/sweeper": "docs/sweeps.md says how to install optuna, in an environment of its own.",
+}
 # A line of OmegaConf that names a place, and not what is wrong there
 PLACE = re.compile(r"\s*(?:full_key|object_type|reference_type|Error merging override|In '[^']+': \w+ raised)\b")
 
@@ -44,10 +43,8 @@ def explain(error: Exception, conf: Path) -> str:
         return _unreadable_file(error, conf)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, conf)
-    if isinstance(error, OverrideParseException):
-        return f"'{error.override}' cannot be read as menu=option or key=value: {text.splitlines()[0]}."
     not_overridden = re.search(r"Could not override '([^'@]+)", text)
-    found = not_overridden or re.search(r"full_key: (\S+)", text_and_cause)
+    found = re.search(r"full_key: (\S+)", text_and_cause) or not_overridden
     key = found[1] if found else None
     mapping = key and keys.mapping_of(key)
     no_argument = re.search(r"Key '.*' is not in struct|Missing mandatory value|has no attribute", text_and_cause)
@@ -57,8 +54,8 @@ def explain(error: Exception, conf: Path) -> str:
             f"{mapping}: the chosen option of {group} does not take this argument. The arguments that an option "
             f"takes are in conf/{group}/<option>.yaml; leave the others out."
         )
-    if not_overridden and isinstance(error, ConfigCompositionException):
-        return keys.unknown(not_overridden[1])
+    if key and not_overridden and isinstance(error, ConfigCompositionException):
+        return keys.unknown(key)
     if "does not support sweep type" in text:
         return "an interval has no end of values: type 1,2,3 or range(1,4). hydra/sweeper=optuna takes intervals."
     return _of_value(key, text_and_cause) if key else _of_file(text_and_cause) or _said(text_and_cause)
@@ -118,19 +115,10 @@ def _missing(error: MissingConfigException, conf: Path) -> str:
 
 def _unknown_option(missing: str, conf: Path) -> str:
     """The line for `menu/option` where the menu has no such option."""
-    group = next((g for g in config.GROUPS if missing.startswith(g + "/")), missing.rpartition("/")[0])
-    if group == "hydra/launcher":
-        return (
-            f"{group}={missing.rpartition('/')[2]}: this launcher is not installed. pip install '.[sweeps]' installs "
-            "joblib, submitit_local and submitit_slurm."
-        )
-    if missing == "hydra/sweeper/optuna":
-        return (
-            "hydra/sweeper=optuna is not installed. pip install hydra-optuna-sweeper, in an environment of its own, "
-            "since it needs an old optuna; docs/sweeps.md describes it."
-        )
+    group, _, option = missing.rpartition("/")
     if group.startswith("hydra/"):
-        return f"{group}={missing.rpartition('/')[2]}: it is not installed, or Hydra has no such option."
-    option, known = missing.removeprefix(group + "/"), sorted(path.stem for path in (conf / group).glob("*.yaml"))
+        line = f"{group}={option}: it is not installed, or Hydra has no such option. {NOT_INSTALLED.get(group, '')}"
+        return line.strip()
+    known = sorted(path.stem for path in (conf / group).glob("*.yaml"))
     suggestion = suggestions.nearest(option, known)
     return f"{group}={option}: there is no such option; {group} has {', '.join(known)}.{suggestion}"

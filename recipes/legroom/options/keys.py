@@ -32,7 +32,6 @@ WHAT = {
 }
 FALSE = ("false", "no", "off", "0")
 MOST_OPTIONS = 10  # of a menu that a line lists
-NOT_TYPED = ("name", "facts")
 
 
 class Rule(NamedTuple):
@@ -45,12 +44,12 @@ class Rule(NamedTuple):
 
 @functools.cache
 def schema() -> dict[str, Rule]:
-    """The rule of every menu, section, plain key and `section.key`."""
+    """The rule of every menu, section, plain key and `section.key` that a person may set."""
     found = _rules(config.Config, "")
     for name, rule in list(found.items()):
         if dataclasses.is_dataclass(rule.kind):
             found |= _rules(rule.kind, f"{name}.")
-    return {name: rule for name, rule in found.items() if name.rpartition(".")[2] not in NOT_TYPED}
+    return {name: rule for name, rule in found.items() if name.rpartition(".")[2] not in menus.MENUS_OWN}
 
 
 def _rules(cls: Any, section: str) -> dict[str, Rule]:

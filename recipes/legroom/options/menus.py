@@ -61,12 +61,3 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
 
 
 MENUS_OWN = {"name", "facts", "family", "transformers_name"}  # keys that only an option's YAML sets
-
-
-def set_by_menu(given: set[str]) -> list[str]:
-    """A problem for each typed key that only an option of its menu can set."""
-    return [
-        f"{key} cannot be set by itself: an option of the menu sets it. Type {key.split('.')[0]}=<option>."
-        for key in sorted(given)
-        if key.split(".")[0] in GROUPS and set(key.split(".")[1:]) & MENUS_OWN
-    ]

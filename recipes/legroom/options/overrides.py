@@ -81,8 +81,10 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
         return [f"{typed}: a menu has one place. Type {key}=<option>, without @."]
     if key.partition("/")[0] == "experiment":
         return _experiment_problems(override, folders)
-    own = set(key.split(".")[1:]) & menus.MENUS_OWN  # `menus.set_by_menu` refuses them, with another reason
-    if key not in keys.schema() and keys.mapping_of(key) is None and not own:
+    menu, *inner = key.split(".")
+    if menu in GROUPS and set(inner) & menus.MENUS_OWN:
+        return [f"{typed} cannot be set by itself: an option of the menu sets it. Type {menu}=<option>."]
+    if key not in keys.schema() and keys.mapping_of(key) is None:
         return [keys.unknown(key, None if override.type == OverrideType.DEL else text.partition("=")[2])]
     if override.type == OverrideType.DEL:
         kept = f"{key} cannot be taken out of the configuration. Leave ~{key} out."
@@ -181,11 +183,7 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
 def _section_problem(section: str, value: Any, folders: list[Path]) -> str | None:
     """A section is a mapping: `train=3` sets none of its keys."""
     if isinstance(value, dict):
-        lines = [
-            _value_problem(key, each, folders) if (key := f"{section}.{name}") in keys.schema() else keys.unknown(key)
-            for name, each in value.items()
-        ]
-        return next((line for line in lines if line is not None), None)
+        return None  # its keys and their values are checked when it is composed
     own = [name for name in keys.schema() if name.startswith(section + ".")]
     return f"{section}={suggestions.shown(_as_typed(value))}: {section} is a section. Set its keys: {', '.join(own)}."
 
