@@ -191,7 +191,8 @@ def test_the_folder_of_a_sweep_is_named_on_the_command_line(folder):
 def test_a_path_with_any_letters_is_taken_as_it_is(name):
     (text,) = overrides.quoted([f"data.path={name}"])
     assert overrides.problems([text], [CONF], False) == []
-    assert keys.parsed(text).value() == name
+    override = keys.parsed(text)
+    assert override is not None and override.value() == name
     assert overrides.quoted([text]) == [text]
 
 

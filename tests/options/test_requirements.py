@@ -80,12 +80,6 @@ def test_facts_are_no_part_of_a_record(new_option):
     }
 
 
-def test_facts_cannot_be_typed(new_option):
-    assert (
-        "optim.facts.package" in new_option("facts:\n  package: torch\n")("device=cpu", "optim.facts.package=x")[2][0]
-    )
-
-
 def test_arguments_of_an_optimizer_are_a_mapping(new_option, tmp_path):
     cfg, made, problems = new_option("args:\n  rank: 4\n  scale: 0.5\n")("device=cpu", "optim.args.rank=8")
     assert problems == [] and made.config["optim"]["args"] == {"rank": 8, "scale": 0.5}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import compose
+from conftest import CONF, compose
 
 from legroom.machine import host
-from legroom.options import suggestions, validate
+from legroom.options import overrides, suggestions, validate
 
 # What a person typed, and the words that one line of the answer must hold.
 WRONG_VALUES = [
@@ -109,11 +109,12 @@ def test_a_key_that_the_option_does_not_use_is_refused_with_the_option_that_does
         ("precision.name=bf16", "precision="),
         ("optim.name=sgd", "optim="),
         ("optim.transformers_name=lion_8bit", "optim="),
+        ("optim.facts.package=x", "optim="),
         ("model.family=gpt2", "model="),  # the sizes of one family make no model of another
     ],
 )
 def test_what_makes_an_option_is_set_by_its_menu_alone(override, menu):
-    assert has_line(compose("device=cpu", override).problems, [override.split("=")[0], menu])
+    assert has_line(overrides.problems([override], [CONF], False), [override.split("=")[0], menu])
 
 
 @pytest.mark.parametrize(
