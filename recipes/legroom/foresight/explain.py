@@ -79,13 +79,8 @@ def _without_numbers(name: str) -> str:
 
 
 def levers(cfg: Config, before_bytes: int, folder: str) -> list[Lever]:
-    """Estimate each lever on its own; the one that saves most comes first. before_bytes: device memory without any.
-
-    With compile=true all of them, and the memory without any, are of the step as written, which is simulated sooner.
-    """
+    """Estimate each lever on its own; the one that saves most comes first. before_bytes: device memory without any."""
     found = []
-    if cfg.compile:
-        before_bytes = prediction.device_used_bytes(_predicted(cfg, folder))
     for overrides, changed in _changes(cfg):
         if validate.validate(changed):
             continue
@@ -116,9 +111,9 @@ def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _predicted(cfg: Config, folder: str) -> Record:
-    """A record with the figures of a step, with compile=true as written."""
+    """A record with the figures of a step."""
     outcome = Record(cfg.recipe.name, [], {}, "", {})
-    simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg), fused=False)
+    simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg))
     prediction.fill(cfg, outcome, simulated)
     return outcome
 

@@ -26,9 +26,7 @@ def largest(cfg: Config, folder: str) -> dict[str, int | str | None]:
         tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
         tried.batch.per_device, tried.accumulation.steps = size, effective // size
         capacity = prediction.allocator_bytes(tried)
-        prediction.fill(
-            tried, outcome, simulation.simulate_step(tried, folder, capacity, draw_lengths=True, fused=False)
-        )
+        prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, capacity, draw_lengths=True))
         estimate = outcome.estimate
         assert estimate is not None, "on a CPU accumulation=auto is refused"
         tried_sizes[size] = estimate

@@ -14,7 +14,7 @@ from legroom.foresight import evaluation_memory, simulation
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import calibrated, compiled, cpu, links, roofline
+from legroom.foresight.speed import calibrated, cpu, links, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
 from legroom.options import attention, memory_hints
@@ -138,7 +138,8 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
         outcome.error = Error(
             phase,
             "PredictedOutOfMemory",
-            f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing.",
+            f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing."
+            f"{' That is of the step as written, without compile=true.' if cfg.compile else ''}",
             memory_hints.memory_hint(cfg, phase),
         )
 
@@ -219,10 +220,9 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     used = outcome.memory.peak_reserved_bytes or 0
     homeless = max(0, used + simulated.paged_bytes - allocator_bytes(cfg))
     paging = roofline.Paging(simulated.paged_bytes, min(homeless, simulated.paged_bytes))
-    how = compiled.predict if cfg.compile else roofline.predict
+    how = roofline.predict_compiled if cfg.compile else roofline.predict
     predict = functools.partial(how, paging=paging, beside_frozen=simulated.beside_frozen)
-    of_step = functools.partial(predict, graphs=simulated.compiled_tally) if cfg.compile else predict
-    predicted = of_step(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
+    predicted = predict(simulated.tally, cfg.gpu, cfg.precision.name, ranks)
     _enter_times(cfg, outcome, simulated, predicted)
     if simulated.first_steps is not None:
         first = simulated.first_steps

@@ -22,7 +22,7 @@ from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
 from legroom.foresight import evaluation_memory, uneven_lengths
-from legroom.foresight.fake_gpu import compiled_graph, library_patches
+from legroom.foresight.fake_gpu import library_patches
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.memory import allocator
@@ -39,20 +39,14 @@ from legroom.training import setup
 
 MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
-AS_WRITTEN = "compile=true: the memory is that of the step as written, since {}."
-TAKES_LESS = " Compiled code usually takes less, for it keeps fewer results between its kernels."
-AS_COMPILED = (
-    "compile=true: the memory is that of the graphs that Inductor compiles, with its rules for joining operations in "
-    "short. It was compared with compiled steps on a CPU only."
-)
+AS_WRITTEN = "compile=true is estimated as the step is written: a compiled step usually needs less memory and time."
 # Where a compiled backward pass computes again is up to Inductor's order of kernels, which is not modelled: four steps
 # on a CPU took 3 to 30 % more than as written (docs/foresight.md, Compiled steps).
 CHECKPOINTED_ERROR = 0.3
 CHECKPOINTED = (
-    "compile=true with checkpointing=full: the memory is that of the step as written{}. Compiled steps on a CPU took 3 "
-    "to 30 % more than as written."
+    " With checkpointing it may need more memory: compiled steps on a CPU took 3 to 30 % more than as written, and the "
+    "verdict of a GPU keeps 30 % free."
 )
-KEPT_FREE = ", and 30 % of it are kept free"  # where there is a verdict: on a GPU
 REPEATS = 3  # of the last step in the allocator: then nothing new is reserved
 
 
@@ -78,7 +72,6 @@ class SimulatedStep:
     demand: allocator.Demand | None = None  # on the allocator of a GPU
     lengths: UnevenLengths | None = None  # what the drawn steps ask of it
     error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
-    compiled_tally: Tally | None = None  # of the optimizer step as torch.compile's graphs run it
     evaluation_events: list[tuple[int, int]] | None = None  # of steps and an evaluation behind them, if there is one
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
 
@@ -101,70 +94,41 @@ def simulate_step(
     draw_lengths: bool = False,
     few_micro_batches: bool = False,
     build_data: Callable[..., Data] | None = None,
-    fused: bool = True,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
     also records which module and operation made each tensor. draw_lengths: also an evaluation, and with padded data
     steps on batches in the order of the training. few_micro_batches: of batches of different lengths, too, only the
-    first are run, and the others count as equal. build_data: see `setup.build`. fused: with compile=true the memory is
-    that of the compiled graphs, which takes several times as long; operations and FLOPs are those of the step as
-    written in any case.
+    first are run, and the others count as equal. build_data: see `setup.build`. With compile=true it is the step as
+    written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
     as_written = replace(cfg, compile=False, compile_mode=None, compile_regions=False)
-    simulate = functools.partial(
-        _simulate, cfg, folder, capacity_bytes, record_origins, few_micro_batches, build_data=build_data
-    )
-    written = simulate(as_written, draw_lengths)
+    written = _simulate(as_written, folder, capacity_bytes, record_origins, draw_lengths, few_micro_batches, build_data)
     if not cfg.compile:
         return written
-    takes_less = TAKES_LESS
-    if cfg.checkpointing.name != "none":
-        warning, takes_less = CHECKPOINTED.format("" if host.gpu(cfg) is None else KEPT_FREE), ""
-        written = replace(written, warnings=[*written.warnings, warning], error_share=CHECKPOINTED_ERROR)
-    compiled, why_not = None, _why_as_written(cfg, written) if fused else "a search would take too long otherwise"
-    if not why_not:
-        compiled_cfg = replace(as_written, compile=True, compile_regions=cfg.compile_regions)
-        try:
-            compiled = simulate(compiled_cfg, False)
-        except Exception as error:  # Dynamo follows less than Python can say, and fails in many ways
-            reason = str(error).partition("\n")[0][:120]
-            why_not = f"it could not be compiled here ({type(error).__name__}: {reason})"
-    if compiled is None:
-        return replace(written, warnings=[*written.warnings, AS_WRITTEN.format(why_not) + takes_less])
-    warnings = dict.fromkeys([*written.warnings, *compiled.warnings])
-    written = replace(written, compiled_tally=compiled.tally)
-    if cfg.checkpointing.name != "none":
-        return replace(written, warnings=list(warnings))
-    memory = {name: getattr(compiled, name) for name in ("parts", "events", "paged_bytes", "trace", "demand")}
-    return replace(written, **memory, warnings=[*warnings, AS_COMPILED])
-
-
-def _why_as_written(cfg: Config, written: SimulatedStep) -> str:
-    """Why the memory of a compiled step is taken from the step as written; "": it is not."""
-    if cfg.parallelism.world_size > 1 or parallelism.sharded(cfg):
-        return "several processes are not simulated as compiled"
-    return "batches of different lengths are not simulated as compiled" if written.uneven else ""
+    checkpointed = cfg.checkpointing.name != "none"
+    return replace(
+        written,
+        warnings=[*written.warnings, AS_WRITTEN + CHECKPOINTED * checkpointed],
+        error_share=CHECKPOINTED_ERROR * checkpointed,
+    )
 
 
 def _simulate(
-    asked: Config,
+    cfg: Config,
     folder: str,
     capacity_bytes: int,
     record_origins: bool,
-    few_micro_batches: bool,
-    cfg: Config,
     draw_lengths: bool,
+    few_micro_batches: bool,
     build_data: Callable[..., Data] | None,
 ) -> SimulatedStep:
-    """`simulate_step` of a configuration that is as asked for, or differs from that in what cannot be simulated."""
+    """`simulate_step` of a configuration that is not compiled."""
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with contextlib.ExitStack() as contexts:
-        if cfg.compile:
-            contexts.enter_context(compiled_graph.replacing_kernels(fake))
         contexts.enter_context(fake)
         contexts.enter_context(library_patches.libraries_on(fake, bool(adapter.bits(cfg)), cfg.model.attention))
         contexts.enter_context(library_patches.rank_0_of(cfg, fake))
@@ -173,7 +137,7 @@ def _simulate(
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
         bare_optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
-        trace = OpTrace(fake, model, bare_optimizer, record_origins, loop.model if cfg.compile else None)
+        trace = OpTrace(fake, model, bare_optimizer, record_origins)
         even = rows.collate is collate.stack
         few = min(steps, MICRO_BATCHES + collectives.is_distributed())
         enough = few if even or few_micro_batches else steps
@@ -200,7 +164,7 @@ def _simulate(
         events=events,
         paged_bytes=trace.paged_bytes,
         tally=trace.step_tally(steps),
-        model=architectures.describe(asked, model),
+        model=architectures.describe(cfg, model),
         warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
         first_steps=first_steps,

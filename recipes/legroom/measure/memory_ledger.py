@@ -45,13 +45,11 @@ class MemoryLedger:
         optimizer: torch.optim.Optimizer,
         device: torch.device | str,
         record_origins: bool = False,
-        compiled: torch.nn.Module | None = None,
     ):
         self.model, self.optimizer = model, optimizer
-        self._called = model if compiled is None else compiled  # its hooks are not compiled
         self.log = StorageLog(torch.device(device).type)
         self.attribution = MemoryAttribution(model, optimizer, self.log)
-        self.origins = TensorOrigins(model, optimizer, self.log, compiled is None) if record_origins else None
+        self.origins = TensorOrigins(model, optimizer, self.log) if record_origins else None
         # Of the forward passes and of the gradients that they need, without recomputation; None: an operation has no
         # formula. With all weights trained the gradients take twice the forward (Kaplan et al. 2020, section 2.1).
         self.model_flops: int | None = 0
@@ -102,7 +100,7 @@ class MemoryLedger:
             if updates is not None:
                 hooks.enter_context(patched(updates, around=self._weight_update))
             hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, COPY)))
-            before_forward = self._called.register_forward_pre_hook(
+            before_forward = self.model.register_forward_pre_hook(
                 lambda *_: self.log.phase.begin_forward(), prepend=True
             )
             hooks.callback(before_forward.remove)

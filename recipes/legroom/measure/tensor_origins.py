@@ -17,14 +17,10 @@ from legroom.third_party.torch_private import held_tensors, op_name
 class TensorOrigins:
     """`origins[id(entry)]`: "module operation" for an entry of the log, or "parameter state".
 
-    model, optimizer, log: those of a MemoryLedger, which calls `before` for every operation. follow_modules: observe
-    which module runs, which is not possible where torch.compile compiles them.
+    model, optimizer, log: those of a MemoryLedger, which calls `before` for every operation.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, log: StorageLog, follow_modules: bool = True
-    ):
-        self._follow_modules = follow_modules
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, log: StorageLog):
         self.operation = ""  # the name of the operation that runs
         self._model, self._optimizer, self._log = model, optimizer, log
         self._origins: dict[int, str] = {}
@@ -74,12 +70,11 @@ class TensorOrigins:
     def recording(self) -> Iterator[None]:
         """Inside is one step. `name_states` is to be called as it begins and ends."""
         self._backward_module = ""
-        hooks = [self._optimizer.register_step_pre_hook(self._before_optimizer)]
-        if self._follow_modules:
-            hooks += [
-                modules.register_module_forward_pre_hook(self._enter_module),
-                modules.register_module_forward_hook(self._leave_module, always_call=True),
-            ]
+        hooks = [
+            self._optimizer.register_step_pre_hook(self._before_optimizer),
+            modules.register_module_forward_pre_hook(self._enter_module),
+            modules.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
         try:
             yield
         finally:

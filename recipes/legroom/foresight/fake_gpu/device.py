@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers.initialization import no_init_weights
@@ -30,7 +30,6 @@ from legroom.foresight.fake_gpu.op_cache import (
     replace_tensors,
 )
 from legroom.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
-from legroom.foresight.speed.operations import Operation
 from legroom.measure import compound_ops
 from legroom.measure.op_observer import OpObserver, have_own_dispatch
 from legroom.third_party.patching import patched
@@ -41,13 +40,6 @@ CPU = torch.device("cpu")
 # Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)
 ON_ONE_DEVICE = {*PRODUCTS, *CONVOLUTIONS, "embedding", "add", "sub", "mul", "div"}
 is_pinned = torch.ops.aten.is_pinned.default
-
-
-class KernelObserver(OpObserver, Protocol):
-    """What an observer of the fake device receives beside the dispatched operations."""
-
-    def launched(self, operation: Operation) -> None:
-        """A kernel runs that torch.compile would write. Its results have been allocated."""
 
 
 class FakeDevice(DispatchMode):
@@ -64,7 +56,7 @@ class FakeDevice(DispatchMode):
         self.capability = capability
         self.device = CPU if capability is None else torch.device(DEVICE_TYPE, 0)
         self.warnings: dict[str, None] = {}
-        self._observer: KernelObserver | None = None
+        self._observer: OpObserver | None = None
         self._descriptions: dict[Hashable, Any] = {}  # call signature -> description of the result
         self._building = False
         self._contexts = contextlib.ExitStack()
@@ -83,32 +75,13 @@ class FakeDevice(DispatchMode):
             self._building = False
 
     @contextlib.contextmanager
-    def observed_by(self, observer: KernelObserver) -> Iterator[None]:
+    def observed_by(self, observer: OpObserver) -> Iterator[None]:
         """Inside, the observer receives every operation, those on the host too."""
         self._observer = observer
         try:
             yield
         finally:
             self._observer = None
-
-    def allocate(self, size: Any, stride: Any, dtype: torch.dtype, made_by: Any) -> torch.Tensor:
-        """A new tensor on the device, also where that is the CPU. The observer hears that the operation `made_by`
-        comes, and then of an allocation."""
-        func, args, kwargs = (
-            torch.ops.aten.empty_strided.default,
-            (size, stride),
-            {"dtype": dtype, "device": self.device},
-        )
-        made = fake_storages.empty(size, stride, dtype, _bytes(size, stride, dtype), self.device)
-        if self._observer is not None:
-            self._observer.before(made_by, [])
-            self._observer.after(func, args, kwargs, made, call_signature(func, args, kwargs)[0])
-        return made
-
-    def launched(self, operation: Operation) -> None:
-        """Tell the observer of a kernel that no dispatched operation stands for."""
-        if self._observer is not None:
-            self._observer.launched(operation)
 
     # --- operations ---
 
@@ -228,9 +201,3 @@ def _check_one_device(func: Any, tensors: list[torch.Tensor]) -> None:
             f"Expected all tensors to be on the same device, but {func} has some on cuda:0 and some on cpu. Move the "
             'inputs to "cuda" in the step, and give it every module and parameter that it uses.'
         )
-
-
-def _bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
-    """Of the storage of a strided tensor."""
-    last = sum((length - 1) * step for length, step in zip(size, stride))
-    return dtype.itemsize * (0 if 0 in size else last + 1)

@@ -19,7 +19,7 @@ from legroom.foresight.fake_gpu import attention
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.memory.host_heap import HostHeap
 from legroom.foresight.speed.operation_names import PRODUCTS
-from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.speed.operations import Tally
 from legroom.measure.memory_attribution import OTHER
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.third_party.torch_private import op_name
@@ -49,8 +49,7 @@ class OpTrace:
     """Use as `with trace: step()` once for each step; parts, tallies and `log.step_start` are those of the last step.
 
     fake: the device; without a compute capability it is the CPU, which has no workspaces. model, optimizer: as for the
-    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`). compiled: the
-    model as torch.compile has wrapped it, whose graphs do not know their modules.
+    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`).
     """
 
     def __init__(
@@ -59,11 +58,9 @@ class OpTrace:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         record_origins: bool = False,
-        compiled: torch.nn.Module | None = None,
     ):
         self.fake, self.model = fake, model
-        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, compiled)
-        self._called = model if compiled is None else compiled
+        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins)
         self.log, self.origins = self.ledger.log, self.ledger.origins
         self.workspaces: list[Workspace] = []
         self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
@@ -95,11 +92,6 @@ class OpTrace:
             copy = self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {})
             self.log.record(copy, OTHER)
 
-    def launched(self, operation: Operation) -> None:
-        phase = self.log.phase.current()
-        tally = self.tally if phase == "step" or not self.passes else self.passes[-1]
-        tally.put(operation, phase)
-
     def on_subclass(self, func: Any) -> None:
         self.ledger.on_subclass(func)
 
@@ -124,7 +116,7 @@ class OpTrace:
             self.ledger.begin_step()
             contexts.callback(self._end_ledger_step)
             contexts.enter_context(self.fake.observed_by(self))
-            hook = self._called.register_forward_pre_hook(
+            hook = self.model.register_forward_pre_hook(
                 lambda *_: self.passes.append(Tally(seen=self._seen)), prepend=True
             )
             contexts.callback(hook.remove)
@@ -177,8 +169,7 @@ class OpTrace:
         )
         for index, tally in enumerate(self.passes):
             times = 1 + (micro_batches - len(self.passes)) * (index == repeated)
-            tally.end_run()
-            every = ((whole.counts, tally.counts), (whole.places, tally.places), (whole.runs, tally.runs))
+            every = ((whole.counts, tally.counts), (whole.places, tally.places))
             for sums, parts in every:
                 for phase, counts in parts.items():
                     into = sums.setdefault(phase, Counter())

@@ -181,7 +181,7 @@ def _figures(
     first.
     """
     simulated = simulation.simulate_step(
-        cfg, folder, few_micro_batches=few_micro_batches, build_data=data_cache.build_data, fused=False
+        cfg, folder, few_micro_batches=few_micro_batches, build_data=data_cache.build_data
     )
     model = simulated.trace.model
     states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes

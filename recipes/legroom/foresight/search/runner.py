@@ -142,15 +142,15 @@ def refused_model(cfg: Config) -> str:
 
 
 def predict(overrides: list[str]) -> tuple[Record | None, str]:
-    """(record, '') of the estimate of a command line, as recipe=estimate gives it, but with compile=true as
-    written; or (None, why it was refused)."""
+    """(record, '') of the estimate of a command line, as recipe=estimate gives it; or (None, why it was
+    refused)."""
     cfg, outcome, problems = space.compose_estimate(*overrides)
     if cfg is None or outcome is None or problems:
         return None, " ".join(problems)
     try:
         with tempfile.TemporaryDirectory() as folder:
             capacity = prediction.allocator_bytes(cfg)
-            simulated = simulation.simulate_step(cfg, folder, capacity, draw_lengths=True, fused=False)
+            simulated = simulation.simulate_step(cfg, folder, capacity, draw_lengths=True)
             prediction.fill(cfg, outcome, simulated)
     except (Refusal, UnknownOperation) as error:
         return None, not_followed.reason(cfg, error)

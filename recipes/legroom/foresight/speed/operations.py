@@ -46,7 +46,7 @@ from legroom.foresight.speed.operation_names import (
 from legroom.measure.op_flops import attended_share, operation_flops, tensors_in
 from legroom.third_party import torch_distributed_private, torch_private
 
-JOINABLE = (ELEMENTWISE, REDUCTION, COPY)  # what torch.compile makes one kernel of
+FUSIBLE = (ELEMENTWISE, REDUCTION, COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"
 MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce")  # part of the name
 
@@ -94,9 +94,6 @@ class Tally:
     places: dict[str, Counter] = field(default_factory=dict)  # phase -> (module, operation) -> calls; where known
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
-    # phase -> for each run of joinable operations its largest one -> runs; `end_run` ends the last one
-    runs: dict[str, Counter] = field(default_factory=dict)
-    _run: tuple[str, Operation] | None = field(default=None, repr=False)  # the phase and the largest of the run at hand
 
     def add(
         self,
@@ -129,24 +126,19 @@ class Tally:
         if phase not in self.counts:
             self.counts[phase] = Counter()
         self.counts[phase][operation] += 1
-        if operation is not None:
-            self._follow_run(operation, phase)
         if module is not None:
             self.places.setdefault(phase, Counter())[module, operation] += 1
 
-    def _follow_run(self, operation: Operation, phase: str) -> None:
-        if self._run is not None and (phase != self._run[0] or operation.kind not in JOINABLE):
-            self.end_run()
-        if operation.kind in JOINABLE and phase != OPTIMIZER_PHASE:
-            longer = self._run is None or operation.bytes > self._run[1].bytes
-            self._run = (phase, operation) if longer else self._run
-
-    def end_run(self) -> None:
-        """Count the run of joinable operations at hand."""
-        if self._run is not None:
-            phase, largest = self._run
-            self.runs.setdefault(phase, Counter())[largest] += 1
-            self._run = None
+    def without_fusible(self) -> Tally:
+        """The operations that torch.compile cannot join to others, each a call of the host. The optimizer's step, which
+        it does not compile, is as it was."""
+        made = Tally({}, Counter(self.calls), unknown=set(self.unknown))
+        for phase, counts in self.counts.items():
+            left = {one: times for one, times in counts.items() if phase == OPTIMIZER_PHASE or one.kind not in FUSIBLE}
+            made.counts[phase] = Counter(left)
+            if phase != OPTIMIZER_PHASE:
+                made.calls[phase] = sum(left.values())
+        return made
 
     def put(self, operation: Operation, phase: str, times: int = 1) -> None:
         """Count an operation that was not dispatched."""

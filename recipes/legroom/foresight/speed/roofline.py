@@ -9,7 +9,8 @@ that nothing can overlap.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight.speed import efficiencies, intervals, links
@@ -37,6 +38,7 @@ ELEMENT_SHARPNESS = 4  # how well the traffic of a kernel and the work on its el
 # Multiprocessors of these generations have 64 lanes for fp32, the others 128: CUDA C++ programming guide, arithmetic
 # instructions. By a capability, "6.0", or its major part.
 HALF_LANES = ("6.0", "7", "8.0")
+FUSED = "speed: the least time is that of a compiled step whose element-wise operations, sums and copies take none."
 
 
 @dataclass
@@ -142,6 +144,13 @@ def predict(
         copying,
         sent.machine_seconds,
     )
+
+
+def predict_compiled(tally: Tally, *args: Any, **figures: Any) -> Prediction:
+    """As `predict`, of a step that torch.compile compiles: as it is written, and at best without what it can fuse."""
+    written, fused = (predict(each, *args, **figures) for each in (tally, tally.without_fusible()))
+    low_seconds = min(written.low_seconds, fused.low_seconds)
+    return replace(written, low_seconds=low_seconds, notes=[*written.notes, FUSED])
 
 
 def _host_seconds(tally: Tally, gpu: Gpu, precision: str, reached: Efficiencies) -> float:
