@@ -71,10 +71,10 @@ def test_a_training_needs_the_weights_and_says_what_does_not(saved, recipe):
 def test_fit_takes_a_configuration(saved):
     from fit_search import searched
 
-    from legroom.foresight.search import fit_options, plan
+    from legroom.foresight.search import plan, request
 
     pinned = ["optim=sgd", "checkpointing=none", "model.attention=sdpa", "loss=standard"]
-    search, problems = plan.plan([*WORDS, *pinned, f"model.pretrained={saved[1]}"], fit_options.Options())
+    search, problems = plan.plan([*WORDS, *pinned, f"model.pretrained={saved[1]}"], request.Options())
     assert not problems
     (found,) = searched(search).rows
     assert found.fits and not validate.validate(search.base)
@@ -112,12 +112,12 @@ def test_fit_says_of_what_cannot_be_followed_what_an_estimate_says(tmp_path):
     import transformers
     from fit_search import SameProcessExecutor
 
-    from legroom.foresight.search import fit_options, plan, runner
+    from legroom.foresight.search import plan, request, runner
 
     config = transformers.LongformerConfig(architectures=["LongformerForSequenceClassification"])
     config.save_pretrained(tmp_path)
     pinned = ["optim=sgd", "checkpointing=none", "model.attention=eager", "loss=standard"]
-    search, _ = plan.plan([*WORDS, *pinned, f"model.pretrained={tmp_path}"], fit_options.Options())
+    search, _ = plan.plan([*WORDS, *pinned, f"model.pretrained={tmp_path}"], request.Options())
     assert search is not None
     (why,) = runner.run(search, 1, SameProcessExecutor()).refused
     assert why.startswith("recipe=estimate cannot follow the step of") and "from_config(config)" in why

@@ -99,7 +99,7 @@ def test_fit_proposes_nothing_that_is_tight(predicted):
     assert speed.low < speed.median < speed.high and "cost of 1M tokens" in text
     search.values = {"model.attention": ("sdpa", "eager")}
     found = runner.Found({"model.attention": "sdpa"}, alone.record)
-    heading, _, row = present.results_table(search, [found]).splitlines()
+    heading, _, row = present.results_table([(search, found)]).splitlines()
     assert heading.index("attention") == row.index("sdpa") and heading.index("batch") == row.index("2 x 1")
 
 

@@ -16,7 +16,7 @@ from played_gpu import MIB, NAME
 
 from legroom.cli import fit
 from legroom.doctor import checks, faults, page, probe
-from legroom.foresight.search import fit_options, plan
+from legroom.foresight.search import plan, request
 from legroom.foresight.speed import calibrated
 
 pytest_plugins = ["gpu_fixtures"]
@@ -121,7 +121,7 @@ def test_fit_measures_on_the_card(gpus, capsys):
 
     fork_server = gpus()
     words = [*TINY, "gpu=l4_24gb", "model=gpt2_tiny", "batch.effective=4"]
-    search, problems = plan.plan(words, fit_options.Options(measure=1))
+    search, problems = plan.plan(words, request.Options(measure=1))
     assert not problems
     chosen = {"precision": "bf16", "batch.per_device": 2}
     outcome, why = runner.predict(search.overrides_of(chosen))

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from conftest import small
 
-from legroom.foresight.search import fit_options, plan, space
+from legroom.foresight.search import plan, request, space
 
 GPU = "gpu=rtx4090_24gb"
 
@@ -33,7 +33,7 @@ class SameProcessExecutor:
 
 def planned(*overrides: str, **options) -> space.SearchSpace:
     """The search space of `tiny(*overrides)`; options: of fit."""
-    search, problems = plan.plan(tiny(*overrides), fit_options.Options(**options))
+    search, problems = plan.plan(tiny(*overrides), request.Options(**options))
     assert not problems
     return search
 

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from legroom import invocation, paths
 from legroom.cli import console, single_run
-from legroom.foresight.search import fit_options, packed_rows, places, plan, pool, present, space
+from legroom.foresight.search import packed_rows, plan, pool, present, request, space
 from legroom.jobs import fork_client, launch, supervise
 from legroom.options import compose
 from legroom.records.record import Record
+from legroom.units import MIB
 
 if TYPE_CHECKING:
     from legroom.foresight.search.runner import Found  # imports torch
@@ -44,6 +45,12 @@ the best configuration of each.
     fit.measure=3                run the first 3 rows on the installed GPU, and print predicted beside measured
 
 Exit code 0 when something fits, 3 when nothing does, 2 for a refusal."""
+# Columns of predicted beside measured: heading, part of the record, field, unit, decimals.
+COMPARED = (
+    ("reserved MiB", "memory", "peak_reserved_bytes", MIB, 0),
+    ("device MiB", "memory", "device_used_bytes", MIB, 0),
+    ("samples/s", "speed", "samples_per_second", 1, 2),
+)
 # What a measured run differs in from the command that is printed.
 MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]
 
@@ -61,8 +68,8 @@ def main(argv: list[str]) -> int:
 
 def find(argv: list[str]) -> int:
     """Search for what the command line leaves open, and print it. Returns the exit code."""
-    options, overrides, problems = fit_options.read_options(argv)
-    asked, others, more = ([], [], []) if problems else places.asked(overrides, options)
+    options, overrides, problems = request.read_options(argv)
+    asked, others, more = ([], [], []) if problems else request.read_places(overrides, options)
     if problems + more:
         console.say_problems(problems + more)
         return single_run.EXIT_CODES["refused"]
@@ -78,7 +85,7 @@ def find(argv: list[str]) -> int:
         return 1
 
 
-def _find_one(overrides: list[str], options: fit_options.Options) -> int:
+def _find_one(overrides: list[str], options: request.Options) -> int:
     """Search for one GPU, or one number of them, and print the table. Returns the exit code."""
     search, problems = plan.plan(overrides, options)
     if search is None:
@@ -106,16 +113,16 @@ def _find_one(overrides: list[str], options: fit_options.Options) -> int:
     return 0 if result.fits else single_run.EXIT_CODES["oom"]
 
 
-def _find_places(asked: list[places.Place], others: list[str], options: fit_options.Options) -> int:
+def _find_places(asked: list[request.Place], others: list[str], options: request.Options) -> int:
     """Search for each of several GPUs or numbers of them, and print what each is best with. Returns the exit code."""
     with status_line() as show_status:
-        planned, refused = places.plan_all(asked, others, options, show_status)
+        planned, refused = plan.plan_all(asked, others, options, show_status)
     if not planned:
         console.say_problems(list(dict.fromkeys(line for lines in refused.values() for line in lines)))
         return single_run.EXIT_CODES["refused"]
     start, done, interrupted = time.monotonic(), [], False
     with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
-        from legroom.foresight.search import present_places, runner  # import torch
+        from legroom.foresight.search import runner  # imports torch
 
         first = planned[0][1].base
         if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
@@ -123,17 +130,17 @@ def _find_places(asked: list[places.Place], others: list[str], options: fit_opti
             return single_run.EXIT_CODES["refused"]
         show_status("reading the data")
         packed_rows.enter_all([search for _, search in planned], workers)
-        console.say(present_places.heading(planned, refused))
+        console.say(present.heading_of_places(planned, refused))
         try:
             for number, (place, search) in enumerate(planned, 1):
                 at = f"{number} of {len(planned)}, {place.label}: "
                 result = runner.run(search, 1, workers, lambda text, at=at: show_status(at + text))
-                done.append(present_places.Searched(place, search, result))
+                done.append(present.Searched(place, search, result))
         except KeyboardInterrupt:  # what was found is not lost
             interrupted = True
             console.say(f"Interrupted: {len(done)} of {len(planned)} are searched.")
     if done:
-        console.say(present_places.report(done, options, time.monotonic() - start))
+        console.say(present.report_of_places(done, options, time.monotonic() - start))
     if interrupted:
         return single_run.EXIT_CODES["interrupted"]
     return 0 if any(each.result.fits for each in done) else single_run.EXIT_CODES["oom"]
@@ -163,5 +170,25 @@ def measure(
                 folder.mkdir()
                 outcome = supervise.run(launch.Job(outcome, folder), lambda *_: None, fork_server)
             records.append(outcome)
-    console.say(present.comparison([found.record for found in rows], records))
+    console.say(comparison([found.record for found in rows], records))
     return records
+
+
+def comparison(predicted: list[Record], measured: list[Record]) -> str:
+    """Predicted beside measured, one row per configuration, and the errors of the runs that failed."""
+    cells = []
+    for number, (estimate, run) in enumerate(zip(predicted, measured), 1):
+        row = [str(number), run.status]
+        for _, part, field, unit, decimals in COMPARED:
+            expected, found = values = [getattr(getattr(record, part), field) for record in (estimate, run)]
+            row += [f"{value / unit:,.{decimals}f}" if value else "" for value in values]
+            row.append(f"{expected / found - 1:+.1%}" if expected is not None and found else "")
+        cells.append(row)
+    headings = [f"{name} {kind}" for name, *_ in COMPARED for kind in ("predicted", "measured", "error")]
+    lines = ["", present.terminal_table(["", "status", *headings], cells, 2)]
+    lines += [
+        f"{number}. {run.status}: {run.error.message}"
+        for number, run in enumerate(measured, 1)
+        if run.error is not None
+    ]
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from conftest import CONF, ROOT, small
 from fit_search import GPU, planned, searched, tiny
 
 from legroom.cli import fit
-from legroom.foresight.search import fit_options, plan, present, space
+from legroom.foresight.search import plan, present, request, space
 from legroom.machine import host
 from legroom.options import menus
 from legroom.records import record_file
@@ -39,13 +39,13 @@ ALL = ("precision", "optim", "adapter")
     ],
 )
 def test_a_misspelt_key_of_fit_is_refused(word, said):
-    _, _, problems = fit_options.read_options([word])
+    _, _, problems = request.read_options([word])
     assert len(problems) == 1 and said in problems[0]
 
 
 def test_its_own_keys_are_not_trains():
-    options, words, problems = fit_options.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
-    assert (options, words, problems) == (fit_options.Options(2, ("optim", "precision")), ["model=gpt2"], [])
+    options, words, problems = request.read_options(["model=gpt2", "fit.keep=[optim, precision]", "fit.top=2"])
+    assert (options, words, problems) == (request.Options(2, ("optim", "precision")), ["model=gpt2"], [])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_its_own_keys_are_not_trains():
 )
 def test_words_that_mean_nothing_are_refused_before_anything_is_searched(word, said, monkeypatch):
     monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = plan.plan(tiny(word), fit_options.Options())
+    search, problems = plan.plan(tiny(word), request.Options())
     assert search is None and any(said in problem for problem in problems)
 
 
@@ -90,7 +90,7 @@ def test_only_what_computes_the_same_is_searched_unless_more_is_allowed():
 
 
 def test_a_lever_that_is_both_kept_and_allowed_is_refused():
-    (problem,) = fit_options.read_options(["fit.keep=[optim]", "fit.allow=[optim,adapter]"])[2]
+    (problem,) = request.read_options(["fit.keep=[optim]", "fit.allow=[optim,adapter]"])[2]
     assert "optim" in problem and "adapter" not in problem
 
 
@@ -159,7 +159,7 @@ def test_what_is_of_one_run_stands_in_no_command(typed):
 
 
 def test_what_the_gpu_lacks_is_left_out_and_said():
-    search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], fit_options.Options(allow=ALL))
+    search, problems = plan.plan([*tiny()[:-1], "gpu=v100_16gb", "batch.effective=4"], request.Options(allow=ALL))
     assert not problems and set(search.values["precision"]) == {"fp16", "fp32"}
     said = [line.split(": ")[0] for line in search.left_out if "compute capability" in line]
     assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
@@ -167,12 +167,12 @@ def test_what_the_gpu_lacks_is_left_out_and_said():
 
 def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu):
     monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = plan.plan(tiny(), fit_options.Options(measure=3))
+    search, problems = plan.plan(tiny(), request.Options(measure=3))
     assert search is None and "here is none, not gpu=rtx4090_24gb" in problems[0]
     pretend_gpu((8, 9), "NVIDIA L4")
-    assert "here is NVIDIA L4" in plan.plan(tiny(), fit_options.Options(measure=3))[1][0]
+    assert "here is NVIDIA L4" in plan.plan(tiny(), request.Options(measure=3))[1][0]
     pretend_gpu((8, 9), "NVIDIA GeForce RTX 4090")
-    assert plan.plan(tiny(), fit_options.Options(measure=3))[0] is not None
+    assert plan.plan(tiny(), request.Options(measure=3))[0] is not None
 
 
 def test_a_choice_is_the_configuration_that_its_command_composes():

@@ -11,7 +11,7 @@ from conftest import small
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
 from legroom.cli import fit
-from legroom.foresight.search import fit_options, plan, present, space
+from legroom.foresight.search import plan, present, request, space
 from legroom.machine import host
 from legroom.records import record_file
 
@@ -27,7 +27,7 @@ FSDP_REFUSES = {"adafactor", "adam8bit", "lion8bit"}
 
 
 def refused(*words: str, **options) -> str:
-    search, problems = plan.plan(tiny(*words), fit_options.Options(**options))
+    search, problems = plan.plan(tiny(*words), request.Options(**options))
     assert search is None and len(problems) == 1, problems
     return problems[0]
 
@@ -111,11 +111,11 @@ def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
         {"parallelism": "ddp", "batch.per_device": 1},
     ]
     rows = [runner.Found(chosen, runner.predict(search.overrides_of(chosen))[0]) for chosen in choices]
-    head, _, *lines = present.results_table(search, rows).splitlines()
+    head, _, *lines = present.results_table([(search, found) for found in rows]).splitlines()
     assert "sync_each_batch" in head
     place = head.index("sync_each_batch")
     assert [line[place : place + 15].strip() for line in lines] == ["false", "true", "", ""]
-    assert "sync_each_batch" not in present.results_table(search, rows[2:])
+    assert "sync_each_batch" not in present.results_table([(search, found) for found in rows[2:]])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from fit_search import SameProcessExecutor, planned, searched, tiny
 
 from legroom.cli import fit
 from legroom.data import dataset
-from legroom.foresight.search import candidates, data_cache, fit_options, packed_rows, present, space
+from legroom.foresight.search import candidates, extrapolation, packed_rows, present, request, space
 from legroom.models import packing
 from legroom.records import record_file
 
@@ -53,7 +53,7 @@ def packing_search(words, *more: str, **options) -> space.SearchSpace:
 
 
 def test_the_last_part_of_a_key_names_a_lever():
-    options, _, problems = fit_options.read_options(["fit.allow=[precision,optim,adapter,packing]"])
+    options, _, problems = request.read_options(["fit.allow=[precision,optim,adapter,packing]"])
     assert not problems and options.allow == ("precision", "optim", "adapter", "data.packing")
 
 
@@ -154,14 +154,14 @@ def test_a_usual_batch_is_shorter_than_the_longest(talks):
 
 def test_extrapolations_build_the_same_data_once(talks, monkeypatch):
     built = []
-    monkeypatch.setattr(data_cache, "_BUILT", {})
+    monkeypatch.setattr(extrapolation, "_BUILT", {})
     monkeypatch.setattr(dataset, "build_data", lambda *asked: built.append(asked) or dataset.Data(*[None] * 5))
     alone, deeper, packed, others = (
         space.compose_estimate(*tiny(*talks, *more))[0]
         for more in ([], ["model.layers=2", "optim=sgd"], ["data.packing=true"], ["train.seed=3"])
     )
     for cfg, count in ((alone, 1), (deeper, 1), (packed, 2), (others, 3), (alone, 3)):
-        found = data_cache.build_data(cfg, "language_modelling", 512)
+        found = extrapolation.build_data(cfg, "language_modelling", 512)
         assert len(built) == count and not found.warnings
         found.warnings.append("of this one alone")
 
@@ -203,7 +203,7 @@ def test_its_commands_give_what_its_table_says(talks, command, tmp_path):
         assert pasted.memory.peak_reserved_bytes == row.outcome.memory.peak_reserved_bytes
         assert pasted.estimate.unpadded_tokens_per_second == row.estimate.unpadded_tokens_per_second
         assert "Tokens per second" in ended.out
-    head = present.results_table(search, result.rows).splitlines()[0]
+    head = present.results_table([(search, found) for found in result.rows]).splitlines()[0]
     assert "tokens/s" in head and "samples/s" not in head and "packing" in head
 
 

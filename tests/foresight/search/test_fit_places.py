@@ -6,8 +6,8 @@ import pytest
 from support.fit_search import SameProcessExecutor, tiny
 
 from legroom.cli import fit
-from legroom.foresight.search import fit_options, places
-from legroom.foresight.search.places import Place
+from legroom.foresight.search import plan, request
+from legroom.foresight.search.request import Place
 from legroom.machine import host
 from legroom.options import menus
 from legroom.paths import CONF
@@ -17,9 +17,9 @@ NOTHING_LEFT = ("checkpointing=none", "loss=standard", "optim=adamw", "model.att
 
 
 def asked(*words: str) -> tuple[list[Place], list[str], list[str]]:
-    options, others, problems = fit_options.read_options(list(words))
+    options, others, problems = request.read_options(list(words))
     assert not problems
-    return places.asked(others, options)
+    return request.read_places(others, options)
 
 
 def tiny_without_gpu(*words: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_what_cannot_be_searched_is_refused(words, said):
 
 @pytest.mark.parametrize("word", ["fit.gpus=[1,0]", "fit.gpus=[1,two]", "fit.prices={l4_24gb}", "fit.sort=memory"])
 def test_words_of_several_gpus_that_cannot_be_read(word):
-    (problem,) = fit_options.read_options([word])[2]
+    (problem,) = request.read_options([word])[2]
     assert problem.startswith(f"{word}: must be ")
 
 
@@ -69,12 +69,12 @@ def test_an_unknown_gpu_is_refused_once_and_a_wrong_key_too(capsys):
 
 
 def test_the_same_batch_for_every_number_of_gpus():
-    options, others, _ = fit_options.read_options(tiny("fit.gpus=[1,2,4]", *NOTHING_LEFT))
-    asked_for, others, _ = places.asked(others, options)
-    planned, refused = places.plan_all(asked_for, others, options)
+    options, others, _ = request.read_options(tiny("fit.gpus=[1,2,4]", *NOTHING_LEFT))
+    asked_for, others, _ = request.read_places(others, options)
+    planned, refused = plan.plan_all(asked_for, others, options)
     assert not refused and [search.effective for _, search in planned] == [8, 8, 8]
     assert [search.base.accumulation.steps for _, search in planned] == [4, 2, 1]
-    planned, refused = places.plan_all(asked_for, [*others, "batch.effective=4"], options)
+    planned, refused = plan.plan_all(asked_for, [*others, "batch.effective=4"], options)
     assert [place.count for place, _ in planned] == [1, 2]
     assert "batch.effective=4" in refused[Place("rtx4090_24gb", 4)][0]
 
@@ -82,16 +82,16 @@ def test_the_same_batch_for_every_number_of_gpus():
 def test_a_number_that_all_gpus_refuse_does_not_hide_the_others():
     places_of_both, others, _ = asked("model=gpt2_tiny", "gpu=l4_24gb,t4_16gb", "fit.gpus=[3,4]", *NOTHING_LEFT)
     others = [word for word in others if "per_device" not in word] + ["batch.effective=4"]
-    planned, refused = places.plan_all(places_of_both, others, fit_options.Options(counts=(3, 4)))
+    planned, refused = plan.plan_all(places_of_both, others, request.Options(counts=(3, 4)))
     assert [(place.gpu, place.count) for place, _ in planned] == [("l4_24gb", 4), ("t4_16gb", 4)]
     assert [(place.gpu, place.count) for place in refused] == [("l4_24gb", 3), ("t4_16gb", 3)]
 
 
 def test_the_same_batch_also_where_the_most_gpus_are_refused():
     words = ("gpu.machines=2", "gpu.machine_link_gb_per_second=50", "fit.gpus=[2,4,5]")
-    options, others, _ = fit_options.read_options(tiny(*words, *NOTHING_LEFT))
-    asked_for, others, _ = places.asked(others, options)
-    planned, refused = places.plan_all(asked_for, others, options)
+    options, others, _ = request.read_options(tiny(*words, *NOTHING_LEFT))
+    asked_for, others, _ = request.read_places(others, options)
+    planned, refused = plan.plan_all(asked_for, others, options)
     assert [search.effective for _, search in planned] == [8, 8] and [place.count for place in refused] == [5]
 
 
@@ -115,7 +115,7 @@ def test_a_word_of_the_gpu_that_names_no_option_is_refused_as_typed(word, expect
 def test_no_silence_while_what_can_be_searched_is_found_out():
     said = []
     asked_for, others, _ = asked("model=gpt2_tiny", "gpu=l4_24gb,t4_16gb", "optim=adamv")
-    places.plan_all(asked_for, others, fit_options.Options(), said.append)
+    plan.plan_all(asked_for, others, request.Options(), said.append)
     assert said[0] == "1 of 2, l4_24gb: what can be searched" and len(said) == 2
 
 

@@ -13,6 +13,7 @@ their use, and its memory is no straight line. Its prediction is derived from th
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import cast
@@ -20,9 +21,11 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from legroom import config
 from legroom.config import Config
+from legroom.data import dataset
+from legroom.data.dataset import Data, Head
 from legroom.foresight import simulation
-from legroom.foresight.search import data_cache
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import efficiencies, links, roofline
 from legroom.foresight.speed.operation_names import COLLECTIVE
@@ -35,6 +38,7 @@ DEPTHS = (1, 2)  # layers of the two models that are simulated
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
 PASSES, STEP = ("forward", "backward"), ("step",)
 TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
+KEPT_DATA = 4  # packed rows and others, of two modes of parallelism
 # Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
 STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
 
@@ -180,9 +184,7 @@ def _figures(
     Returns the fields of an Extrapolation for each precision, and (elements, dtype) of each trained weight, the last
     first.
     """
-    simulated = simulation.simulate_step(
-        cfg, folder, few_micro_batches=few_micro_batches, build_data=data_cache.build_data
-    )
+    simulated = simulation.simulate_step(cfg, folder, few_micro_batches=few_micro_batches, build_data=build_data)
     model = simulated.trace.model
     states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes
     passes, step = _peaks(simulated)
@@ -240,3 +242,20 @@ def _part(tally: Tally, phases: tuple[str, ...]) -> Tally:
         {phase: tally.counts[phase] for phase in phases if phase in tally.counts},
         Counter({phase: tally.calls[phase] for phase in phases}),
     )
+
+
+_BUILT: dict[str, Data] = {}  # what a worker process has built for all configurations that share it
+
+
+def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: int | None = None) -> Data:
+    """`dataset.build_data`, or what it has returned for a configuration that differs in other things."""
+    values = config.to_dict(cfg)
+    del values["model"]["layers"], values["model"]["attention"]  # which extrapolations change
+    parts = [values[section] for section in ("data", "eval", "model")]
+    known = [*parts, cfg.train.seed, parallelism.data_share(cfg), task, vocab, head and dict(head), last_id]
+    key = json.dumps(known, sort_keys=True, default=str)
+    if key not in _BUILT:
+        if len(_BUILT) >= KEPT_DATA:
+            _BUILT.clear()
+        _BUILT[key] = dataset.build_data(cfg, task, vocab, head, last_id)
+    return replace(_BUILT[key], warnings=list(_BUILT[key].warnings))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.foresight.search import exclusions, space
+from legroom.foresight.search import space
 from legroom.foresight.search.space import BATCH, PACKING, Rows, SearchSpace
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def enter(search: SearchSpace, workers: Executor) -> None:
         )
     if search.rows is None:
         leave_out(search, why)
-    exclusions.exclude(search)
+    space.exclude(search)
 
 
 def enter_all(searches: list[SearchSpace], workers: Executor) -> None:

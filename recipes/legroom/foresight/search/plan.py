@@ -1,14 +1,15 @@
-"""From the command line of fit to its search space, or to the problems that prevent a search. Never imports torch."""
+"""From the command line of fit to its search spaces, or to the problems that prevent a search. Never imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from legroom.config import Config
-from legroom.foresight.search import exclusions, packed_rows
-from legroom.foresight.search.fit_options import Options
+from legroom.foresight.search import packed_rows
+from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import (
     BATCH,
     DIMENSIONS,
@@ -16,7 +17,9 @@ from legroom.foresight.search.space import (
     PACKING,
     SearchSpace,
     batches,
+    by_reason,
     compose_estimate,
+    exclude,
     mode_overrides,
     now,
     typed_value,
@@ -97,7 +100,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     if PACKING in search.values and BATCH not in search.values:
         packed_rows.leave_out(search, f"{search.pinned[BATCH]}, and a step on as many tokens needs fewer packed rows.")
     if PACKING not in search.values:  # otherwise the batches follow from the rows
-        exclusions.exclude(search)
+        exclude(search)
     return search, []
 
 
@@ -170,8 +173,50 @@ def _allowed(search: SearchSpace, lever: str, values: Sequence[Any], request: _R
         allowed.append(value)
         if "." not in lever:
             search.sections[lever, value] = getattr(cfg, lever)
-    search.left_out += exclusions.by_reason(lever, refused)
+    search.left_out += by_reason(lever, refused)
     return allowed
+
+
+def plan_all(
+    places: list[Place], others: list[str], options: Options, show_status: Callable[[str], None] = lambda text: None
+) -> tuple[list[tuple[Place, SearchSpace]], dict[Place, list[str]]]:
+    """(the places with their search spaces, the other places with their problems).
+
+    All have the same effective batch, so that their steps can be compared: the typed one, or that of the most GPUs that
+    can be searched, with the default of each. show_status: called with the progress.
+    """
+    if options.counts and not any(text.startswith("batch.effective=") for text in others):
+        most_first = sorted(places, key=lambda place: -(place.count or 1))
+        found = (search for _, search, _ in _plans(most_first, others, options, show_status) if search is not None)
+        others = [*others, *(f"batch.effective={search.effective}" for search in itertools.islice(found, 1))]
+    planned, problems = [], {}
+    for place, search, lines in _plans(places, others, options, show_status):
+        if search is not None:
+            planned.append((place, search))
+        else:
+            problems[place] = lines
+    return planned, problems
+
+
+def _plans(
+    places: list[Place], others: list[str], options: Options, show_status: Callable[[str], None]
+) -> Iterator[tuple[Place, SearchSpace | None, list[str]]]:
+    """(place, its search space or None, its problems), one after another.
+
+    Where the first two GPUs have the same problems, these have nothing to do with the GPU, and are those of all in that
+    number.
+    """
+    said: dict[int | None, list[list[str]]] = {}
+    for number, place in enumerate(places, 1):
+        show_status(f"{number} of {len(places)}, {place.label}: what can be searched")
+        first = said.setdefault(place.count, [])
+        if len(first) > 1 and first[0] == first[1] != []:
+            yield place, None, first[0]
+            continue
+        search, found = plan(place.overrides(others, options), place.options(options))
+        lines = [str(line) for line in found]
+        first.append(lines)
+        yield place, search, lines
 
 
 # --- problems -----------------------------------------------------------------------------------------

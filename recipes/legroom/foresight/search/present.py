@@ -1,8 +1,12 @@
-"""The text that the command `fit` prints: what is searched, the table of what fits, predicted beside measured."""
+"""The text that the command `fit` prints: what is searched, and what was found for one GPU or for several."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -10,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from legroom.foresight.search import space
+from legroom.foresight.search.request import Options, Place
+from legroom.foresight.search.space import Rows, SearchSpace
 from legroom.records.record import Estimate, Record, verdict_of
 from legroom.report import predicted, tables
 from legroom.units import MIB
@@ -17,15 +23,8 @@ from legroom.units import MIB
 if TYPE_CHECKING:
     from legroom.foresight.search.runner import Found, Result  # imports torch
 
-# Columns of predicted beside measured: heading, part of the record, field, unit, decimals.
-COMPARED = (
-    ("reserved MiB", "memory", "peak_reserved_bytes", MIB, 0),
-    ("device MiB", "memory", "device_used_bytes", MIB, 0),
-    ("samples/s", "speed", "samples_per_second", 1, 2),
-)
 
-
-def heading(search: space.SearchSpace) -> str:
+def heading(search: SearchSpace) -> str:
     """What is searched, what is kept, and what is left out and why."""
     searched = [f"{lever} ({', '.join(map(space.typed_value, values))})" for lever, values in search.values.items()]
     cfg = search.base
@@ -59,7 +58,7 @@ def heading(search: space.SearchSpace) -> str:
     )
 
 
-def _packing(search: space.SearchSpace, rows: dict[bool, space.Rows]) -> list[str]:
+def _packing(search: SearchSpace, rows: dict[bool, Rows]) -> list[str]:
     """What packing makes of a step, and how the speeds are compared."""
     alone, packed = rows[False], rows[True]
     tokens = [f"{each.effective * each.tokens:,.0f}" for each in (alone, packed)]
@@ -72,14 +71,14 @@ def _packing(search: space.SearchSpace, rows: dict[bool, space.Rows]) -> list[st
     ]
 
 
-def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
+def report(search: SearchSpace, result: Result, seconds: float) -> str:
     """The table, the commands in the order of its rows, and the assumptions behind the figures. seconds: it took."""
     lines = [f"\n{seconds:.0f} s: {result.extrapolated} extrapolations, {result.estimated} estimates."]
     if not result.rows:
         return "\n".join([*lines, "Nothing could be estimated.", *result.refused])
     if not result.fits:
-        lines += [_closest(result.rows[0].estimate), *of_the_evaluation(result.rows[0])]
-    lines += ["", results_table(search, result.rows), ""]
+        lines += [_closest(result.rows[0].estimate), *_of_the_evaluation(result.rows[0])]
+    lines += ["", results_table([(search, found) for found in result.rows]), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
     lines.append(
@@ -87,7 +86,7 @@ def report(search: space.SearchSpace, result: Result, seconds: float) -> str:
         "known, and nine of ten steps are between the two in brackets."
     )
     if search.base.parallelism.world_size > 1:
-        lines.append(f"Batch, memory and what is left are of one GPU, {_rate(search)} of all together.")
+        lines.append(f"Batch, memory and what is left are of one GPU, {_rate([search])} of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 
@@ -102,7 +101,7 @@ def _closest(estimate: Estimate) -> str:
     )
 
 
-def of_the_evaluation(best: Found) -> list[str]:
+def _of_the_evaluation(best: Found) -> list[str]:
     """A line where it is the evaluation that does not fit: the memory in the table is that of a step."""
     if best.record.error is None or best.record.error.phase != "eval":
         return []
@@ -113,37 +112,43 @@ def of_the_evaluation(best: Found) -> list[str]:
     ]
 
 
-def results_table(search: space.SearchSpace, rows: list[Found]) -> str:
-    """One row per configuration: the levers that were searched, memory, what stays free, verdict, speed."""
-    levers = {
-        lever: [value_of(search, found, lever) for found in rows] for lever in search.values if lever != space.BATCH
-    }
-    levers = {lever: values for lever, values in levers.items() if any(values)}
+def results_table(rows: list[tuple[SearchSpace, Found]], gpus: list[str] | None = None) -> str:
+    """One row per configuration: the levers that were searched, memory, what stays free, verdict, speed and cost.
+
+    gpus: of each row, where they differ; then what each waits for is shown, and values that all have are said below.
+    """
+    levers = dict.fromkeys(lever for search, _ in rows for lever in search.values if lever != space.BATCH)
+    columns = {lever: [value_of(search, found, lever) for search, found in rows] for lever in levers}
+    alike = {lever: values[0] for lever, values in columns.items() if gpus and len(rows) > 1 and len({*values}) == 1}
+    columns = {lever: values for lever, values in columns.items() if lever not in alike and (gpus or any(values))}
+    costs = ["" if cost is None else predicted.two_digits(cost) for cost in itertools.starmap(_cost, rows)]
     cells = []
-    for number, found in enumerate(rows, 1):
-        outcome = found.record
-        cost = predicted.cost_of_million_tokens(outcome, unpadded=search.rows is not None)
-        batch, steps = outcome.config["batch"]["per_device"], outcome.config["accumulation"]["steps"]
-        cells.append(
-            [
-                str(number),
-                *(values[number - 1] for values in levers.values()),
-                f"{batch} x {steps}",
-                f"{found.device_used_bytes / MIB:,.0f}",
-                f"{found.estimate.margin_bytes / MIB:,.0f}",
-                verdict_of(found.estimate),
-                *speed_of(search, outcome),
-                *([predicted.two_digits(cost)] if cost is not None else []),
-            ]
-        )
-    figures = ["memory MiB", "left MiB", "verdict", _rate(search), "step ms"]
-    if search.base.gpu.price_per_hour is not None:
-        figures.append(tables.COST)
-    headings = [lever.split(".")[-1] for lever in levers]
-    return terminal_table(["", *headings, "batch", *figures], cells, 2 + len(headings))
+    for index, (search, found) in enumerate(rows):
+        cfg, estimate = found.record.config, found.estimate
+        row = [str(index + 1), *([gpus[index]] if gpus else []), *(values[index] for values in columns.values())]
+        row += [
+            f"{cfg['batch']['per_device']} x {cfg['accumulation']['steps']}",
+            f"{found.device_used_bytes / MIB:,.0f}",
+            f"{estimate.margin_bytes / MIB:,.0f}",
+            verdict_of(estimate),
+            *_speed(search, found.record),
+        ]
+        bound_by = [str(found.record.speed.bound_by or "")] if gpus else []
+        cells.append([*row, *bound_by, *([costs[index]] if any(costs) else [])])
+    headings = ["", *(["gpu"] if gpus else []), *(lever.split(".")[-1] for lever in columns), "batch"]
+    figures = ["memory MiB", "left MiB", "verdict", _rate(search for search, _ in rows), "step ms"]
+    figures += [*(["bound by"] if gpus else []), *([tables.COST] if any(costs) else [])]
+    table = terminal_table([*headings, *figures], cells, len(headings))
+    same = ", ".join(f"{lever}={value}" for lever, value in alike.items() if value)
+    return f"{table}\n\nIn all rows: {same}." if same else table
 
 
-def value_of(search: space.SearchSpace, found: Found, lever: str) -> str:
+def _cost(search: SearchSpace, found: Found) -> float | None:
+    """Of a million tokens."""
+    return predicted.cost_of_million_tokens(found.record, unpadded=search.rows is not None)
+
+
+def value_of(search: SearchSpace, found: Found, lever: str) -> str:
     """The value of a lever in a row; "" where it makes no difference."""
     has_effect, cfg = space.DIMENSIONS[lever].has_effect, search.config(found.chosen)
     if has_effect is not None and not has_effect(cfg):
@@ -151,12 +156,12 @@ def value_of(search: space.SearchSpace, found: Found, lever: str) -> str:
     return space.typed_value(found.chosen.get(lever, space.now(cfg, lever)))
 
 
-def _rate(search: space.SearchSpace) -> str:
+def _rate(searches: Iterable[SearchSpace]) -> str:
     """What of a second is compared: samples, where a row is one, else tokens."""
-    return "samples/s" if search.rows is None else "tokens/s"
+    return "samples/s" if all(search.rows is None for search in searches) else "tokens/s"
 
 
-def speed_of(search: space.SearchSpace, outcome: Record) -> tuple[str, str]:
+def _speed(search: SearchSpace, outcome: Record) -> tuple[str, str]:
     """Samples or tokens per second, and the milliseconds of a step, with their intervals."""
     if search.rows is None:
         rate, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
@@ -166,26 +171,6 @@ def speed_of(search: space.SearchSpace, outcome: Record) -> tuple[str, str]:
         predicted.interval_text(rate) if rate else "",
         predicted.interval_text(step, 1e-3) if step else "",
     )
-
-
-def comparison(predicted: list[Record], measured: list[Record]) -> str:
-    """Predicted beside measured, one row per configuration, and the errors of the runs that failed."""
-    cells = []
-    for number, (estimate, run) in enumerate(zip(predicted, measured), 1):
-        row = [str(number), run.status]
-        for _, part, field, unit, decimals in COMPARED:
-            expected, found = values = [getattr(getattr(record, part), field) for record in (estimate, run)]
-            row += [f"{value / unit:,.{decimals}f}" if value else "" for value in values]
-            row.append(f"{expected / found - 1:+.1%}" if expected is not None and found else "")
-        cells.append(row)
-    headings = [f"{name} {kind}" for name, *_ in COMPARED for kind in ("predicted", "measured", "error")]
-    lines = ["", terminal_table(["", "status", *headings], cells, 2)]
-    lines += [
-        f"{number}. {run.status}: {run.error.message}"
-        for number, run in enumerate(measured, 1)
-        if run.error is not None
-    ]
-    return "\n".join(lines)
 
 
 def terminal_table(headings: list[str], cells: list[list[str]], left: int) -> str:
@@ -198,3 +183,116 @@ def terminal_table(headings: list[str], cells: list[list[str]], left: int) -> st
     output = io.StringIO()
     Console(file=output, width=200, color_system=None, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+# --- several GPUs ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Searched:
+    """A place, what was searched for it, and what was found."""
+
+    place: Place
+    search: SearchSpace
+    result: Result
+
+    @property
+    def best(self) -> Found:
+        return self.result.rows[0]
+
+    @property
+    def label(self) -> str:
+        """`4 x l4_24gb`."""
+        count, name = self.search.base.parallelism.world_size, self.search.base.gpu.name
+        return f"{count} x {name}" if count > 1 else str(name)
+
+    @property
+    def cost(self) -> float | None:
+        """Of a million tokens."""
+        return _cost(self.search, self.best)
+
+    def order(self, by: str) -> tuple[bool, float]:
+        """What rows are sorted by: those that fit first, by speed or by cost; the others by what they lack."""
+        if not self.best.fits:
+            return True, -self.best.estimate.margin_bytes
+        if by == "cost":
+            return False, math.inf if self.cost is None else self.cost
+        return False, self.best.seconds_per_token(self.search)
+
+
+def heading_of_places(planned: list[tuple[Place, SearchSpace]], refused: dict[Place, list[str]]) -> str:
+    """What is searched for each GPU, and which GPUs are left out and why."""
+    search = planned[0][1]
+    cfg = search.base
+    levers = dict.fromkeys(lever for _, each in planned for lever in each.values)
+    least, most = min(each.count() for _, each in planned), max(each.count() for _, each in planned)
+    sizes = f"{least} to {most}" if least < most else f"{most}"
+    lines = [
+        f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
+        f"each of {len(planned)}.",
+        f"Searched for each, {sizes} configurations: {', '.join(levers) or 'nothing'}.",
+    ]
+    kept = dict.fromkeys(text for _, each in planned for text in each.pinned.values())
+    if kept:
+        lines.append(f"Kept: {', '.join(kept)}.")
+    allowed = dict.fromkeys(lever for _, each in planned for lever in each.not_allowed)
+    if allowed:
+        lines.append(f"fit.allow=[{','.join(allowed)}] also searches what computes something else.")
+    lines += _grouped("Left out", ((place, line) for place, each in planned for line in each.left_out), len(planned))
+    return "\n".join([*lines, *_refusals(refused)])
+
+
+def _refusals(refused: dict[Place, list[str]]) -> list[str]:
+    """A line for each GPU that cannot do what is asked for."""
+    return [f"Not searched: {place.label}: {' '.join(lines)}" for place, lines in refused.items()]
+
+
+def report_of_places(done: list[Searched], options: Options, seconds: float) -> str:
+    """The table of all GPUs, the commands of the first rows, and the assumptions behind the figures."""
+    found = sorted((each for each in done if each.result.rows), key=lambda each: each.order(options.sort))
+    estimated = sum(each.result.estimated for each in done)
+    lines = [
+        f"\n{seconds:.0f} s: {sum(each.result.extrapolated for each in done)} extrapolations, {estimated} estimates."
+    ]
+    lines += [f"{each.label}: nothing could be estimated." for each in done if not each.result.rows]
+    if not found:
+        return "\n".join(lines)
+    fitting = [each for each in found if each.best.fits]
+    if not fitting:
+        lines.append("Nothing fits on any of them. What comes closest:")
+    lacking = [(each.place, line) for each in found for line in _of_the_evaluation(each.best)]
+    lines += _grouped("Does not fit", lacking, len(found))
+    rows = [(each.search, each.best) for each in found]
+    lines += ["", results_table(rows, [each.label for each in found]), ""]
+    if options.sort == "cost" and (unpriced := dict.fromkeys(each.place.gpu for each in found if each.cost is None)):
+        lines.append(f"Without a price, and so below those of a known cost: {', '.join(map(str, unpriced))}.\n")
+    shown = (fitting or found)[: options.top]
+    for number, each in enumerate(shown, 1):
+        lines.append(f"{number}. {each.search.command(each.best.chosen)}")
+    lines.append(
+        "\nPredicted; the same command with recipe=estimate says more of each, and a search for one of them alone has "
+        "what comes next. Of times and speeds two digits are known, and nine of ten steps are between the two in "
+        "brackets."
+    )
+    if any(each.search.base.parallelism.world_size > 1 for each in found):
+        rate = _rate(search for search, _ in rows)
+        lines.append(f"Batch, memory and what is left are of one GPU, {rate} of all together.")
+    notes = ((each.place, _impersonal(note, each)) for each in found for note in each.best.record.warnings)
+    return "\n".join([*lines, *_grouped("Note", notes, len(found))])
+
+
+def _impersonal(note: str, searched: Searched) -> str:
+    """A note without the name of the GPU, so that it is said once for all that it is of."""
+    gpu = searched.search.base.gpu
+    return note.replace(str(gpu.device_name), "the GPU").replace(
+        f"efficiencies of {gpu.chip}", "efficiencies of the GPU"
+    )
+
+
+def _grouped(word: str, lines: Iterable[tuple[Place, str]], places: int) -> list[str]:
+    """Lines that several GPUs have in common, once, with the GPUs that they are of."""
+    groups: dict[str, dict[Place, None]] = {}
+    for place, line in lines:
+        groups.setdefault(line, {})[place] = None
+    names = {line: ", ".join(place.label for place in of) for line, of in groups.items()}
+    return [f"{word}{'' if len(of) == places else f' ({names[line]})'}: {line}" for line, of in groups.items()]

@@ -1,14 +1,20 @@
-"""The keys that only fit reads: fit.<name>=. Never imports torch."""
+"""What a command line asks of fit: its own keys (fit.<name>=), and which GPUs and how many. Never imports torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import HydraException
+
 from legroom.foresight.search.space import DIMENSIONS
-from legroom.options import suggestions
+from legroom.machine import host
+from legroom.options import menus, suggestions
+from legroom.paths import CONF
+from legroom.third_party import hydra_private
 
 KEYS = (
     "fit.top=5",
@@ -119,3 +125,96 @@ READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "fit.prices": ("prices", _prices, "prices per hour by GPU: fit.prices={a100_80gb:2,l4_24gb:0.7}"),
     "fit.sort": ("sort", lambda text: text if text in SORTED_BY else None, " or ".join(SORTED_BY)),
 }
+
+
+# --- several GPUs, and several numbers of them --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """What to train on. gpu: an option of the menu; None: not typed. count: how many of it; None: not given."""
+
+    gpu: str | None
+    count: int | None
+
+    @property
+    def label(self) -> str:
+        """`4 x l4_24gb`."""
+        return f"{self.count} x {self.gpu or 'gpu'}" if (self.count or 1) > 1 else self.gpu or "gpu"
+
+    def options(self, options: Options) -> Options:
+        """The options of a search for this place alone."""
+        return replace(options, gpus=self.count, counts=())
+
+    def overrides(self, others: list[str], options: Options) -> list[str]:
+        """The overrides of a search for this place alone. others: those that do not name a GPU."""
+        if self.gpu is None:
+            return others
+        price = options.prices.get(self.gpu)
+        return [*others, f"gpu={self.gpu}", *([f"gpu.price_per_hour={price:g}"] if price is not None else [])]
+
+
+def read_places(overrides: list[str], options: Options) -> tuple[list[Place], list[str], list[str]]:
+    """(places, the overrides that name no GPU, problems) of a command line without fit's own keys.
+
+    One place where one GPU is asked for.
+    """
+    names: list[str | None] = [None]
+    others, problems = [], []
+    for text in overrides:
+        override = _parsed(text)
+        if override is not None and override.key_or_group == "gpu" and _names_options(override):
+            typed = list(dict.fromkeys(_gpus(override)))
+            names = [*typed]
+            known = list(menus.options("gpu", [CONF]))
+            problems += [] if typed else [f"{text}: no option of the menu gpu has such a name."]
+            problems += [
+                f"gpu={name}: there is no such option; gpu has {', '.join(known)}.{suggestions.nearest(name, known)}"
+                for name in typed
+                if name not in known and len(typed) > 1  # of one GPU its own search says so
+            ]
+        elif text in ("-m", "--multirun"):
+            problems.append(f"{text}: fit is one search, also over several GPUs: gpu=l4_24gb,a100_80gb. Leave it out.")
+        elif override is not None and override.is_sweep_override():
+            problems.append(
+                f"{text} names several values. fit searches what is left open: type one of them, or leave it out."
+            )
+        else:
+            others.append(text)
+    counts = options.counts or (options.gpus,)
+    places = [Place(name, count) for count in counts for name in names]
+    problems += [
+        f"fit.prices: {name} is not among the GPUs of the search. Type gpu={name}, or several: gpu={name},a100_80gb."
+        for name in options.prices
+        if name not in names
+    ]
+    if options.sort == "cost" and not options.prices and not any("gpu.price_per_hour=" in text for text in others):
+        problems.append(
+            "fit.sort=cost needs prices. Add gpu.price_per_hour=2, or fit.prices={a100_80gb:2,l4_24gb:0.7}."
+        )
+    if len(places) > 1 and options.measure:
+        problems.append(f"fit.measure={options.measure} runs on the installed GPU: name one GPU, and one fit.gpus.")
+    return places, others, problems
+
+
+def _parsed(text: str) -> Override | None:
+    try:
+        return hydra_private.parse_override(text)
+    except (HydraException, ValueError, RecursionError):  # what it lacks is said when it is composed
+        return None
+
+
+def _names_options(override: Override) -> bool:
+    """Whether options follow, and not a deletion or a range of numbers."""
+    return not override.is_delete() and (
+        isinstance(override.value(), Glob) or hydra_private.values_of(override) is not None
+    )
+
+
+def _gpus(override: Override) -> list[str]:
+    """The options that gpu= names: without auto, the installed one, in a pattern where there is none."""
+    value = override.value()
+    if isinstance(value, Glob):
+        found = value.filter(list(menus.options("gpu", [CONF])))
+        return [name for name in found if name != "auto" or host.gpus()]
+    return [str(name) for name in hydra_private.values_of(override) or [value]]
