@@ -21,9 +21,10 @@ from legroom.measure.step_log import StepLog
 from legroom.options import adapter
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
-from legroom.records import checkpoint_files, run_folder
+from legroom.records import checkpoint_files, model_card, run_folder
 from legroom.records.checkpoint_files import Checkpoint
 from legroom.records.messages import Progress
+from legroom.records.record import Record
 from legroom.third_party import transformers_models_private
 
 
@@ -193,6 +194,16 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
         collectives.barrier()
 
 
+def write_card(record: Record, folder: Path | None, data: Data, warn: Callable[[str], None]) -> None:
+    """Writes the card of the model that `save_final` has left in the run's folder, if it has: rank 0 alone."""
+    target = folder / run_folder.MODEL_FOLDER if folder is not None else None
+    if collectives.rank_index() == 0 and target is not None and record.config["save"]["final"] and target.is_dir():
+        try:
+            model_card.write(record, target, len(data.train))
+        except OSError as error:
+            warn(f"the saved model has no card ({model_card.FILE_NAME}): {error.strerror}.")
+
+
 def _write_model(
     cfg: Config, model: Any, target: Path, gathered: dict[str, Any] | None, data: Data, warn: Callable[[str], None]
 ) -> None:
@@ -201,6 +212,8 @@ def _write_model(
     rounded, eight = cfg.precision.name != "fp32" or adapter.bits(cfg) is not None, cfg.precision.name == "fp8"
     if adapter.base_model(model) is not model and not cfg.save.merge:
         adapter.save(model, target, gathered)
+        if data.task == "classification":  # an adapter has neither the number of classes nor their names
+            adapter.base_model(model).config.save_pretrained(target)
         warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
     else:
         if cfg.save.merge:

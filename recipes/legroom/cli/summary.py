@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from legroom import invocation
 from legroom.options.model import AUTO
+from legroom.records import model_card
 from legroom.records.record import Estimate, Memory, Operations, Record, Speed, shown_status, verdict_of
-from legroom.records.run_folder import PAGE_FILES, log_name
+from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
 from legroom.units import MIB, PARTS
 
@@ -38,7 +40,17 @@ def summary(outcome: Record, folder: Path) -> str:
     lines += [f"  warning: {text}" for text in outcome.warnings]
     page = folder / PAGE_FILES[0]
     lines.append(f"  Record: {_shorter(folder / 'result.json')}{f'   Page: {page.name}' if page.is_file() else ''}")
-    return "\n".join(lines)
+    return "\n".join(lines + _model_lines(outcome, folder))
+
+
+def _model_lines(outcome: Record, folder: Path) -> list[str]:
+    """Where the trained model is and what to type to use it, or how to save one."""
+    if outcome.status != "ok" or outcome.estimate is not None:
+        return []
+    if not (folder / MODEL_FOLDER).is_dir():
+        return ["  Model: not saved. Type save.final=true to keep what is trained."]
+    use = model_card.usage(outcome, _shorter(folder), invocation.command("chat"))
+    return [f"  Model: {_shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
 
 
 def _headline(outcome: Record) -> str:

@@ -17,7 +17,7 @@ from legroom.cli import sweep as sweeps
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
-from legroom.options import compose, hydra_errors, objective, resume
+from legroom.options import compose, hydra_errors, objective, resume, save
 from legroom.options import tracker as tracker_options
 from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record_file
@@ -148,6 +148,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
                 paths = report.make([folder], folder)
             console.say(report.for_screen([folder]))
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
+            if _saves_no_model(sweep, folder, jobs):
+                console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")
             if sweep.name in _states:
                 _states[sweep.name].write(None, "ended")
             for line in send_report(jobs, folder, [path for path in paths if path.suffix == ".png"]):
@@ -170,6 +172,13 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     if "interrupted" in statuses:
         return single_run.EXIT_CODES["interrupted"]
     return 0 if ended <= sweeps.SUCCESS else 1
+
+
+def _saves_no_model(sweep: sweeps.Sweep, folder: Path, jobs: list[dict]) -> bool:
+    """Whether a job would have saved its model as a single run, and nobody typed whether to."""
+    typed = any(text.startswith("save.final=") for text in sweep.argv)
+    records = [] if typed else [record_file.read(folder / job["key"]) for job in jobs]
+    return any(save.final_by_default(config.from_dict(each.config), in_sweep=False) for each in records)
 
 
 def send_report(jobs: list[dict], folder: Path, pictures: list[Path]) -> list[str]:

@@ -39,7 +39,7 @@ class Eval:
 
 @dataclass
 class Save:
-    final: bool = key(identity=(RUN, LABEL))
+    final: bool | None = key(identity=(RUN, LABEL))
     merge: bool = key(identity=(RUN, LABEL))
     every_steps: int | None = at_least(1)
     keep: int = at_least(1)

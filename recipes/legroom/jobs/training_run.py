@@ -22,7 +22,7 @@ from legroom.config import Config
 from legroom.data import preview
 from legroom.errors import Refusal
 from legroom.jobs import launch
-from legroom.machine import host, nvml, worker_environment
+from legroom.machine import host, worker_environment
 from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
 from legroom.models import architectures, host_memory, quantized
@@ -35,7 +35,6 @@ from legroom.records.messages import Progress, RankFailed, Shown
 from legroom.records.record import Memory
 from legroom.training import evaluate, setup
 from legroom.training.after_step import EvaluateThenSave
-from legroom.units import MIB
 
 
 def run(
@@ -213,6 +212,7 @@ class TrainingRun:
         finally:
             self.stop.at_once = False  # what comes after this is short
             self.record.speed.save_seconds = self.saver.seconds or None
+            saver.write_card(self.record, self.folder, data, self.progress.warn)
         return True
 
     def _measure_step(self) -> None:
@@ -259,42 +259,6 @@ def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreT
     model = setup.model_on_device(cfg, build_model)
     memory.parameter_count = sum(map(quantized.elements, model.parameters()))
     if host.device(cfg) == "cuda":
-        memory.weights_device_bytes = _difference(device_memory.nvml_used_bytes(), before_bytes)
+        memory.weights_device_bytes = device_memory.difference(device_memory.nvml_used_bytes(), before_bytes)
         torch.cuda.reset_peak_memory_stats()
     return model
-
-
-def open_gpu(memory: Memory, progress: Progress) -> None:
-    """Create the CUDA context and note what it takes; warn if other processes use the GPU.
-
-    Raises Refusal if this build of torch cannot use the GPU.
-    """
-    if not torch.cuda.is_available():
-        raise Refusal(
-            "NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
-            "torch. Update it, or choose device=cpu."
-        )
-    memory.device_used_at_start_bytes = used_bytes = device_memory.nvml_used_bytes()
-    others = device_memory.others_on_device()
-    if others or (used_bytes or 0) > nvml.IDLE_GPU_BYTES:
-        by = f" by process {', '.join(map(str, others))}" if others else ""
-        progress.warn(
-            f"the GPU is not empty: {(used_bytes or 0) / MIB:.0f} MiB are in use{by}; this run's times and memory "
-            "figures are affected."
-        )
-    try:
-        torch.ones(1, device="cuda")
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        if "no kernel image" not in str(error):
-            raise
-        raise Refusal(
-            f"this build of torch has no code for {torch.cuda.get_device_name(0)}, only for "
-            f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
-        ) from error
-    memory.context_bytes = _difference(device_memory.nvml_used_bytes(), used_bytes)
-
-
-def _difference(after_bytes: int | None, before_bytes: int | None) -> int | None:
-    """The growth in bytes; None if NVML gave no figure."""
-    return None if after_bytes is None or before_bytes is None else after_bytes - before_bytes

@@ -6,9 +6,11 @@ import os
 import resource
 import sys
 
+from legroom.errors import Refusal
 from legroom.machine import host, nvml
-from legroom.records.record import Record
-from legroom.units import GIB
+from legroom.records.messages import Progress
+from legroom.records.record import Memory, Record
+from legroom.units import GIB, MIB
 
 
 def nvml_used_bytes() -> int | None:
@@ -52,3 +54,41 @@ def in_use(on_gpu: bool, limit_gib: float | None, record: Record) -> tuple[int, 
     limit = int(limit_gib * GIB)
     imported = resource.getrlimit(resource.RLIMIT_DATA)[0] - limit  # as worker_environment.limit_memory has set it
     return max(0, memory.data - imported), limit
+
+
+def open_gpu(memory: Memory, progress: Progress) -> None:
+    """Create the CUDA context and note what it takes; warn if other processes use the GPU.
+
+    Raises Refusal if this build of torch cannot use the GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Refusal(
+            "NVML shows a GPU, but torch cannot use it: the driver may be too old for this build of "
+            "torch. Update it, or choose device=cpu."
+        )
+    memory.device_used_at_start_bytes = used_bytes = nvml_used_bytes()
+    others = others_on_device()
+    if others or (used_bytes or 0) > nvml.IDLE_GPU_BYTES:
+        by = f" by process {', '.join(map(str, others))}" if others else ""
+        progress.warn(
+            f"the GPU is not empty: {(used_bytes or 0) / MIB:.0f} MiB are in use{by}; this run's times and memory "
+            "figures are affected."
+        )
+    try:
+        torch.ones(1, device="cuda")
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        raise Refusal(
+            f"this build of torch has no code for {torch.cuda.get_device_name(0)}, only for "
+            f"{', '.join(torch.cuda.get_arch_list())}. Install another build, or choose device=cpu."
+        ) from error
+    memory.context_bytes = difference(nvml_used_bytes(), used_bytes)
+
+
+def difference(after_bytes: int | None, before_bytes: int | None) -> int | None:
+    """The growth in bytes; None if NVML gave no figure."""
+    return None if after_bytes is None or before_bytes is None else after_bytes - before_bytes

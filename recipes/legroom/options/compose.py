@@ -8,10 +8,11 @@ from pathlib import Path
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config
-from legroom.options import accumulation, hydra_errors, menus, validate
+from legroom.options import accumulation, hydra_errors, menus, save, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
 
@@ -44,6 +45,8 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     if without_option:
         return None, None, without_option
     cfg = config.from_dict(values)
+    if cfg.save.final is None:
+        cfg.save.final = save.final_by_default(cfg, hydra_config.mode == RunMode.MULTIRUN)
     problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
     problems = problems or accumulation.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)

@@ -143,7 +143,7 @@ def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
             f"model.pretrained={pretrained} is a file. Name the folder of the model, in which its configuration is "
             f"called config.json: model.pretrained={Path(pretrained).parent}."
         ]
-    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+    if (folder / "adapter_config.json").is_file() and not any(folder.glob("model*.safetensors")):
         return [_adapter_alone(pretrained, folder / "adapter_config.json")]
     if not (folder / "config.json").is_file():
         return [f"model.pretrained={pretrained}: the folder has no config.json, so it is no saved model."]

@@ -8,6 +8,15 @@ from legroom.config import Config
 from legroom.options import adapter, hooks, parallelism
 
 
+def final_by_default(cfg: Config, in_sweep: bool) -> bool:
+    """What save.final=null means: weights that were trained further are wanted, and those of a sweep would fill a disk.
+
+    in_sweep: the configuration is that of a sweep's job.
+    """
+    trains = cfg.recipe.name != "estimate" and cfg.data.name != "dummy"  # random ids: only the figures are wanted
+    return bool(cfg.model.pretrained) and trains and not in_sweep
+
+
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A merged model that is asked for and cannot be written."""
     if not cfg.save.merge:

@@ -1,0 +1,113 @@
+"""What a run leaves to be used: its model where weights were trained further, the card, and the command to type."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import compose
+
+from legroom.cli import summary
+
+BASE = "model.pretrained=someone/model"
+
+
+@pytest.fixture(scope="module")
+def base(train):
+    return train("model=gpt2_tiny", "model.vocab=257", "data=source", "save.final=true", "measure.ledger=false").folder
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory):
+    file = tmp_path_factory.mktemp("talks") / "private.jsonl"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "zz"}]
+    file.write_text(f"{json.dumps({'messages': messages})}\n" * 3)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("words", "final"),
+    [
+        ([BASE, "data=source"], True),
+        ([BASE, "data=source", "save.final=false"], False),
+        ([BASE, "data=source", "recipe=estimate"], False),
+        ([BASE], False),  # random ids
+        (["data=source", "model=gpt2_tiny"], False),
+        (["data=source", "model=gpt2_tiny", "save.final=true"], True),
+    ],
+)
+def test_weights_that_were_trained_further_are_saved(words, final):
+    assert compose(*words).record.config["save"]["final"] is final
+
+
+def test_a_run_from_random_weights_keeps_its_key():
+    assert compose().record.config_key == compose("save.final=false").record.config_key
+
+
+def test_a_sweep_saves_no_model_and_says_so_once(command, base, talks):
+    words = [f"model.pretrained={base}/model", "data=chat", f"data.path={talks}", "train.max_steps=1", "device=cpu"]
+    words += ["data.seq_len=32", "batch.per_device=1", "recipe=accelerate", "measure.ledger=false"]
+    swept = command("-m", "hydra.sweep.dir=sweep", *words, "optim=adamw,sgd")
+    assert swept.code == 0 and swept.out.count("save.final=true") == 1
+    again = command("-m", "hydra.sweep.dir=sweep", *words, "optim=adamw", "save.final=false")
+    assert again.code == 0 and "save.final=true" not in again.out
+    run = command(*words, "hydra.run.dir=run")
+    assert run.code == 0
+    assert run.out.splitlines()[-2].split() == ["Model:", "run/model"]
+    assert run.out.splitlines()[-1].endswith("chat.py run")
+
+
+def test_a_summary_ends_with_how_to_save_the_model(train):
+    run = train("model=gpt2_tiny", "train.max_steps=1", "measure.ledger=false")
+    assert "save.final=true" in summary.summary(run.record, run.folder).splitlines()[-1]
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_the_card_is_true_and_names_no_folder(train, base, talks, adapter):
+    pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+    words = [f"model.pretrained={base}/model", "data=chat", f"data.path={talks}", f"adapter={adapter}"]
+    run = train(*words, "data.eval_fraction=0.4", "measure.ledger=false", "batch.per_device=1")
+    card = (run.folder / "model" / "README.md").read_text()
+    assert str(base.parent) not in card and "private" not in card
+    assert "More Information" not in card
+    for true in (
+        f"adapter={adapter}",
+        "data.path=...",
+        "1 rows to train on, 2 to evaluate on",
+        f"{run.record.training.final_loss:.4f}",
+        f"{run.record.evaluation.loss:.4f}",
+        "the loss on answers",
+        "chat.py RUN",
+        "transformers 5",
+    ):
+        assert true in card, true
+    assert ("an adapter (lora)" in card) == (adapter == "lora")
+
+
+def test_an_id_of_the_hub_stands_in_the_card():
+    from legroom.records import model_card
+
+    outcome = compose(BASE, "data=hub", "data.path=someone/talks", "data.task=chat", "adapter=lora").record
+    card = model_card.text(outcome, 7)
+    assert "base_model: someone/model" in card and "data.path=someone/talks" in card and "7 rows" in card
+
+
+def test_a_classifier_is_used_by_a_line_of_python(train, tmp_path):
+    """That of an adapter stands in the card: it opens the base with the classes of the training, and their names."""
+    pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+    file = tmp_path / "texts.csv"
+    file.write_text("text,label\n" + "".join(f"day {kind},{kind}\n" for kind in ("good", "bad", "odd") * 2))
+    words = ["data=text", f"data.path={file}", "data.eval_fraction=0", "measure.ledger=false", "model.classes=3"]
+    whole = train("model=bert_tiny", *words, "save.final=true")
+    namespace: dict = {}
+    line = summary.summary(whole.record, whole.folder).splitlines()[-1].partition("Use it: ")[2]
+    exec(line.replace("; pipeline", "; found = pipeline"), namespace)
+    assert namespace["found"][0]["label"] in ("good", "bad", "odd")
+    texts = train("model=gpt2_tiny", "model.vocab=257", "data=source", "save.final=true", "measure.ledger=false")
+    words += [f"model.pretrained={texts.folder}/model", "data.task=classification", "adapter=lora"]
+    beside = train(*words)
+    assert summary.summary(beside.record, beside.folder).splitlines()[-1].endswith("README.md shows")
+    code = (beside.folder / "model" / "README.md").read_text().rpartition("```\nfrom")[2].partition("```")[0]
+    code = code.replace('"model"', f'"{texts.folder}/model"').replace("RUN", str(beside.folder))
+    exec("from" + code.replace("\npipeline", "\nfound = pipeline"), namespace)
+    assert namespace["found"][0]["label"] in ("good", "bad", "odd")
