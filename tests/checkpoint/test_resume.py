@@ -154,7 +154,7 @@ def test_nothing_but_broken_ones_is_a_new_start_or_a_refusal(whole, again, tmp_p
     (broken / "rank-0.optimizer.safetensors").write_bytes(b"")
     resumed, warned = again(tmp_path, "recipe=accelerate", *TOLD, "resume=latest")
     assert resumed.training.losses == left_alone.record.training.losses
-    assert resumed.training.resumed_from_step is None and len(warned) == 1
+    assert resumed.training.resumed_from_step is None and len(warned) == 2
     refused, _ = again(tmp_path, "recipe=accelerate", *TOLD, f"resume={broken}", status="refused")
     assert "no checkpoint there is whole" in refused.error.message
 

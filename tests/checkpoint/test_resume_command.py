@@ -259,6 +259,26 @@ def test_a_file_with_the_name_of_a_folder_is_refused_before_the_training(command
     assert (tmp_path / "a" / name).read_text() == "mine"
 
 
+def test_latest_says_where_it_goes_on_and_where_it_could(command, fault, tmp_path):
+    """In another folder, and with more steps: what is typed as the message says is not refused."""
+    assert command(*SAVED, "hydra.run.dir=a", fork_server=fault(BREAKS)).code == 1
+    longer = [*SAVED, "train.max_steps=6"]
+    refused = command(*longer, "hydra.run.dir=a", "resume=latest", fork_server=None)
+    assert refused.code == 2 and f"resume={tmp_path}/a " in refused.err and "step 2" in refused.err
+    for words, differs in ((SAVED, False), (longer, True)):
+        [warning] = resume.begins_anew(compose(*words, "resume=latest").cfg, tmp_path / "b")
+        assert "step 0" in warning and f"resume={tmp_path}/a " in warning and "step 2" in warning
+        assert ("train.max_steps" in warning) == differs
+    [alone] = resume.begins_anew(compose(*SAVED, "train.seed=7", "resume=latest").cfg, tmp_path / "b")
+    assert "step 0" in alone and "resume=/" not in alone
+    went_on = command(*longer, "hydra.run.dir=a", f"resume={tmp_path}/a")
+    assert went_on.code == 0 and "from step 2 of 6" in went_on.out + went_on.err
+    other = command(*SAVED, "hydra.run.dir=b", "resume=latest")
+    assert other.code == 0 and sum("step 0" in line for line in record_file.read(tmp_path / "b").warnings) == 1
+    occupied = command(*longer[:-2], "train.max_steps=7", "hydra.run.dir=b", "resume=latest", fork_server=None)
+    assert occupied.code == 2 and "resume=latest" not in occupied.err.partition("Type")[2]
+
+
 def test_temporary_files_are_cleared_by_the_next_command(command, tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "run", lambda job, *_: dataclasses.replace(job.record, status="interrupted"))
     left = [

@@ -37,6 +37,8 @@ def checkpoint_for(
             except BrokenCheckpoint as broken:
                 reason = reason or printable(str(broken))
                 warn(printable(f"checkpoint {path.name} is skipped: {broken}."))
+        if checkpoint is None and paths and cfg.resume == resume.LATEST:
+            warn(f"resume={resume.LATEST}: none of the checkpoints can be used, so the training begins at step 0.")
         if checkpoint is not None:
             changed = _changed(cfg, checkpoint, fingerprints, warn)
     checkpoint, reason, changed = collectives.all_gather((checkpoint, reason, changed))[0]

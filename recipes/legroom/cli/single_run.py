@@ -88,9 +88,9 @@ def _run_and_report(
     """
     others = is_occupied(folder) or (cfg.resume is None and checkpoint_files.found(folder))
     if before is None and not resumes and others:
+        or_resume = ", or continue that training: resume=latest" if cfg.resume is None else ""
         other_record = (
-            f"{folder} holds another run's record or checkpoints. Choose another folder with hydra.run.dir=, or "
-            "continue that training: resume=latest."
+            f"{folder} holds another run's record or checkpoints. Choose another folder with hydra.run.dir={or_resume}."
         )
         return _refuse(problems or [other_record])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
@@ -161,6 +161,7 @@ def run_in(
     for name in (record_file.FILE_NAME, *run_folder.PAGE_FILES):  # of the training that is resumed
         Path(folder, name).unlink(missing_ok=True)
     outcome.warnings += parallelism.ignored(cfg, outcome.overrides) + validate.warnings(cfg)
+    outcome.warnings += resume.begins_anew(cfg, folder)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
     follower = live.follower(cfg, outcome, folder, " ".join(differs), sweep)

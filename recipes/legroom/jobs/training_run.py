@@ -120,7 +120,7 @@ class TrainingRun:
         """Build data, model and optimizer."""
         transformers.logging.disable_progress_bar()
         if self.on_gpu:
-            open_gpu(self.record.memory, self.progress)
+            device_memory.open_gpu(self.record.memory, self.progress)
         if self.rank_info.is_main and (short := host_memory.shortage(self.cfg, self.rank_info.local_world_size)):
             self.progress.warn(short)
         worker_environment.limit_memory(self.cfg)
@@ -144,6 +144,8 @@ class TrainingRun:
         cfg, loop = self.cfg, self.loop
         prints = fingerprints.of_training(cfg, self.training.data) if collectives.rank_index() == 0 else {}
         start = newest.checkpoint_for(cfg, self.folder, prints, self.progress.warn)
+        if start is not None and self.rank_info.is_main:
+            self.progress.send(Shown(f"Going on from step {start.step} of {loop.total_steps}: {start.folder}"))
         self.step_log = StepLog(
             loop.accelerator.device,
             cfg.measure.warmup_steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +123,13 @@ def mismatch_problems(cfg: Config, folders: list[Path], any_length: bool = False
             others = ["it is of another version, or not complete"]
         if not others:
             return []
+        problem = f"{folder} was saved by another training: {', '.join(others)}."
+        if same(to_dict(cfg), checkpoint_files.config_of(folder), any_length=True):
+            step, run = checkpoint_files.step_of(folder), folder.parent.parent
+            return [f"{problem} Type resume={run} to go on from step {step} with another length."]
         names = [name for name, places in PLACES.items() if any(text.startswith(places) for text in others)]
         allow = f" Type resume_allow=[{','.join(names)}] for what only lies in another place." if names else ""
-        return [
-            f"{folder} was saved by another training: {', '.join(others)}. Give the same values, or another folder."
-            + allow
-        ]
+        return [f"{problem} Give the same values, or another folder.{allow}"]
     return []
 
 
@@ -150,14 +151,35 @@ def resume_folder(cfg: Config, folder: Path, hydra_overrides: list[str]) -> Path
     chosen = [each for each in hydra_overrides if each.startswith(folder_keys) and each != NO_FOLDER]
     if cfg.resume != LATEST or chosen:
         return folder
+    found = _newest_of(cfg, Path("outputs").absolute().glob("*/*"))
+    return found.parent.parent if found is not None else folder
+
+
+def _newest_of(cfg: Config, runs: Iterable[Path], any_length: bool = False) -> Path | None:
+    """The checkpoint of this training in folders of runs that was written last. any_length: see `differences`."""
     ours, newest = to_dict(cfg), {}
-    for manifest in (
-        Path("outputs").absolute().glob(f"*/*/{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}")
-    ):
-        with contextlib.suppress(BrokenCheckpoint, OSError):
-            if same(ours, checkpoint_files.config_of(manifest.parent)):
-                newest[manifest.stat().st_mtime_ns] = manifest.parents[2]
-    return newest[max(newest)] if newest else folder
+    for run in runs:
+        for manifest in run.glob(f"{checkpoint_files.FOLDER}/step-*/{checkpoint_files.MANIFEST}"):
+            with contextlib.suppress(BrokenCheckpoint, OSError):
+                if same(ours, checkpoint_files.config_of(manifest.parent), any_length):
+                    newest[manifest.stat().st_mtime_ns] = manifest.parent
+    return newest[max(newest)] if newest else None
+
+
+def begins_anew(cfg: Config, folder: Path) -> list[str]:
+    """A warning where resume=latest finds nothing in the folder to go on from, with a checkpoint that another folder
+    has of the same training, of any length. folder: from `resume_folder`."""
+    if cfg.resume != LATEST or checkpoint_files.found(folder):
+        return []
+    near = _newest_of(cfg, [*Path("outputs").absolute().glob("*/*"), *folder.parent.glob("*")], any_length=True)
+    line = f"resume={LATEST} found no checkpoint of this training in {folder}: it begins at step 0."
+    if near is None:
+        return [line]
+    others = differences(to_dict(cfg), checkpoint_files.config_of(near))
+    what = f"{near} is of the same training{' but for ' * bool(others)}{', '.join(others)}"
+    return [
+        printable(f"{line} {what}: resume={near.parent.parent} goes on from step {checkpoint_files.step_of(near)}.")
+    ]
 
 
 def matching_record(cfg: Config, folder: Path) -> record.Record | None:
@@ -219,7 +241,7 @@ def keep_figures(before: record.Record | None, outcome: record.Record, folder: P
 
 def model_missing(cfg: Config, folder: Path) -> bool:
     """Whether save.final asks for a model that was not saved yet."""
-    return cfg.save.final and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
+    return bool(cfg.save.final) and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
 
 
 HOOKS = hooks.register("resume", hooks.Hooks(resolve=resolve, problems=problems))
