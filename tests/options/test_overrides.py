@@ -10,7 +10,7 @@ import pytest
 from conftest import CONF, compose
 
 from legroom.cli import argv, flags
-from legroom.options import keys, menus, overrides, training_arguments, validate
+from legroom.options import keys, menus, model_families, overrides, training_arguments, validate
 
 
 def said(text: str, sweeping: bool = False) -> str:
@@ -263,6 +263,12 @@ def test_an_optimizer_of_transformers_has_the_option_that_uses_it():
         name = f"optim={values['transformers_name']}"
         option = keys.arguments().get(name) or name
         assert used[option]["transformers_name"] == values["transformers_name"]
+
+
+def test_a_size_by_the_name_of_transformers_is_answered_by_the_key_that_sets_it():
+    for names in model_families.NAMES.values():
+        for ours, theirs in names.items():
+            assert f"Type model.{ours}=" in said(f"{theirs}=3"), theirs
 
 
 def test_a_key_that_stands_for_a_number_of_transformers_sets_it():
