@@ -196,7 +196,7 @@ def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_pa
         ({"messages": []}, ["line 2", "empty list"]),
         ({"messages": ["hello"]}, ["line 2, message 1", "not an object"]),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}, ["message 2", "role bot"]),
-        ({"messages": [{"from": "human", "value": "a"}]}, ["no role", "from, value"]),
+        ({"messages": [{"speaker": "human", "value": "a"}]}, ["no role", "speaker, value"]),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["content is a list", "not a text"]),
         ({"messages": [{"role": "user", "content": None}]}, ["content is missing"]),
         ({"messages": [{"role": "user", "content": " "}]}, ["content is empty"]),

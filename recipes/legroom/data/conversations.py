@@ -1,4 +1,5 @@
-"""Conversations from files: rows with a list of messages, or with a prompt and its completion.
+"""Conversations from files: rows with a list of messages, with a prompt and its completion, or as ShareGPT and Alpaca
+have them.
 
 A conversation is a list of messages, each with `role`, `content` and `more` (JSON: what else a template is given, such
 as the tools that are called), in a datasets.Dataset with the columns `messages`, `tools` (JSON: those that may be
@@ -7,7 +8,9 @@ called, or null) and `place` (the file and the row, for messages about it).
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,9 @@ from legroom.data.text_files import Format, Rows
 from legroom.errors import Refusal
 from legroom.options import data_sources
 
+SHAREGPT, SYSTEM, ALPACA = "conversations", "system", ("instruction", "input", "output")  # columns
+CHOSEN, REJECTED = "chosen", "rejected"  # columns of preferences
+FROM = {"human": "user", "gpt": "assistant"}  # roles of ShareGPT; others have the names in ROLES
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOLS = "tools"  # the column, as transformers and datasets of the hub call it
 OF_TOOLS = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}  # key of a message -> role that has it
@@ -37,11 +43,15 @@ class Columns:
     prompt: str = "prompt"
     completion: str = "completion"
 
+    def all(self) -> list[str]:
+        """Those that any form of a conversation has: what is read of a table."""
+        return [self.messages, self.prompt, self.completion, TOOLS, SHAREGPT, SYSTEM, *ALPACA, CHOSEN]
+
     def of_kind(self, kind: str) -> list[str]:
         """Those that files of a kind are asked for: fields of .csv hold texts alone."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
-        return [self.messages, self.prompt, self.completion, TOOLS] if kind == ".parquet" else [self.messages]
+        return self.all() if kind == ".parquet" else [self.messages]
 
 
 def read(files: list[Path], columns: Columns, source: str, form: Format, warn: Warn) -> datasets.Dataset:
@@ -50,6 +60,8 @@ def read(files: list[Path], columns: Columns, source: str, form: Format, warn: W
     source: key and value of the option that names the files. warn: is given what is left out or assumed.
     Raises Refusal, with the file and the row, for a row that holds no conversation.
     """
+
+    form = dataclasses.replace(form, instead=(ALPACA[0], ALPACA[2]))
 
     def rows() -> Rows:
         for path in files:
@@ -63,16 +75,19 @@ def read(files: list[Path], columns: Columns, source: str, form: Format, warn: W
 def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.Dataset:
     """The conversations of rows, each with its place. The other arguments are those of `read`."""
     found: dict[str, list] = {"messages": [], "tools": [], "place": []}
-    unread, beside = text_files.Unread(), text_files.Unread()
+    unread, beside, forms = text_files.Unread(), text_files.Unread(), Counter[str]()
     for place, row in rows:
         where = f"{source}: {place}"
-        found["messages"].append(conversation(row, columns, where, unread))
+        messages, used, form = conversation(row, columns, where, unread)
+        found["messages"].append(messages)
         found["tools"].append(_tools(row.get(TOOLS), where))
         found["place"].append(place)
-        is_pair = row.get(columns.messages) is None
-        beside.add(row, (columns.prompt, columns.completion, TOOLS) if is_pair else (columns.messages, TOOLS))
+        beside.add(row, (*used, TOOLS))
+        forms[form] += 1
     if not found["place"]:
         raise Refusal(f"{source} has no rows.")
+    for form in filter(None, forms):
+        warn(f"{source}: {forms[form]:,} of {len(found['place']):,} rows are read as {form}.")
     if unread:
         warn(f"{source}: of a message only role and content are read, and not {unread}.")
     if beside:
@@ -96,50 +111,95 @@ def _tools(value: Any, where: str) -> str | None:
     return json.dumps(tools) if tools else None
 
 
+Message = dict[str, str | None]
+
+
 def conversation(
     row: dict[str, Any], columns: Columns, where: str, unread: text_files.Unread
-) -> list[dict[str, str | None]]:
-    """The messages of a row. where: begins a message about it. unread: counts keys of messages that are not used.
+) -> tuple[list[Message], tuple[str, ...], str]:
+    """(the messages of a row, the columns that they come from, the form where it is not the usual one).
 
-    Raises Refusal if the row holds no conversation.
+    where: begins a message about it. unread: counts keys of messages that are not used. Raises Refusal if the row holds
+    no conversation.
     """
-    messages = row.get(columns.messages)
+    messages, column = row.get(columns.messages), columns.messages
     if messages is None and columns.prompt in row and columns.completion in row:
         pair = (("user", columns.prompt), ("assistant", columns.completion))
-        return [
-            {"role": role, "content": _content(row[column], role, f"{where}: {column}"), "more": None}
-            for role, column in pair
-        ]
+        texts = [_said(role, _content(row[name], role, f"{where}: {name}")) for role, name in pair]
+        return texts, (columns.prompt, columns.completion), ""
+    if messages is None and row.get(ALPACA[0]) is not None and ALPACA[2] in row:
+        return _alpaca(row, where), (*ALPACA, SYSTEM), f"Alpaca ({ALPACA[0]}, an empty line, {ALPACA[1]}; {ALPACA[2]})"
     if messages is None:
-        raise Refusal(
-            f"{where}: there is no {columns.messages}, and no {columns.prompt} with {columns.completion}: it has "
-            f"{', '.join(list(row)[:8]) or 'no column'}. Name the columns with data.messages_column=, or with "
-            "data.prompt_column= and data.completion_column=."
-        )
+        messages, column = row.get(SHAREGPT), SHAREGPT
+    if messages is None:
+        raise Refusal(f"{where}: {_no_conversation(row, columns)}")
     if not isinstance(messages, list):
-        raise Refusal(f"{where}: {columns.messages} is {_shown(messages)}, not a list of messages.")
+        raise Refusal(f"{where}: {column} is {_shown(messages)}, not a list of messages.")
     if not messages:
-        raise Refusal(f"{where}: {columns.messages} is an empty list.")
-    return [_message(message, f"{where}, message {number}", unread) for number, message in enumerate(messages, 1)]
+        raise Refusal(f"{where}: {column} is an empty list.")
+    found = [_message(message, f"{where}, message {number}", unread) for number, message in enumerate(messages, 1)]
+    if "from" not in messages[0]:
+        return found, (column,), ""
+    return _system(row, where) * (found[0]["role"] != "system") + found, (column, SYSTEM), "ShareGPT (from, value)"
 
 
-def _message(message: Any, where: str, unread: text_files.Unread) -> dict[str, str | None]:
+def _said(role: str, content: str) -> Message:
+    return {"role": role, "content": content, "more": None}
+
+
+def _system(row: dict[str, Any], where: str) -> list[Message]:
+    """The system message of a column beside the conversation."""
+    return [_said("system", _content(row[SYSTEM], "system", f"{where}: {SYSTEM}"))] if row.get(SYSTEM) else []
+
+
+def _alpaca(row: dict[str, Any], where: str) -> list[Message]:
+    """The messages of an instruction; without an answer where it has none, which leaves it out."""
+    parts = [_content(row[name], "user", f"{where}: {name}") for name in ALPACA[:2] if row.get(name)]
+    asked = [*_system(row, where), _said("user", "\n\n".join(parts))]
+    answer = row[ALPACA[2]]
+    return [*asked, _said("assistant", _content(answer, "assistant", f"{where}: {ALPACA[2]}"))] if answer else asked
+
+
+def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
+    """What is said of a row that is in none of the forms."""
+    if CHOSEN in row and REJECTED in row:
+        chosen = row[CHOSEN]
+        first = chosen[0] if isinstance(chosen, list) and chosen else None
+        typed = f"data=text data.text_column={CHOSEN} (data=hub: data.task=language_modelling)"
+        if isinstance(first, dict) and first.get("role", first.get("from")) not in ("assistant", "gpt"):
+            typed = f"data.messages_column={CHOSEN}"
+        elif isinstance(row.get(columns.prompt), str):
+            typed = f"data.completion_column={CHOSEN}"
+        elif not isinstance(chosen, str):
+            typed = ""
+        alone = f" To learn what is chosen alone, type {typed}." if typed else ""
+        return f"{CHOSEN} and {REJECTED} are preferences, which TRL's DPOTrainer learns and Legroom does not.{alone}"
+    return (
+        f"there is no {columns.messages}, and no {columns.prompt} with {columns.completion}: it has "
+        f"{', '.join(list(row)[:8]) or 'no column'}. Name the columns with data.messages_column=, or with "
+        "data.prompt_column= and data.completion_column=."
+    )
+
+
+def _message(message: Any, where: str, unread: text_files.Unread) -> Message:
     if not isinstance(message, dict):
         raise Refusal(f"{where} is {_shown(message)}, not an object with role and content.")
-    role = message.get("role")
+    names = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
+    role = message.get(names[0])
+    role = FROM.get(role, role) if names[0] == "from" and isinstance(role, str) else role
     if role not in ROLES:
         known = "it has no role" if role is None else f"the role {role!s:.40} is not known"
         keys = f" (its keys: {', '.join(list(message)[:8])})" if role is None else ""
         raise Refusal(f"{where}: {known}{keys}. A role is {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
     more = {key: message[key] for key, of in OF_TOOLS.items() if of == role and message.get(key)}
-    unread.add(message, ("role", "content", *more))
-    content, where = message.get("content"), f"{where} ({role})"
+    unread.add(message, (*names, *more))
+    content, where = message.get(names[1]), f"{where} ({role})"
     if "tool_calls" in more:
         more["tool_calls"] = _calls(more["tool_calls"], where)
         content = content or ""
     return {
         "role": role,
-        "content": _content(content, role, f"{where}: content", "tool_calls" in more),
+        "content": _content(content, role, f"{where}: {names[1]}", "tool_calls" in more),
         "more": json.dumps(more) if more else None,
     }
 

@@ -49,11 +49,10 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     """The splits data.split and data.eval_split of a data set of the hub, or of a folder."""
     if cfg.data.task == "chat":
         columns = _chat_columns(cfg)
-        names = (columns.messages, columns.prompt, columns.completion, conversations.TOOLS)
 
         def read(key: str) -> tuple[datasets.Dataset, bool]:
             rows, source = hub.split(cfg, key)
-            return conversations.collect(hub.placed(rows, names), columns, source, warn), False
+            return conversations.collect(hub.placed(rows, columns.all()), columns, source, warn), False
 
         talks, held_out = _parts(cfg, read, "eval_split", warn)
         return chat_rows.build(cfg, talks, held_out, vocab, warn)

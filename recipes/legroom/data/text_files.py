@@ -37,12 +37,13 @@ class Format:
     """How text files are written. separator: name of that of .csv and .tsv; None: found.
 
     documents: what a row of a .txt file is: file, blank_line or line, each without the line break at its end, or
-    "line_break" for a line with it.
+    "line_break" for a line with it. instead: columns that .csv and .tsv may have instead of those that are needed.
     """
 
     encoding: str = "utf-8"
     separator: str | None = None
     documents: str = "file"
+    instead: tuple[str, ...] = ()
 
 
 NOT_READ = object()  # stands for the value of a column that is in the file and was not read
@@ -116,7 +117,7 @@ def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str
         line = 1
         try:
             names = [name.strip() for name in next(reader, [])]
-            for name in columns:
+            for name in (*columns, *form.instead):
                 if names.count(name) > 1:
                     raise BadFile(f"line 1 names the column {name} {names.count(name)} times.")
             line = reader.line_num + 1
@@ -146,7 +147,8 @@ def _separator(path: Path, columns: list[str], form: Format, warn: Callable[[str
 
     def fits(separator: str) -> bool:
         names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-        return set(columns) <= set(names) and (len(names) > 1 or separator == usual)
+        has = any(wanted and set(wanted) <= set(names) for wanted in (columns, form.instead))
+        return has and (len(names) > 1 or separator == usual)
 
     others = [separator for separator in SEPARATORS if separator != usual and fits(separator)]
     if fits(usual) or len(others) != 1:
