@@ -256,8 +256,11 @@ def _explanation_rows(estimate: Estimate) -> Iterator[Row]:
         name = "" if index else "  largest at the peak"
         yield name, f"{tensor['bytes'] / MIB:.1f} MiB", f"{tensor['part']}, {tensor['made_by']}{count}"
     for index, lever in enumerate(estimate.levers):
-        seconds = f"; {lever['step_seconds'] * 1000:.0f} ms a step" if lever["step_seconds"] else ""
         name = "" if index else "  levers, each alone"
+        if "refused" in lever:
+            yield name, "", f"not with {lever['words']}: {lever['refused']}"
+            continue
+        seconds = f"; {lever['step_seconds'] * 1000:.0f} ms a step" if lever["step_seconds"] else ""
         saved = lever["saved_bytes"]
         what = "saved by" if saved > 0 else "more with" if saved < 0 else "of difference:"
         yield name, f"{abs(saved) / MIB:.0f} MiB", f"{what} {lever['words']}{seconds}"

@@ -16,7 +16,7 @@ from typing import Any
 from legroom import config, paths
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
-from legroom.foresight import prediction, simulation
+from legroom.foresight import not_followed, prediction, simulation
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from legroom.measure.timeline import phases
@@ -31,16 +31,19 @@ COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # 
 
 @dataclass(frozen=True)
 class Lever:
-    """A change of the configuration, and the prediction with it."""
+    """A change of the configuration, and the prediction with it; refused: why there is none."""
 
     overrides: str
-    device_used_bytes: int
-    saved_bytes: int  # negative: it takes more
-    step_seconds: float | None
-    verdict: str
+    device_used_bytes: int | None = None
+    saved_bytes: int = 0  # negative: it takes more
+    step_seconds: float | None = None
+    verdict: str = ""
+    refused: str = ""
 
     def entry(self) -> dict[str, Any]:
         """As the record has it."""
+        if self.refused:
+            return {"words": self.overrides, "refused": self.refused}
         return {
             "words": self.overrides,
             "device_used_bytes": self.device_used_bytes,
@@ -79,19 +82,24 @@ def _without_numbers(name: str) -> str:
 
 
 def levers(cfg: Config, before_bytes: int, folder: str) -> list[Lever]:
-    """Estimate each lever on its own; the one that saves most comes first. before_bytes: device memory without any."""
+    """Estimate each lever on its own; the one that saves most comes first, those that are refused last.
+
+    before_bytes: device memory without any.
+    """
     found = []
     for overrides, changed in _changes(cfg):
-        if validate.validate(changed):
-            continue
         try:
+            problems = validate.validate(changed)
+            if problems:
+                raise Refusal(" ".join(problems))
             outcome = _predicted(changed, folder)
-        except (Refusal, UnknownOperation):
+        except (Refusal, UnknownOperation) as error:
+            found.append(Lever(overrides, refused=not_followed.reason(changed, error)))
             continue
         assert outcome.estimate is not None, "an estimate for a GPU"
         used, verdict = prediction.device_used_bytes(outcome), verdict_of(outcome.estimate)
         found.append(Lever(overrides, used, before_bytes - used, outcome.speed.step_seconds_median, verdict))
-    return sorted(found, key=lambda lever: -lever.saved_bytes)
+    return sorted(found, key=lambda lever: (lever.refused, -lever.saved_bytes))
 
 
 def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:

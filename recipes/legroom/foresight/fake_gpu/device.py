@@ -59,6 +59,7 @@ class FakeDevice(DispatchMode):
         self._observer: OpObserver | None = None
         self._descriptions: dict[Hashable, Any] = {}  # call signature -> description of the result
         self._building = False
+        self._packing = False
         self._contexts = contextlib.ExitStack()
 
     @contextlib.contextmanager
@@ -113,15 +114,17 @@ class FakeDevice(DispatchMode):
 
     def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
         device = kwargs.get("device")
+        if kwargs.get("pin_memory"):  # a host without a GPU cannot pin memory
+            kwargs = kwargs | {"pin_memory": False}
         if any(map(is_fake, tensors)) or self._makes_fake(device):
             return self._pretend(func, args, kwargs, signature, tensors, device)
         if func is is_pinned:
             return True  # DDP insists on pinned memory for its list of used parameters; a fake tensor says the same
-        if kwargs.get("pin_memory"):  # a host without a GPU cannot pin memory
-            kwargs = kwargs | {"pin_memory": False}
         return func(*args, **kwargs)
 
     def _makes_fake(self, device: Any) -> bool:
+        if self._packing:
+            return True
         if self.capability is None:
             return self._building and (device is None or torch.device(device).type != "meta")
         return device is not None and torch.device(device).type == DEVICE_TYPE
@@ -155,7 +158,7 @@ class FakeDevice(DispatchMode):
         else:
             result_device = self.device if torch.device(device).type == DEVICE_TYPE else torch.device(device)
         leaves_device = func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_cpu
-        if leaves_device and not tensors[0].is_floating_point():
+        if leaves_device and not tensors[0].is_floating_point() and not self._packing:
             return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
         result = build_result(description, tensors, result_device)
         if isinstance(result, torch.Tensor) and not result.is_floating_point():
@@ -172,6 +175,22 @@ class FakeDevice(DispatchMode):
 
     # --- around the operations ---
 
+    def _packing_without_values(self, init: Callable) -> Callable:
+        """`saved_tensors_hooks.__init__`, whose pack hook may move to the host what has no values: dropout's masks and
+        seeds come back as they went, and nobody reads them there. What it makes on the host takes no memory either."""
+
+        def init_here(hooks: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+            def pack(tensor: torch.Tensor) -> Any:
+                outer, self._packing = self._packing, True
+                try:
+                    return pack_hook(tensor)
+                finally:
+                    self._packing = outer
+
+            init(hooks, pack, unpack_hook)
+
+        return init_here
+
     def __enter__(self) -> FakeDevice:
         with contextlib.ExitStack() as contexts:
             # The autograd engine's own thread has no caller that would receive an exception.
@@ -180,6 +199,8 @@ class FakeDevice(DispatchMode):
                 contexts.enter_context(patched(backend.MODULE, in_use=True))
                 contexts.enter_context(registered_kernels("PrivateUse1", backend.kernels(self.compute)))
                 contexts.enter_context(as_cuda(self.capability))
+                hooks = torch.autograd.graph.saved_tensors_hooks
+                contexts.enter_context(patched(hooks, __init__=self._packing_without_values(hooks.__init__)))
             super().__enter__()
             self._contexts = contexts.pop_all()
         return self

@@ -168,6 +168,7 @@
       h("div", { class: "scroll" }, h("table", {},
         h("thead", {}, h("tr", {}, h("th", {}, "type"), h("th", { class: "number" }, "saves"), h("th", { class: "number" }, "GPU memory then"), h("th", { class: "number" }, "step"), h("th", {}, "verdict"))),
         h("tbody", {}, found.map((lever) => {
+          if (lever.refused) return h("tr", {}, h("td", {}, h("code", {}, lever.words)), h("td", { colspan: 4 }, lever.refused));
           return h("tr", {}, h("td", {}, h("code", {}, lever.words)),
             h("td", { class: "number" }, lever.saved_bytes >= 0 ? bytes(lever.saved_bytes) : `takes ${bytes(-lever.saved_bytes)} more`),
             h("td", { class: "number" }, bytes(lever.device_used_bytes)),

@@ -129,11 +129,12 @@ function memoryNote(record) {
 
 /** estimate.explain: what each option alone would save. */
 function levers(record) {
-  const found = (record.estimate && record.estimate.levers) || [];
-  if (!found.length) return "";
+  const all = (record.estimate && record.estimate.levers) || [], found = all.filter((row) => !row.refused);
+  if (!all.length) return "";
+  const refused = all.filter((row) => row.refused).map((row) => `Not with ${row.words}: ${row.refused}`);
   // Records of earlier versions have no verdict of a lever.
   const verdictOf = (row) => row.verdict || (row.device_used_bytes <= record.estimate.capacity_bytes ? "fits" : "does not fit");
-  return section("What each change alone would do", "Estimated in the same way.", table([
+  return section("What each change alone would do", ["Estimated in the same way.", ...refused].join(" "), table([
     { name: "type", class: "name", key: (row) => row.words },
     { name: "changes the memory by", number: true, key: (row) => -row.saved_bytes, text: (row) => (row.saved_bytes > 0 ? "−" : "+") + bytes(Math.abs(row.saved_bytes)) },
     { name: "then needs", number: true, key: (row) => row.device_used_bytes, text: (row) => bytes(row.device_used_bytes) },
