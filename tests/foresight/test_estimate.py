@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import compose, small
 
-from legroom.cli import single_run
+from legroom.cli import console, single_run, summary
 from legroom.foresight import estimate, explain
 from legroom.foresight.fake_gpu import op_trace
 from legroom.machine import host
@@ -288,6 +288,11 @@ def test_explain_belongs_to_an_estimate():
     assert "estimate.explain" in compose("estimate.explain=true").problems[0]
 
 
+@pytest.mark.parametrize("key", ["estimate.hint_seconds=5", "estimate.hint_seconds=-1"])
+def test_the_time_of_the_advice_belongs_to_an_estimate(key):
+    assert "estimate.hint_seconds" in compose(key).problems[0]
+
+
 # --- the command --------------------------------------------------------------------------------------
 
 
@@ -296,6 +301,42 @@ def test_the_command_prints_and_its_exit_code_tells(command):
     assert done.code == single_run.EXIT_CODES["oom"] and "are missing" in done.out and "all predicted" in done.out
     done = command(*small(*V100))
     assert done.code == 0 and "stay free" in done.out
+
+
+TRIES = """
+import legroom.foresight.tried_levers as tried
+def attempt(*_):
+    {}
+tried._try = attempt
+"""
+
+
+def test_the_answer_is_printed_before_the_search_for_what_would_make_it_fit(train, fault, capsys):
+    """Ctrl-C in the search leaves the verdict, its record and its exit code."""
+    words = (*V100, "data.seq_len=8", "launch.memory_limit_gib=0.01")
+    interrupted = fault(TRIES.format("raise KeyboardInterrupt"))
+    run = train(*words, fork_server=interrupted, status="oom")
+    with console.Console() as display:
+        for message in run.messages:
+            display.on_message(message)
+    printed = capsys.readouterr()
+    assert display.answered and "are missing" in printed.out and "estimate.hint_seconds" in printed.err
+    rest = summary.summary(run.record, run.folder, display.answered)
+    assert "are missing" not in rest and run.record.error.hint in rest
+    assert any("0 of" in line for line in run.record.warnings) and "optim=adamw_fused" in run.record.error.hint
+
+
+def test_a_search_that_is_killed_leaves_the_answer(train, fault):
+    killed = fault(TRIES.format("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    run = train(*V100, "data.seq_len=8", "launch.memory_limit_gib=0.01", fork_server=killed, status="oom")
+    assert run.record.error.type == "PredictedOutOfMemory" and run.record.estimate.margin_bytes < 0
+    assert estimate.ENDED in run.record.warnings
+
+
+def test_no_search_without_time_for_it(train, fault):
+    failing = fault(TRIES.format("raise AssertionError"))
+    words = ("data.seq_len=8", "launch.memory_limit_gib=0.01", "estimate.hint_seconds=0")
+    assert train(*V100, *words, fork_server=failing, status="oom").record.error.hint
 
 
 def test_a_sweep_of_estimates_has_a_table(command):

@@ -176,3 +176,47 @@ def test_more_gpus_with_an_optimizer_that_fsdp_refuses(monkeypatch, takes, said)
 
     monkeypatch.setattr(tried_levers, "_try", trial)
     assert said in tried_levers.hint(cfg, outcome)
+
+
+@pytest.mark.parametrize("ends", ["seconds", "Ctrl-C"])
+def test_a_search_that_is_ended_keeps_what_it_found_and_says_how_far_it_came(monkeypatch, ends):
+    from legroom.foresight import tried_levers
+    from legroom.foresight.search import space
+
+    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "estimate.hint_seconds=3")
+    assert cfg is not None and outcome is not None
+    outcome.error = Error("backward", "PredictedOutOfMemory", "")
+    clock, seen, said = [0.0], [], []
+
+    def trial(_, changes):
+        clock[0] += 2
+        if ends == "Ctrl-C" and clock[0] > 4:
+            raise KeyboardInterrupt
+        found = copy.deepcopy(outcome)
+        fits = clock[0] == 4
+        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
+        return tried_levers._Trial(tuple(changes), found)
+
+    monkeypatch.setattr(tried_levers, "_try", trial)
+    monkeypatch.setattr(tried_levers.time, "monotonic", lambda: clock[0])
+    seconds = cfg.estimate.hint_seconds if ends == "seconds" else 100
+    trials = tried_levers.Trials(outcome, seconds, lambda *counts: seen.append(counts), said.append, began=0.0)
+    hint = tried_levers.hint(cfg, outcome, trials)
+    changes = said[0].removeprefix("fits: ").split(" (")[0]
+    assert len(said) == 1 and changes in hint and "1,024 MiB" in hint
+    assert [count for count, _ in seen[:2]] == [1, 2] and all(planned >= count for count, planned in seen)
+    (warning,) = outcome.warnings
+    assert f"2 of {seen[-1][1]}" in warning and ("estimate.hint_seconds" if ends == "seconds" else "Ctrl-C") in warning
+
+
+def test_a_search_that_found_nothing_names_the_levers_untried(monkeypatch):
+    from legroom.foresight import tried_levers
+    from legroom.foresight.search import space
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
+    assert cfg is not None and outcome is not None
+    monkeypatch.setattr(tried_levers, "_try", interrupt)
+    assert "checkpointing=full" in tried_levers.hint(cfg, outcome) and "0 of " in outcome.warnings[0]

@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from legroom.cli import summary
 from legroom.cli.job_state import JobState, clock
 from legroom.ranks import rank_info
-from legroom.records.messages import Message, PhaseStarted, Shown, StepsDone, WarningRaised
+from legroom.records.messages import Estimated, Message, PhaseStarted, Shown, StepsDone, WarningRaised
 from legroom.records.printable import printable
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Console:
         self.label = label
         self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
         self.state = JobState()
+        self.answered = False  # whether the figures of an estimate have been printed
         self.progress = _progress(self, quiet)
         self.task = self.progress.add_task(self.state.phase, total=None, text="", left="")
 
@@ -69,6 +71,11 @@ class Console:
             self.warn(message.text)
         elif isinstance(message, Shown):
             self._show(message.text)
+        elif isinstance(message, Estimated) and not self.quiet:
+            self.progress.stop()  # it draws on the same terminal
+            say(summary.answer(message.record))
+            self.answered = True
+            self.progress.start()
 
     def lines(self) -> tuple[str, str]:
         """What stands above the bar and below it."""

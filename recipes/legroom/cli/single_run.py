@@ -95,9 +95,10 @@ def _run_and_report(
         return _refuse(problems or [other_record])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
         return run_nonzero_rank(outcome, problems)
+    display = console.Console()
     try:
         with run_lock.hold(folder):
-            outcome = run_in(folder, cfg, outcome, problems, console.Console())
+            outcome = run_in(folder, cfg, outcome, problems, display)
             if resume.keep_figures(before, outcome, folder):
                 write_page(outcome, folder)
     except Refusal as error:
@@ -111,7 +112,7 @@ def _run_and_report(
     if outcome.status == "refused" and outcome.error is not None:
         console.say_problems(outcome.error.message.splitlines())
     else:
-        console.say(summary.summary(outcome, folder))
+        console.say(summary.summary(outcome, folder, display.answered))
     return outcome.status
 
 

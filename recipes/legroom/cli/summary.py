@@ -32,11 +32,15 @@ def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -
     return f"{number:>3}  {shown_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 
 
-def summary(outcome: Record, folder: Path) -> str:
-    """What a run came to: time, samples per second, loss, memory and where it went. folder: the run's."""
-    lines = [_headline(outcome)]
-    lines += [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in _rows(outcome)]
-    lines += _error_lines(outcome, folder)
+def summary(outcome: Record, folder: Path, answered: bool = False) -> str:
+    """What a run came to: time, samples per second, loss, memory and where it went. folder: the run's.
+
+    answered: `answer` has been printed, and the rest follows.
+    """
+    lines = [] if answered else [answer(outcome)]
+    if outcome.estimate is not None:
+        lines += _lines(_explanation_rows(outcome.estimate))
+    lines += _advice_lines(outcome, folder)
     lines += [f"  warning: {text}" for text in outcome.warnings]
     page = folder / PAGE_FILES[0]
     lines.append(f"  Record: {_shorter(folder / 'result.json')}{f'   Page: {page.name}' if page.is_file() else ''}")
@@ -51,6 +55,15 @@ def _model_lines(outcome: Record, folder: Path) -> list[str]:
         return ["  Model: not saved. Type save.final=true to keep what is trained."]
     use = model_card.usage(outcome, _shorter(folder), invocation.command("chat"))
     return [f"  Model: {_shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
+
+
+def answer(outcome: Record) -> str:
+    """The status, the figures, and what went wrong."""
+    return "\n".join([_headline(outcome), *_lines(_rows(outcome)), *_error_lines(outcome)])
+
+
+def _lines(rows: Iterator[Row]) -> list[str]:
+    return [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in rows]
 
 
 def _headline(outcome: Record) -> str:
@@ -84,8 +97,6 @@ def _rows(outcome: Record) -> Iterator[Row]:
         yield "Trained parameters", f"{trained:,}", f"{trained / count:.2%} of {count:,}"
     if outcome.operations is not None:
         yield from _operation_rows(outcome.operations)
-    if outcome.estimate is not None:
-        yield from _explanation_rows(outcome.estimate)
     if outcome.memory.host_peak_rss_bytes is not None:
         yield "Host memory (RSS)", f"{outcome.memory.host_peak_rss_bytes / MIB:.0f} MiB", "peak of the whole process"
 
@@ -266,15 +277,21 @@ def _explanation_rows(estimate: Estimate) -> Iterator[Row]:
         yield name, f"{abs(saved) / MIB:.0f} MiB", f"{what} {lever['words']}{seconds}"
 
 
-def _error_lines(outcome: Record, folder: Path) -> list[str]:
-    """What went wrong, and what to do."""
+def _error_lines(outcome: Record) -> list[str]:
+    """What went wrong."""
     error = outcome.error
     if error is None:
         return []
     rank = f" on rank {error.rank}" if outcome.config["parallelism"]["num_processes"] > 1 else ""
-    lines = [f"  {error.type} in {error.phase}{rank}: {error.message.splitlines()[0]}"]
-    if error.hint:
-        lines.append(f"  {error.hint}")
+    return [f"  {error.type} in {error.phase}{rank}: {error.message.splitlines()[0]}"]
+
+
+def _advice_lines(outcome: Record, folder: Path) -> list[str]:
+    """What to do about it."""
+    error = outcome.error
+    if error is None:
+        return []
+    lines = [f"  {error.hint}"] if error.hint else []
     if outcome.status == "failed":
         lines.append(f"  The libraries' output: {folder / log_name(error.rank)}")
     return lines

@@ -67,3 +67,4 @@ class Launch:
 class Estimate:
     explain: bool = UNSET
     margin: float = fraction()
+    hint_seconds: float = at_least(0, identity=())

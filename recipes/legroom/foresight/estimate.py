@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import time
 from pathlib import Path
@@ -17,16 +19,19 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import anatomy
 from legroom.machine import host
 from legroom.machine.worker_environment import SIMULATIONS
-from legroom.records import step_file
+from legroom.records import record_file, step_file
+from legroom.records.messages import Estimated, Shown
 from legroom.records.record import TIGHT, Record, shown_status
 
 TIMELINE = "timeline.png"
+TRYING = "trying what would make it fit"
+ENDED = "it was ended while it tried levers: the figures are complete, and the advice is not."
 
 
 def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool = True) -> None:
     """Predict a step, and enter it into the record. If it does not fit, the status is oom and the figures are complete.
 
-    progress: the worker's, for `enter(phase, text)`. advise: whether to try what would make it fit, which takes longer
+    progress: the worker's, for `enter` and `send`. advise: whether to try what would make it fit, which takes longer
     than the estimate itself.
     """
     transformers.logging.disable_progress_bar()
@@ -38,23 +43,55 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
         raise Refusal(not_followed.reason(cfg, error)) from error
     prediction.fill(cfg, outcome, simulated)
     _write_step_file(cfg, outcome, simulated, timeline, folder)
+    if outcome.estimate is not None:
+        outcome.estimate.seconds = time.perf_counter() - start
+    in_sweep, needs_advice = SIMULATIONS in os.environ, outcome.error is not None or shown_status(outcome) == TIGHT
     if outcome.error is not None and not advise:
         outcome.error.hint = None
-    elif outcome.error is not None and SIMULATIONS in os.environ:  # in a sweep other jobs wait
+    elif outcome.error is not None and in_sweep:  # other jobs wait
         outcome.error.hint = (
             f"Estimated alone, it names levers that were tried; or search with {invocation.command('fit')}."
         )
-    elif outcome.error is not None:
-        progress.enter("load", "trying levers")
-        outcome.error.hint = tried_levers.hint(cfg, outcome)
-    elif shown_status(outcome) == TIGHT and advise and SIMULATIONS not in os.environ:
-        progress.enter("load", "trying levers")
-        outcome.warnings.append(tried_levers.hint(cfg, outcome))
-    if cfg.estimate.explain:
-        progress.enter("load", "trying levers")
-        _explain(cfg, outcome, simulated, folder)
+    advises = needs_advice and advise and not in_sweep and cfg.estimate.hint_seconds > 0
+    if not advises and not cfg.estimate.explain:
+        return
+    _leave_answer(outcome, folder)
+    if not in_sweep:
+        progress.send(Estimated(outcome))
+    try:
+        if advises:
+            _advise(cfg, outcome, progress)
+        if cfg.estimate.explain:
+            _explain(cfg, outcome, simulated, folder, progress)
+    except KeyboardInterrupt:  # ends the search, and not the answer
+        outcome.warnings.append(ENDED)
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
+
+
+def _leave_answer(outcome: Record, folder: Path) -> None:
+    """Write the record, for the case that this process is ended while it tries what would make the step fit."""
+    early = copy.deepcopy(outcome)
+    early.warnings.append(ENDED)
+    with contextlib.suppress(OSError):  # it is written once more at the end, which says so if that fails
+        record_file.write(early, folder)
+
+
+def _advise(cfg: Config, outcome: Record, progress: Any) -> None:
+    """Try what would make the step fit, and enter it into the record."""
+    seconds = cfg.estimate.hint_seconds
+    progress.send(Shown(f"{TRYING}, for {seconds:g} s at most (estimate.hint_seconds); Ctrl-C ends the search alone."))
+    trials = tried_levers.Trials(
+        outcome,
+        seconds,
+        lambda count, planned: progress.enter("load", f"{TRYING}: {count} of {planned}"),
+        lambda text: progress.send(Shown(f"  {text}")),
+    )
+    hint = tried_levers.hint(cfg, outcome, trials)
+    if outcome.error is not None:
+        outcome.error.hint = hint
+    else:
+        outcome.warnings.append(hint)
 
 
 def _write_step_file(
@@ -71,7 +108,7 @@ def _write_step_file(
         outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
 
 
-def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path) -> None:
+def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path, progress: Any) -> None:
     """Draw the picture, list the largest tensors, and try the levers."""
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
     capacity = prediction.allocator_bytes(cfg) if host.gpu(cfg) else None
@@ -81,6 +118,8 @@ def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Pat
         outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(simulated.trace)
-        outcome.estimate.levers = [
-            lever.entry() for lever in explain.levers(cfg, prediction.device_used_bytes(outcome), str(folder))
-        ]
+        used = prediction.device_used_bytes(outcome)
+        levers = explain.levers(
+            cfg, used, str(folder), lambda count, planned: progress.enter("load", f"trying lever {count} of {planned}")
+        )
+        outcome.estimate.levers = [lever.entry() for lever in levers]

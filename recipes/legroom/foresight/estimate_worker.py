@@ -30,6 +30,9 @@ class _Silent:
     def enter(self, phase: str, text: str) -> None:
         pass
 
+    def send(self, message: Any) -> None:
+        pass
+
 
 def answer(overrides: list[str], folder: Path, pipe: Sender, advise: bool = False) -> None:
     """Estimate a command line, leave its record and page in `folder`, and send what was found.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,17 @@ def _without_numbers(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def levers(cfg: Config, before_bytes: int, folder: str) -> list[Lever]:
+def levers(
+    cfg: Config, before_bytes: int, folder: str, at: Callable[[int, int], None] = lambda count, planned: None
+) -> list[Lever]:
     """Estimate each lever on its own; the one that saves most comes first, those that are refused last.
 
-    before_bytes: device memory without any.
+    before_bytes: device memory without any. at(count, planned): called before each.
     """
     found = []
-    for overrides, changed in _changes(cfg):
+    changes = list(_changes(cfg))
+    for count, (overrides, changed) in enumerate(changes, 1):
+        at(count, len(changes))
         try:
             problems = validate.validate(changed)
             if problems:

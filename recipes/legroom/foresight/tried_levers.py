@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from legroom import config
 from legroom.config import Config
 from legroom.foresight.search import runner
-from legroom.options import hooks
+from legroom.options import hooks, memory_hints
 from legroom.options.hooks import Lever
 from legroom.records.record import FITS, Estimate, Record, verdict_of
 from legroom.units import MIB
@@ -41,31 +44,81 @@ class _Trial:
         return f"{' '.join(self.changes)} ({self.estimate.margin_bytes / MIB:,.0f} MiB stay free{time})"
 
 
+class TimeIsUp(Exception):
+    """estimate.hint_seconds have passed."""
+
+
 @dataclass
-class _Trials:
-    """The estimates of a record's command line with some overrides more, each made once."""
+class Trials:
+    """The estimates of a record's command line with some overrides more, each made once.
+
+    seconds: how long new ones are begun. at(count, planned): called before each. found(text): called with what fits.
+    """
 
     outcome: Record
+    seconds: float = math.inf
+    at: Callable[[int, int], None] = lambda count, planned: None
+    found: Callable[[str], None] = lambda text: None
+    planned: int = 0  # how many there may be, as far as the search has come
     made: dict[frozenset[str], _Trial | None] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
     def __call__(self, changes: list[str] | tuple[str, ...]) -> _Trial | None:
+        """The estimate with some overrides more; None where it is refused. Raises TimeIsUp."""
         key = frozenset(changes)
         if key not in self.made:
-            self.made[key] = _try(self.outcome, list(changes))
+            if time.monotonic() - self.began > self.seconds:
+                raise TimeIsUp
+            self.at(len(self.made) + 1, max(self.planned, len(self.made) + 1))
+            trial = self.made[key] = _try(self.outcome, list(changes))
+            if trial is not None and trial.fits:
+                self.found(f"fits: {trial}")
         return self.made[key]
 
+    def plan(self, count: int) -> None:
+        """So many more may come."""
+        self.planned = len(self.made) + count
 
-def hint(cfg: Config, outcome: Record) -> str:
+    @property
+    def progress(self) -> str:
+        """How far the search has come."""
+        return f"{len(self.made)} of {max(self.planned, len(self.made))}"
+
+    @property
+    def fitting(self) -> list[_Trial]:
+        return [trial for trial in self.made.values() if trial is not None and trial.fits]
+
+
+def hint(cfg: Config, outcome: Record, trials: Trials | None = None) -> str:
     """What makes a step fit that does not, or is tight: single levers, else several together, else more GPUs.
 
-    All were estimated. cfg: resolved. outcome: the record of its estimate.
+    All were estimated. cfg: resolved. outcome: the record of its estimate, which gets a warning where the search ends
+    early: because time is up, or by Ctrl-C.
     """
+    trials = trials or Trials(outcome)
+    try:
+        return _hint(cfg, outcome, trials)
+    except (TimeIsUp, KeyboardInterrupt) as error:
+        why = (
+            "by Ctrl-C"
+            if isinstance(error, KeyboardInterrupt)
+            else f"after {trials.seconds:g} s (estimate.hint_seconds)"
+        )
+        outcome.warnings.append(f"the search for what would make it fit was ended {why}: {trials.progress} were tried.")
+        if trials.fitting:
+            return f"Tried so far, and fits: {'; '.join(map(str, trials.fitting[-NAMED:]))}."
+        phase = outcome.error.phase if outcome.error is not None else ""
+        return f"Nothing that was tried so far fits. {memory_hints.memory_hint(cfg, phase)}"
+
+
+def _hint(cfg: Config, outcome: Record, trials: Trials) -> str:
     phase = outcome.error.phase if outcome.error is not None else None
-    smaller = _smaller_evaluation(cfg, outcome) if _is_evaluation(outcome) else None
+    smaller = _smaller_evaluation(cfg, trials) if _is_evaluation(outcome) else None
     if smaller is not None:
         return f"Tried: {smaller}. The result of the evaluation stays the same."
-    alone, trials = [], _Trials(outcome)
-    for lever in _by_cost(hooks.memory_levers(cfg, phase)):
+    alone, levers = [], _by_cost(hooks.memory_levers(cfg, phase))
+    trials.plan(len(levers))
+    for lever in levers:
         trial = trials(lever.overrides.split())
         if trial is not None and trial.fits:
             alone.append(trial)
@@ -73,11 +126,13 @@ def hint(cfg: Config, outcome: Record) -> str:
             break
     if alone:
         return f"Tried, the cheapest first, each fits alone: {'; '.join(map(str, alone))}."
+    trials.plan(MOST_TRIALS)
     together = _together(cfg, trials)
     if together is not None and together.fits:
         return f"Tried: no lever fits alone; together fit {together}."
     changes = together.changes if together is not None else ()
-    adapter, more = _adapter(cfg, outcome, changes), _more_gpus(cfg, outcome, changes)
+    trials.plan(len(ADAPTERS) + 3 * len(GPUS))
+    adapter, more = _adapter(cfg, trials, changes), _more_gpus(cfg, trials, changes)
     nothing = f"nothing fits {cfg.gpu.device_name}, not even {' '.join(changes) or 'a lever'}."
     if adapter:
         return f"Tried: {adapter} With all weights trained {nothing} {more}"
@@ -92,11 +147,12 @@ def _is_evaluation(outcome: Record) -> bool:
     return (evaluation or 0) > (outcome.memory.peak_reserved_bytes or 0)
 
 
-def _smaller_evaluation(cfg: Config, outcome: Record) -> _Trial | None:
+def _smaller_evaluation(cfg: Config, trials: Trials) -> _Trial | None:
     """The largest of eval.batch, eval.batch / 2, / 4 ... with which the evaluation fits."""
     batch = cfg.eval.batch // 2
+    trials.plan(batch.bit_length())
     while batch:
-        trial = _try(outcome, [f"eval.batch={batch}"])
+        trial = trials([f"eval.batch={batch}"])
         if trial is not None and trial.fits:
             return trial
         batch //= 2
@@ -107,7 +163,7 @@ def _by_cost(levers: list[Lever]) -> list[Lever]:
     return sorted((one for one in levers if one.cost is not None), key=lambda one: one.cost or 0)
 
 
-def _together(cfg: Config, trials: _Trials) -> _Trial | None:
+def _together(cfg: Config, trials: Trials) -> _Trial | None:
     """Levers that together fit, or need least: in each round the cheapest that lowers the peak, which has moved then.
 
     In the end those without which it fits as well are taken out, the costliest first.
@@ -129,9 +185,7 @@ def _together(cfg: Config, trials: _Trials) -> _Trial | None:
     return best
 
 
-def _cheapest(
-    cfg: Config, record: Record, kept: list[Lever], trials: _Trials, most: int
-) -> tuple[Lever, _Trial] | None:
+def _cheapest(cfg: Config, record: Record, kept: list[Lever], trials: Trials, most: int) -> tuple[Lever, _Trial] | None:
     """The cheapest lever that lowers the memory of a configuration and its record, beside those that are kept."""
     least = record.memory.device_used_bytes or 0
     phase = None if record.error is None else record.error.phase
@@ -145,7 +199,7 @@ def _cheapest(
     return None
 
 
-def _adapter(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
+def _adapter(cfg: Config, trials: Trials, changes: tuple[str, ...]) -> str:
     """An adapter with which it fits, with those of the tried levers that go with one; empty where none does."""
     if cfg.adapter.name != "none":
         return ""
@@ -153,13 +207,13 @@ def _adapter(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
     precision = ["precision=bf16"] if any(change.startswith("precision=") for change in changes) else []
     kept = [change for change in changes if change.partition("=")[0] in ("checkpointing", "loss", "kernels")]
     for adapter in ADAPTERS:
-        trial = _try(outcome, [f"adapter={adapter}", *precision, *kept])
+        trial = trials([f"adapter={adapter}", *precision, *kept])
         if trial is not None and trial.fits:
             return f"{trial} fits. It trains small matrices beside the weights, which stay as they are."
     return ""
 
 
-def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
+def _more_gpus(cfg: Config, trials: Trials, changes: tuple[str, ...]) -> str:
     """How many of these GPUs can do it with FSDP, without levers or with those that were tried together."""
     with_fsdp = tuple(change for change in changes if not change.startswith("optim="))  # FSDP refuses some of these
     ways = list(dict.fromkeys(((), changes, with_fsdp)))
@@ -170,7 +224,7 @@ def _more_gpus(cfg: Config, outcome: Record, changes: tuple[str, ...]) -> str:
             continue
         over = ["parallelism=fsdp", f"parallelism.num_processes={count}"]
         for more in [*ways, *([another] if not estimated & {*ways} else [])]:
-            trial = _try(outcome, [*over, *more])
+            trial = trials([*over, *more])
             if trial is not None:
                 estimated.add(more)
             if trial is not None and trial.fits:

@@ -79,7 +79,8 @@ def _completed(job: launch.Job, worker: WorkerExit, cause: RankFailed | None, ou
         if cause is not None and outcome.status != "oom":
             outcome.status, outcome.error = cause.status, cause.error
     elif outcome.status == "ok":
-        if worker.code == 0 and cause is None:
+        # An estimate that was ended while it tried levers has left its verdict, and a warning of its own.
+        if (worker.code == 0 or outcome.recipe == "estimate") and cause is None:
             return outcome
         # The result was written before the step of the memory ledger.
         what = f"rank {cause.error.rank}: {cause.error.message}" if cause else f"the worker: {exit_text(worker.code)}"

@@ -13,8 +13,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if cfg.recipe.name == "estimate":
         return []
     lines = []
-    if "estimate.explain" in given:
-        lines.append("estimate.explain belongs to recipe=estimate. Leave it out, or add recipe=estimate.")
+    for key in ("estimate.explain", "estimate.hint_seconds"):
+        if key in given:
+            lines.append(f"{key} belongs to recipe=estimate. Leave it out, or add recipe=estimate.")
     if "estimate.margin" in given and cfg.accumulation.name != "auto":
         lines.append(
             "estimate.margin belongs to recipe=estimate and to accumulation=auto. Leave it out, or add one of them."

@@ -60,6 +60,13 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """The record of an estimate that goes on: it tries what would make the step fit, or what each lever saves."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """Why a rank ended. lost_contact: it only saw that another rank had ended, so it is not the cause."""
 
@@ -92,7 +99,17 @@ class WorkerExits:
     code: int
 
 
-Message = PhaseStarted | PhaseAdvanced | StepsDone | WarningRaised | Shown | RankFailed | RecordUnwritten | WorkerExits
+Message = (
+    PhaseStarted
+    | PhaseAdvanced
+    | StepsDone
+    | WarningRaised
+    | Shown
+    | Estimated
+    | RankFailed
+    | RecordUnwritten
+    | WorkerExits
+)
 
 
 @dataclass
