@@ -10,7 +10,8 @@ import torch
 from conftest import ROOT, compose
 
 from legroom.config import Config
-from legroom.foresight import prediction, simulation
+from legroom.errors import UnknownOperation
+from legroom.foresight import advice, prediction, simulation
 from legroom.options import hooks
 
 LEVER = "activation_offload"
@@ -55,14 +56,12 @@ def test_the_estimate_follows_it(offloading, monkeypatch, tmp_path, model, pinne
     assert moved.speed.step_seconds_median > kept.speed.step_seconds_median  # the copies take time
 
 
-def test_a_lever_that_the_estimate_cannot_follow_is_listed_with_the_reason(monkeypatch, tmp_path):
-    from legroom.errors import UnknownOperation
-    from legroom.foresight import explain
-
-    def simulate(cfg, *arguments, **named):
+def test_a_lever_that_the_estimate_cannot_follow_is_listed_with_the_reason(monkeypatch):
+    def simulate(*arguments, **named):
         raise UnknownOperation("the fake device cannot infer the numbers that the step reads (a/b.py:7)")
 
     monkeypatch.setattr(simulation, "simulate_step", simulate)
-    cfg = compose("recipe=estimate", "gpu=l4_24gb").cfg
-    (found,) = [one.entry() for one in explain.levers(cfg, 0, str(tmp_path)) if one.overrides == "checkpointing=full"]
+    cfg, outcome, _ = compose("recipe=estimate", "gpu=l4_24gb")
+    outcome.overrides = ["gpu=l4_24gb"]
+    (found,) = [row for row in advice.explained(cfg, advice.Trials(outcome)) if row["words"] == "checkpointing=full"]
     assert "(a/b.py:7)" in found["refused"]

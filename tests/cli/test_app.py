@@ -365,7 +365,7 @@ def test_a_port_that_needs_rights_is_refused_in_words(monkeypatch, capsys):
 
 
 def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, server, monkeypatch):
-    monkeypatch.setattr("legroom.foresight.tried_levers.hint", lambda *_: "Tried: something.")
+    monkeypatch.setattr("legroom.foresight.advice.hint", lambda *_: "Tried: something.")
     request_("POST", "/estimate", json.dumps(CHOSEN | {"advise": True}), Content_Type="application/json")
     assert server.estimates.asked[-1][-1] == "advise"
     large = ["recipe=estimate", "gpu=t4_16gb", "model=bert_tiny", "launch.memory_limit_gib=0.01"]

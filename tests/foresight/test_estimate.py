@@ -6,7 +6,7 @@ import pytest
 from conftest import compose, small
 
 from legroom.cli import console, single_run, summary
-from legroom.foresight import estimate, explain
+from legroom.foresight import advice, estimate
 from legroom.foresight.fake_gpu import op_trace
 from legroom.machine import host
 from legroom.records import record_file
@@ -304,7 +304,7 @@ def test_the_command_prints_and_its_exit_code_tells(command):
 
 
 TRIES = """
-import legroom.foresight.tried_levers as tried
+import legroom.foresight.trials as tried
 def attempt(*_):
     {}
 tried._try = attempt
@@ -355,19 +355,21 @@ def test_explained(train):
     assert set(refused) == {"precision=bf16", "precision=bf16_pure"} and "precision=fp16" in refused["precision=bf16"]
     tried = result.levers[: -len(refused)]  # which come first
     words = {lever["words"] for lever in tried}
-    assert {"checkpointing=full", "precision=fp16", "batch.per_device=2 accumulation.steps=2"} <= words
+    assert {"checkpointing=full", "precision=fp16", "batch.per_device=2 accumulation=x2"} <= words
     assert not any("bf16" in word for word in words)  # a V100 has none
     saved = [lever["saved_bytes"] for lever in tried]
     assert saved == sorted(saved, reverse=True)
 
 
-def test_the_verdict_of_a_lever_is_that_of_its_estimate(tmp_path):
+def test_the_verdict_of_a_lever_is_that_of_its_estimate():
     """The card has room for each, and the limit has not."""
-    cfg, _, problems = compose(*small(*V100, "launch.memory_limit_gib=0.01", "data.seq_len=8", "eval.enabled=false"))
-    assert cfg is not None and not problems
-    found = [lever for lever in explain.levers(cfg, 0, str(tmp_path)) if not lever.refused]
-    assert found and {lever.entry()["verdict"] for lever in found} == {"does not fit"}
-    assert all(lever.device_used_bytes < 16 * 2**30 for lever in found)
+    words = small(*V100, "launch.memory_limit_gib=0.01", "data.seq_len=8", "eval.enabled=false")
+    cfg, outcome, problems = compose(*words)
+    assert cfg is not None and outcome is not None and not problems
+    outcome.overrides, outcome.memory.device_used_bytes = words, 0
+    found = [row for row in advice.explained(cfg, advice.Trials(outcome)) if "refused" not in row]
+    assert found and {row["verdict"] for row in found} == {"does not fit"}
+    assert all(row["device_used_bytes"] < 16 * 2**30 for row in found)
 
 
 def test_an_explanation_without_matplotlib_lacks_the_picture_alone(train, fault):

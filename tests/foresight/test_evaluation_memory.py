@@ -13,7 +13,7 @@ from conftest import compose
 
 from legroom import config
 from legroom.cli import summary
-from legroom.foresight import evaluation_memory, largest_batch, tried_levers
+from legroom.foresight import advice, evaluation_memory, largest_batch
 from legroom.foresight.memory.allocator import Demand
 from legroom.options import accumulation
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
@@ -67,7 +67,7 @@ def test_between_the_two_it_is_tight_and_the_warning_says_why(predicted, words):
     assert any(line.startswith("tight: the evaluation (eval.batch=32)") for line in tight.warnings)
     tight.overrides = [*words, LARGE, f"launch.memory_limit_gib={tight.config['launch']['memory_limit_gib']}"]
     cfg = compose("recipe=estimate", *tight.overrides).cfg
-    assert tried_levers.hint(cfg, tight).startswith("Tried: eval.batch=16 (")
+    assert advice.hint(cfg, tight).startswith("Tried: eval.batch=16 (")
 
 
 def test_what_fits_without_the_margin_is_tight_whatever_is_missing_beside_it(predicted, words):
@@ -99,7 +99,7 @@ def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
     limit = f"launch.memory_limit_gib={predicted(*words, 'eval.batch=1').memory.peak_reserved_bytes * 1.1 / GIB}"
     asked = [*words, LARGE, limit]
     outcome = predicted(*asked)
-    hint = tried_levers.hint(compose("recipe=estimate", *asked).cfg, outcome)
+    hint = advice.hint(compose("recipe=estimate", *asked).cfg, outcome)
     assert hint.startswith("Tried: eval.batch=") and "MiB stay free" in hint
     (change,) = (word for word in hint.split() if word.startswith("eval.batch="))
     assert predicted(*words, change, limit).estimate.fits

@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom import config
 from legroom.errors import Refusal
-from legroom.foresight import simulation
+from legroom.foresight import advice, simulation
 from legroom.foresight.speed import links
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.models import checkpointing
 from legroom.options import checkpointing as option
-from legroom.options import hooks, memory_hints, validate
+from legroom.options import hooks, validate
 from legroom.parallelism import unwrap
 from legroom.training import accelerate_loop, setup
 
@@ -211,7 +211,7 @@ def levers(*words: str) -> list[str]:
 
 def test_the_cheapest_lever_is_named_first_and_none_that_is_used():
     gpu = ["recipe=estimate", "gpu=a100_40gb"]
-    hint = memory_hints.memory_hint(compose(*gpu).cfg, "backward")
+    hint = advice.untried(compose(*gpu).cfg, "backward")
     order = [hint.index(f"checkpointing={name}") for name in ("selective", "full", "offload")]
     assert order == sorted(order)
     half = levers(*gpu, "checkpointing=full", "checkpointing.every_n_layers=2")

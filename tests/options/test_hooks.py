@@ -9,7 +9,8 @@ import types
 import pytest
 from conftest import compose
 
-from legroom.options import hooks, memory_hints, training_arguments, validate
+from legroom.foresight import advice
+from legroom.options import hooks, training_arguments, validate
 
 
 @pytest.fixture
@@ -85,5 +86,5 @@ def test_a_lever_of_a_hook_stands_in_the_hint_by_its_cost(registry):
         memory_levers=lambda cfg: [hooks.Lever("measure.warmup_steps=1", hooks.Cost.RECOMPUTATION, (hooks.STEP,))]
     )
     cfg = compose("device=cpu").cfg
-    assert "measure." not in memory_hints.memory_hint(cfg, "backward")
-    assert "optim=adamw_fused, measure.warmup_steps=1, optim=adam8bit" in memory_hints.memory_hint(cfg, "step")
+    assert "measure." not in advice.untried(cfg, "backward")
+    assert "optim=adamw_fused, measure.warmup_steps=1, optim=adam8bit" in advice.untried(cfg, "step")

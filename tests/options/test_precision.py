@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import compose
 
+from legroom.foresight import advice
 from legroom.machine import host
-from legroom.options import memory_hints
 
 
 def lines_of(*overrides) -> str:
@@ -136,5 +136,5 @@ def test_every_precision_trains_on_a_gpu_or_is_refused(train, recipe, option):
 @pytest.mark.parametrize("capability,named", [((8, 0), "precision=bf16"), ((7, 5), "precision=fp16")])
 def test_the_hint_names_the_16_bits_of_the_card(pretend_gpu, capability, named):
     pretend_gpu(capability)
-    levers = memory_hints.memory_hint(compose("device=cuda").cfg, "backward").split("first: ")[1].split(", ")
+    levers = advice.untried(compose("device=cuda").cfg, "backward").split("first: ")[1].split(", ")
     assert named in levers and len([lever for lever in levers if "precision=" in lever and "pure" not in lever]) == 1

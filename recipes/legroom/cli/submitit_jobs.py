@@ -21,9 +21,9 @@ from hydra.errors import HydraException
 from legroom import config, invocation
 from legroom.cli import console, summary
 from legroom.cli import sweep as sweeps
+from legroom.foresight import advice
 from legroom.jobs import launch, post_mortem
 from legroom.machine import host, interpreter
-from legroom.options import memory_hints
 from legroom.records import record_file
 from legroom.third_party import submitit_private
 
@@ -178,7 +178,7 @@ class Followed:
             sweep.note(folder, self.number, "", status, [line])
             return
         outcome = record_file.from_values(note["record"])
-        hint = memory_hints.memory_hint(config.from_dict(outcome.config)) if status == "oom" else None
+        hint = advice.untried(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, message, hint)
         line = summary.job_line(outcome, self.number + 1, label, False)
         sweep.note(folder, self.number, note["key"], outcome.status, [line])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import transformers
 from legroom import invocation
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
-from legroom.foresight import explain, not_followed, prediction, shared_simulation, tried_levers
+from legroom.foresight import advice, explain, not_followed, prediction, shared_simulation
 from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import anatomy
 from legroom.machine import host
@@ -25,6 +26,7 @@ from legroom.records.record import TIGHT, Record, shown_status
 
 TIMELINE = "timeline.png"
 TRYING = "trying what would make it fit"
+IN_SWEEP = f"Estimated alone, it names levers that were tried; or search with {invocation.command('fit')}."
 ENDED = "it was ended while it tried levers: the figures are complete, and the advice is not."
 
 
@@ -46,12 +48,8 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     if outcome.estimate is not None:
         outcome.estimate.seconds = time.perf_counter() - start
     in_sweep, needs_advice = SIMULATIONS in os.environ, outcome.error is not None or shown_status(outcome) == TIGHT
-    if outcome.error is not None and not advise:
-        outcome.error.hint = None
-    elif outcome.error is not None and in_sweep:  # other jobs wait
-        outcome.error.hint = (
-            f"Estimated alone, it names levers that were tried; or search with {invocation.command('fit')}."
-        )
+    if outcome.error is not None and advise:
+        outcome.error.hint = IN_SWEEP if in_sweep else advice.untried(cfg, outcome.error.phase)
     advises = needs_advice and advise and not in_sweep and cfg.estimate.hint_seconds > 0
     if not advises and not cfg.estimate.explain:
         return
@@ -59,10 +57,11 @@ def run(cfg: Config, outcome: Record, folder: Path, progress: Any, advise: bool 
     if not in_sweep:
         progress.send(Estimated(outcome))
     try:
+        trials = advice.Trials(outcome)
         if advises:
-            _advise(cfg, outcome, progress)
+            _advise(cfg, trials, progress)
         if cfg.estimate.explain:
-            _explain(cfg, outcome, simulated, folder, progress)
+            _explain(cfg, trials, simulated, folder, progress)
     except KeyboardInterrupt:  # ends the search, and not the answer
         outcome.warnings.append(ENDED)
     if outcome.estimate is not None:
@@ -77,17 +76,14 @@ def _leave_answer(outcome: Record, folder: Path) -> None:
         record_file.write(early, folder)
 
 
-def _advise(cfg: Config, outcome: Record, progress: Any) -> None:
+def _advise(cfg: Config, trials: advice.Trials, progress: Any) -> None:
     """Try what would make the step fit, and enter it into the record."""
-    seconds = cfg.estimate.hint_seconds
-    progress.send(Shown(f"{TRYING}, for {seconds:g} s at most (estimate.hint_seconds); Ctrl-C ends the search alone."))
-    trials = tried_levers.Trials(
-        outcome,
-        seconds,
-        lambda count, planned: progress.enter("load", f"{TRYING}: {count} of {planned}"),
-        lambda text: progress.send(Shown(f"  {text}")),
-    )
-    hint = tried_levers.hint(cfg, outcome, trials)
+    outcome, trials.seconds = trials.outcome, cfg.estimate.hint_seconds
+    limit = f"for {trials.seconds:g} s at most (estimate.hint_seconds)"
+    progress.send(Shown(f"{TRYING}, {limit}; Ctrl-C ends the search alone."))
+    trials.at = lambda count, planned: progress.enter("load", f"{TRYING}: {count} of {planned}")
+    trials.found = lambda text: progress.send(Shown(f"  {text}"))
+    hint = advice.hint(cfg, outcome, trials)
     if outcome.error is not None:
         outcome.error.hint = hint
     else:
@@ -108,8 +104,9 @@ def _write_step_file(
         outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
 
 
-def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Path, progress: Any) -> None:
+def _explain(cfg: Config, trials: advice.Trials, simulated: SimulatedStep, folder: Path, progress: Any) -> None:
     """Draw the picture, list the largest tensors, and try the levers."""
+    outcome = trials.outcome
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
     capacity = prediction.allocator_bytes(cfg) if host.gpu(cfg) else None
     try:
@@ -118,8 +115,10 @@ def _explain(cfg: Config, outcome: Record, simulated: SimulatedStep, folder: Pat
         outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(simulated.trace)
-        used = prediction.device_used_bytes(outcome)
-        levers = explain.levers(
-            cfg, used, str(folder), lambda count, planned: progress.enter("load", f"trying lever {count} of {planned}")
-        )
-        outcome.estimate.levers = [lever.entry() for lever in levers]
+        trials.seconds, trials.found = math.inf, lambda text: None
+        trials.at = lambda count, planned: progress.enter("load", f"trying levers: {count} of {planned}")
+        try:
+            for row in advice.explained(cfg, trials):
+                outcome.estimate.levers.append(row)
+        finally:  # what saves most comes first, what is refused last
+            outcome.estimate.levers.sort(key=lambda row: ("refused" in row, -row.get("saved_bytes", 0)))

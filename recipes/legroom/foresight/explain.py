@@ -1,4 +1,4 @@
-"""estimate.explain: a picture of the memory over the step, the largest tensors at its peak, and what each lever saves.
+"""estimate.explain: a picture of the memory over the step, and the largest tensors at its peak.
 
 A tensor is described by the module and the operation that made it. In the backward pass the module is the one whose
 forward pass made the inputs of the operation, where that is known.
@@ -6,51 +6,18 @@ forward pass made the inputs of the operation, where that is known.
 
 from __future__ import annotations
 
-import copy
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legroom import config, paths
-from legroom.config import Config
-from legroom.errors import Refusal, UnknownOperation
-from legroom.foresight import not_followed, prediction, simulation
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from legroom.measure.timeline import phases
-from legroom.options import hooks, menus, validate
-from legroom.records.record import Record, verdict_of
 from legroom.units import MIB
 
 LARGEST = 10  # how many tensors are listed
 ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # of the picture's areas, from the bottom
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito, for colour-blind readers
-
-
-@dataclass(frozen=True)
-class Lever:
-    """A change of the configuration, and the prediction with it; refused: why there is none."""
-
-    overrides: str
-    device_used_bytes: int | None = None
-    saved_bytes: int = 0  # negative: it takes more
-    step_seconds: float | None = None
-    verdict: str = ""
-    refused: str = ""
-
-    def entry(self) -> dict[str, Any]:
-        """As the record has it."""
-        if self.refused:
-            return {"words": self.overrides, "refused": self.refused}
-        return {
-            "words": self.overrides,
-            "device_used_bytes": self.device_used_bytes,
-            "saved_bytes": self.saved_bytes,
-            "step_seconds": self.step_seconds,
-            "verdict": self.verdict,
-        }
 
 
 def largest(trace: OpTrace) -> list[dict[str, Any]]:
@@ -79,55 +46,6 @@ def largest(trace: OpTrace) -> list[dict[str, Any]]:
 def _without_numbers(name: str) -> str:
     """ "layers.*.mlp" for "layers.3.mlp" and "layers.4.mlp"."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
-
-
-def levers(
-    cfg: Config, before_bytes: int, folder: str, at: Callable[[int, int], None] = lambda count, planned: None
-) -> list[Lever]:
-    """Estimate each lever on its own; the one that saves most comes first, those that are refused last.
-
-    before_bytes: device memory without any. at(count, planned): called before each.
-    """
-    found = []
-    changes = list(_changes(cfg))
-    for count, (overrides, changed) in enumerate(changes, 1):
-        at(count, len(changes))
-        try:
-            problems = validate.validate(changed)
-            if problems:
-                raise Refusal(" ".join(problems))
-            outcome = _predicted(changed, folder)
-        except (Refusal, UnknownOperation) as error:
-            found.append(Lever(overrides, refused=not_followed.reason(changed, error)))
-            continue
-        assert outcome.estimate is not None, "an estimate for a GPU"
-        used, verdict = prediction.device_used_bytes(outcome), verdict_of(outcome.estimate)
-        found.append(Lever(overrides, used, before_bytes - used, outcome.speed.step_seconds_median, verdict))
-    return sorted(found, key=lambda lever: (lever.refused, -lever.saved_bytes))
-
-
-def _changes(cfg: Config) -> Iterator[tuple[str, Config]]:
-    """(what to type, the changed configuration) of each lever; some are refused by `validate`."""
-    levers = [lever for lever in hooks.memory_levers(cfg) if lever.changes]
-    # Other options of menus come before values of keys: the order shows where levers save the same.
-    for lever in sorted(levers, key=lambda lever: any("." in key for key in lever.changes)):
-        changed = copy.deepcopy(cfg)
-        for key, value in lever.changes.items():
-            section, _, leaf = key.partition(".")
-            if leaf:
-                setattr(getattr(changed, section), leaf, value)
-            else:
-                values = menus.option_values(section, value, [paths.CONF])
-                setattr(changed, section, config.from_dict(values, type(getattr(cfg, section))))
-        yield lever.overrides, changed
-
-
-def _predicted(cfg: Config, folder: str) -> Record:
-    """A record with the figures of a step."""
-    outcome = Record(cfg.recipe.name, [], {}, "", {})
-    simulated = simulation.simulate_step(cfg, folder, prediction.allocator_bytes(cfg))
-    prediction.fill(cfg, outcome, simulated)
-    return outcome
 
 
 def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:

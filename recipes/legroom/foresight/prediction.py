@@ -17,7 +17,7 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import calibrated, cpu, links, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
-from legroom.options import attention, memory_hints
+from legroom.options import attention
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from legroom.units import MIB, limited_bytes
 
@@ -140,7 +140,6 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
             "PredictedOutOfMemory",
             f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing."
             f"{' That is of the step as written, without compile=true.' if cfg.compile else ''}",
-            memory_hints.memory_hint(cfg, phase),
         )
 
 

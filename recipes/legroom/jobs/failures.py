@@ -7,7 +7,7 @@ import traceback
 from legroom import errors
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.options import memory_hints
+from legroom.foresight import advice
 from legroom.records.record import Error
 
 # The last frame that matches decides the phase. (part of the file's path, function or None, phase)
@@ -44,7 +44,7 @@ def describe(error: BaseException, coarse: str, cfg: Config) -> tuple[str, Error
         return "refused", Error(phase_of(error, coarse), "Refusal", message)
     if errors.is_out_of_memory(error):
         phase = phase_of(error, coarse)
-        return "oom", Error(phase, type(error).__name__, message, memory_hints.memory_hint(cfg, phase))
+        return "oom", Error(phase, type(error).__name__, message, advice.untried(cfg, phase))
     return "failed", Error(phase_of(error, coarse), type(error).__name__, message, failure_hint(error))
 
 

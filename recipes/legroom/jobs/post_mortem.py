@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legroom.config import from_dict
+from legroom.foresight import advice
 from legroom.jobs import launch
 from legroom.machine import cgroups, host
-from legroom.options import memory_hints
 from legroom.records import record, record_file, run_folder
 from legroom.records.messages import RankFailed
 from legroom.records.record import Error, Record
@@ -115,7 +115,7 @@ def _explain(job: launch.Job, worker: WorkerExit) -> tuple[str, Error | None]:
         if line is not None:
             out_of_memory = ("BadAlloc", f"the process ran out of host memory and could not report it ({line})")
     if out_of_memory is not None:
-        return "oom", Error(phase, *out_of_memory, memory_hints.memory_hint(from_dict(job.record.config)))
+        return "oom", Error(phase, *out_of_memory, advice.untried(from_dict(job.record.config)))
     if worker.code < 0:
         return "killed", Error(phase, "Killed", exit_text(worker.code))
     hint = f"Its output is in {Path(job.folder or '', run_folder.LOG_FILE)}."

@@ -201,9 +201,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
     stronger = [] if is_used(cfg) else ["lora"]
     stronger += [] if _quantised_problems(cfg) else ["qlora"]
-    return [
-        Lever(f"adapter={name}", cost, changes={"adapter": name}) for name in stronger if _goes_with_mode(cfg, name)
-    ]
+    return [Lever(f"adapter={name}", cost) for name in stronger if _goes_with_mode(cfg, name)]
 
 
 HOOKS = hooks.register(

@@ -10,21 +10,14 @@ from legroom.options.hooks import PASSES, Cost, Dimension, Lever
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
-    """Half the batch in twice the steps; the effective batch stays the same where that can be."""
+    """Half the batch in twice the steps, so that the effective batch stays the same."""
     size, steps = cfg.batch.per_device, cfg.accumulation.steps * 2
-    if size < 2:
+    if size % 2 or cfg.parallelism.static_graph:  # which is not supported with accumulation
         return []
-    levers = []
-    if not cfg.parallelism.static_graph:  # not supported with accumulation
-        overrides = f"batch.per_device={size // 2}"
-        if not cfg.batch.effective and size % 2 == 0:
-            overrides += f" accumulation=x{steps}" if steps in (2, 4, 8, 16) else f" accumulation.steps={steps}"
-        levers.append(Lever(overrides, Cost.SMALLER_BATCH, helps_in=(PASSES,)))
-    if size % 2 == 0:
-        changes = {"batch.per_device": size // 2, "accumulation.steps": steps, "batch.effective": None}
-        overrides = f"batch.per_device={size // 2} accumulation.steps={steps}"
-        levers.append(Lever(overrides, helps_in=(PASSES,), changes=changes))
-    return levers
+    overrides = f"batch.per_device={size // 2}"
+    if not cfg.batch.effective:
+        overrides += f" accumulation=x{steps}" if steps in (2, 4, 8, 16) else f" accumulation.steps={steps}"
+    return [Lever(overrides, Cost.SMALLER_BATCH, helps_in=(PASSES,))]
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:

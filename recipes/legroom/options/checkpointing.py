@@ -55,15 +55,14 @@ def memory_levers(cfg: Config) -> list[Lever]:
     """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
     name, every = cfg.checkpointing.name, every_n_layers(cfg)
     stronger = [option for option in COSTS if COSTS[option] > COSTS.get(name, Cost.NO_SPEED)]
-    same = {"checkpointing.every_n_layers": every} if every > 1 else {}
     levers = [
-        Lever(f"checkpointing={option}", COSTS[option], (PASSES,), {"checkpointing": option} | same)
+        Lever(f"checkpointing={option}", COSTS[option], (PASSES,))
         for option in stronger
         if not _problems(cfg, option) and not (option == "offload" and host.device(cfg) == "cpu")
     ]
     if every > 1:
         all_layers = "checkpointing.every_n_layers"
-        levers.insert(0, Lever(f"{all_layers}=1", COSTS[name], (PASSES,), {all_layers: 1}))
+        levers.insert(0, Lever(f"{all_layers}=1", COSTS[name], (PASSES,)))
     return levers
 
 

@@ -12,7 +12,7 @@ from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.options import attention, data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
-from legroom.options.hooks import PASSES, Cost, Dimension, Lever
+from legroom.options.hooks import Dimension
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
@@ -206,12 +206,6 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     }
 
 
-def memory_levers(cfg: Config) -> list[Lever]:
-    """The lever that halves the length of the sequences."""
-    half = cfg.data.seq_len // 2
-    return [Lever(f"data.seq_len={half}", Cost.SHORTER_SEQUENCES, (PASSES,))] if half > 1 else []
-
-
 def window_and_stride(cfg: Config) -> tuple[int, int]:
     """(tokens in a window of the evaluation, tokens by which it moves on)."""
     window = cfg.eval.window or cfg.data.seq_len
@@ -225,7 +219,6 @@ HOOKS = hooks.register(
         problems=problems,
         warnings=warnings,
         training_arguments=training_arguments,
-        memory_levers=memory_levers,
         search=(Dimension("data.packing", 47, (False, True), changes_numbers=True),),
     ),
 )

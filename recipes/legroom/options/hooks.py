@@ -17,7 +17,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legroom.config import Config
@@ -30,17 +30,17 @@ PASSES = "passes"  # the forward and the backward pass
 
 
 class Cost(enum.IntEnum):
-    """What a lever costs. A hint lists levers in this order, the cheapest first."""
+    """What a lever costs. Advice names levers in this order: what leaves the mathematics alone first."""
 
     NO_SPEED = 0
     SMALLER_BATCH = 1
     LITTLE_RECOMPUTATION = 2
     RECOMPUTATION = 3
     HOST_COPIES = 4
-    LOW_PRECISION_STATES = 5
-    NO_CLIPPING = 6
-    LOW_PRECISION_WEIGHTS = 7
-    SHORTER_SEQUENCES = 8
+    LOW_PRECISION_PRODUCTS = 5
+    LOW_PRECISION_STATES = 6
+    NO_CLIPPING = 7
+    LOW_PRECISION_WEIGHTS = 8
     OTHER_WEIGHTS = 9
 
 
@@ -48,15 +48,17 @@ class Cost(enum.IntEnum):
 class Lever:
     """One change of a configuration that may lower its memory.
 
-    overrides: what to type. cost: what it costs, where a hint after out-of-memory names it; None: no hint does.
-    helps_in: STEP and PASSES, the parts of a step whose memory it lowers. changes: the same change to a resolved
-    configuration, as key -> value, or menu -> option; `estimate.explain` tries it. Empty: it is not tried.
+    overrides: what to type. It keeps the rows and the effective batch. cost: what it costs, where a hint names it;
+    None: `estimate.explain` alone does. helps_in: STEP and PASSES, the parts of a step whose memory it lowers.
     """
 
     overrides: str
     cost: Cost | None = None
     helps_in: tuple[str, ...] = (PASSES, STEP)
-    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes_mathematics(self) -> bool:
+        return self.cost is None or self.cost > Cost.HOST_COPIES
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     """No whole logits and no whole gradient of them: for large vocabularies most of what the passes keep."""
     if is_chunked(cfg) or cfg.compile or _shards_its_output_layer(cfg) or task.task(cfg) == "classification":
         return []
-    return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,), {"loss": "chunked"})]
+    return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,))]
 
 
 HOOKS = hooks.register(

@@ -125,7 +125,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     """Attention that does not keep the scores of all pairs of tokens."""
     if cfg.model.attention != "eager":
         return []
-    return [Lever("model.attention=sdpa", helps_in=(PASSES,), changes={"model.attention": "sdpa"})]
+    return [Lever("model.attention=sdpa", helps_in=(PASSES,))]
 
 
 def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:

@@ -107,9 +107,8 @@ def _in_backward_lever(cfg: Config) -> list[Lever]:
     if cfg.optim.in_backward is not False or _in_backward_problems(changed):  # None: the option lacks the key
         return []
     if not cfg.train.max_grad_norm:
-        return [Lever(f"{IN_BACKWARD}=true", Cost.NO_SPEED, changes={IN_BACKWARD: True})]
-    changes = {IN_BACKWARD: True, **without_clipping(cfg, True)}
-    return [Lever(f"{IN_BACKWARD}=true {CLIPPING}=0", Cost.NO_CLIPPING, changes=changes)]
+        return [Lever(f"{IN_BACKWARD}=true", Cost.NO_SPEED)]
+    return [Lever(f"{IN_BACKWARD}=true {CLIPPING}=0", Cost.NO_CLIPPING)]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
@@ -120,11 +119,11 @@ def memory_levers(cfg: Config) -> list[Lever]:
     in_8_bits = name in ("adamw", "adamw_fused") and whole_weights
     levers = [
         # The fused kernel has no temporary copy of all weights.
-        Lever("optim=adamw_fused", Cost.NO_SPEED if fused else None, (STEP,), {"optim": "adamw_fused"}),
-        Lever("optim=adafactor", changes={"optim": "adafactor"}),
-        Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None, changes={"optim": "adam8bit"}),
+        Lever("optim=adamw_fused", Cost.NO_SPEED if fused else None, (STEP,)),
+        Lever("optim=adafactor"),
+        Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None),
     ]
-    return [lever for lever in levers if lever.changes["optim"] != name] + _in_backward_lever(cfg)
+    return [lever for lever in levers if lever.overrides != f"optim={name}"] + _in_backward_lever(cfg)
 
 
 def not_tried(cfg: Config) -> str | None:

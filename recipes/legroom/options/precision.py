@@ -93,12 +93,12 @@ def memory_levers(cfg: Config) -> list[Lever]:
     has_bf16 = gpu is None or gpu.capability >= (8, 0)
     wide = name in ("fp32", "tf32")
     costs = {
-        "fp16": Cost.NO_SPEED if wide and not has_bf16 else None,
-        "bf16": Cost.NO_SPEED if wide and has_bf16 else None,
+        "fp16": Cost.LOW_PRECISION_PRODUCTS if wide and not has_bf16 else None,
+        "bf16": Cost.LOW_PRECISION_PRODUCTS if wide and has_bf16 else None,
         "bf16_pure": Cost.LOW_PRECISION_WEIGHTS if has_bf16 else None,
     }
     return [
-        Lever(f"precision={option}", cost, (STEP,) if option == "bf16_pure" else (PASSES,), {"precision": option})
+        Lever(f"precision={option}", cost, (STEP,) if option == "bf16_pure" else (PASSES,))
         for option, cost in costs.items()
         if option != name
     ]
