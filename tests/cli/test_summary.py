@@ -6,7 +6,7 @@ from pathlib import Path
 
 from made_up_records import OOM, job
 
-from legroom.cli import argv, summary
+from legroom.cli import argv, summary, sweep
 from legroom.records.record import Error, Estimate, Memory
 from legroom.units import MIB
 
@@ -21,15 +21,15 @@ def ended(status: str = "ok", error: Error | None = None, **parts):
 
 
 def test_why_a_job_was_refused_is_left_to_the_table():
-    line = summary.job_line(ended("refused", Error("load", "Refusal", "it needs a GPU.")), 1, ["a=1"], False)
+    line = sweep.job_line(ended("refused", Error("load", "Refusal", "it needs a GPU.")), 1, ["a=1"], False)
     assert line.split() == ["1", "refused", "a=1"]
-    assert "out of memory" in summary.job_line(ended("oom", OOM), 1, ["a=1"], False)
+    assert "out of memory" in sweep.job_line(ended("oom", OOM), 1, ["a=1"], False)
 
 
 def test_an_estimate_that_does_not_fit_says_so():
     record = ended("oom", Error("backward", "OutOfMemoryError", "it would not fit"))
     record.recipe, record.estimate = "estimate", Estimate(False, -50 * MIB, 50 * MIB)
-    assert summary.job_line(record, 1, ["gpu=t4_16gb"], False).split()[:5] == ["1", "does", "not", "fit", "gpu=t4_16gb"]
+    assert sweep.job_line(record, 1, ["gpu=t4_16gb"], False).split()[:5] == ["1", "does", "not", "fit", "gpu=t4_16gb"]
 
 
 def test_the_time_after_a_resume_says_what_it_covers():

@@ -19,7 +19,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 
 from legroom import config, invocation
-from legroom.cli import console, summary
+from legroom.cli import console
 from legroom.cli import sweep as sweeps
 from legroom.foresight import advice
 from legroom.jobs import launch, post_mortem
@@ -180,7 +180,7 @@ class Followed:
         outcome = record_file.from_values(note["record"])
         hint = advice.untried(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, message, hint)
-        line = summary.job_line(outcome, self.number + 1, label, False)
+        line = sweeps.job_line(outcome, self.number + 1, label, False)
         sweep.note(folder, self.number, note["key"], outcome.status, [line])
 
 

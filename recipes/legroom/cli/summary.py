@@ -1,4 +1,4 @@
-"""A finished job as text: a line in a sweep, a table after a single run."""
+"""A finished run as text: the table after it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,6 @@ from legroom.units import MIB, PARTS
 
 Row = tuple[str, str, str]  # name, value, note
 FLOP_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
-
-
-def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -> str:
-    """A job of a sweep in one line. before: an earlier command ran it."""
-    memory = outcome.memory
-    used = memory.device_used_bytes or memory.peak_tensor_bytes
-    parts = [
-        f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
-        f"{used / MIB:.0f} MiB" if used else "",
-        # Why a job was refused is said once for all of them, under the table.
-        outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
-        "(done before)" if before else "",
-    ]
-    return f"{number:>3}  {shown_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 
 
 def summary(outcome: Record, folder: Path, answered: bool = False) -> str:

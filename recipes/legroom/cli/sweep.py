@@ -31,7 +31,9 @@ from legroom.machine.worker_environment import SIMULATIONS
 from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record, record_file
 from legroom.records.printable import printable
+from legroom.records.record import Record, shown_status
 from legroom.third_party import hydra_private
+from legroom.units import MIB
 
 FINAL = {"ok", "oom", "refused"}  # results: not run again
 SUCCESS = {"ok", "oom", "preempted"}
@@ -216,6 +218,20 @@ def end_with_command(sweep: Sweep) -> None:
     """
     if sweep.pid != os.getpid():
         sweep.end_with_command(signal.SIGKILL)
+
+
+def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -> str:
+    """A job of a sweep in one line. before: an earlier command ran it."""
+    memory = outcome.memory
+    used = memory.device_used_bytes or memory.peak_tensor_bytes
+    parts = [
+        f"{outcome.speed.samples_per_second:.1f} samples/s" if outcome.speed.samples_per_second else "",
+        f"{used / MIB:.0f} MiB" if used else "",
+        # Why a job was refused is said once for all of them, under the table.
+        outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
+        "(done before)" if before else "",
+    ]
+    return f"{number:>3}  {shown_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 
 
 _fork_servers: list[fork_client.ForkServer] = []

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import config, invocation
-from legroom.cli import console, live, single_run, submitit_jobs, summary
+from legroom.cli import console, live, single_run, submitit_jobs
 from legroom.cli import sweep as sweeps
 from legroom.config import Config
 from legroom.errors import Refusal
@@ -68,7 +68,7 @@ def run_in_sweep(
             else:
                 outcome = before
             state.job_ends(" ".join(label), outcome, ran=before is None)
-            line = summary.job_line(outcome, number + 1, label, before is not None)
+            line = sweeps.job_line(outcome, number + 1, label, before is not None)
             console.say(line)
             sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])
         except Refusal as refusal:  # another command holds the lock of the job's folder
@@ -77,7 +77,7 @@ def run_in_sweep(
             return "refused", None
         except OSError as error:
             if isinstance(error, post_mortem.UnwrittenRecord):
-                console.say(summary.job_line(error.record, number + 1, label, False))
+                console.say(sweeps.job_line(error.record, number + 1, label, False))
             console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
             return "failed", None
         if outcome.status == "preempted":
