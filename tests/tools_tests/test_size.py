@@ -46,3 +46,9 @@ def test_a_lever_is_found_as_a_word():
     found = size.naming("liger")
     assert len(found) == len(set(found))
     assert {"conf/kernels/liger.yaml", "recipes/legroom/models/liger.py", "tests/options/test_kernels.py"} <= set(found)
+
+
+def test_the_package_is_within_its_budget():
+    """Raised only together with what is gained by it, said in the commit."""
+    python, _ = size.totals()
+    assert sum(python.values()) <= size.BUDGET, "python tests/tools/size.py lists the packages"

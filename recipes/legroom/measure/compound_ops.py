@@ -22,7 +22,7 @@ def parts_of(func: Any) -> Callable[..., Any] | None:
     return PARTS.get(op_name(func)) if func.namespace == "bitsandbytes" else None
 
 
-def _gemm_4bit(
+def _gemm_4bit(  # noqa: PLR0913 - the operation's own arguments
     rows: torch.Tensor,
     packed: torch.Tensor,
     shape: list[int],
