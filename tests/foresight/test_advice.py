@@ -52,7 +52,7 @@ def test_what_it_names_fits(hint, predicted):
     words.append(limit(reserved, 0.8))
     said = hint(*words)
     assert said.startswith("Tried")
-    named = re.findall(r"(?:alone: |fit |; )([^;(]+) \(([\d,]+) MiB stay free", said)
+    named = re.findall(r"(?:alone: |Tried: |; )([^;(]+) \(([\d,]+) MiB stay free", said)
     assert named, said
     for changes, left in named:
         keys = {change.split("=")[0] for change in changes.split()}
