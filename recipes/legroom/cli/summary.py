@@ -14,6 +14,7 @@ from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
 from legroom.units import MIB, PARTS
 
+SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 Row = tuple[str, str, str]  # name, value, note
 FLOP_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -28,6 +29,9 @@ def summary(outcome: Record, folder: Path, answered: bool = False) -> str:
         lines += _lines(_explanation_rows(outcome.estimate))
     lines += _advice_lines(outcome, folder)
     lines += [f"  warning: {text}" for text in outcome.warnings]
+    for each in outcome.evaluation.generated if outcome.evaluation is not None else []:
+        lines.append(f"  Text:   ...{each['prompt'][-SHOWN_CHARACTERS:]!r}")
+        lines += [f"  {when + ':':<8}{each[when][:SHOWN_CHARACTERS]!r}" for when in ("before", "after")]
     page = folder / PAGE_FILES[0]
     lines.append(f"  Record: {_shorter(folder / 'result.json')}{f'   Page: {page.name}' if page.is_file() else ''}")
     return "\n".join(lines + _model_lines(outcome, folder))

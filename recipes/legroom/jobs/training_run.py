@@ -27,13 +27,13 @@ from legroom.measure import device_memory, memory_breakdown
 from legroom.measure.step_log import StepLog
 from legroom.models import architectures, host_memory, quantized
 from legroom.options import attention, compile
-from legroom.parallelism import accelerate_plugins
+from legroom.parallelism import accelerate_plugins, unwrap
 from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record, record_file, run_folder, step_file
 from legroom.records.messages import Progress, RankFailed, Shown
 from legroom.records.record import Memory
-from legroom.training import evaluate, setup
+from legroom.training import evaluate, generate, setup
 from legroom.training.after_step import EvaluateThenSave
 
 
@@ -129,9 +129,10 @@ class TrainingRun:
         self.training = setup.build(self.cfg, str(self.folder), make_model=make_model)
         self.record.model = architectures.describe(self.cfg, self.training.model)
         self.loop = self.training.loop
-        if self.cfg.eval.every_steps and self.training.data.eval is None:
+        key = "every_steps" if self.cfg.eval.every_steps else "generate"
+        if (asked := getattr(self.cfg.eval, key)) and self.training.data.eval is None:
             raise Refusal(
-                f"eval.every_steps={self.cfg.eval.every_steps}, and the data has no evaluation split. Leave it out, or "
+                f"eval.{key}={asked}, and the data has no evaluation split. Leave it out, or "
                 "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text)."
             )
         for text in self.training.warnings:
@@ -159,6 +160,7 @@ class TrainingRun:
         )
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, prints)
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
+        self.said_before = self._generated()
         transformers.set_seed(cfg.train.seed)  # both recipes draw the same random numbers from here on
         try:
             args, data = self.training.args, self.training.data
@@ -204,6 +206,12 @@ class TrainingRun:
                 self.progress.enter("eval", "evaluating")
                 args, between = self.training.args, self.saver.stop_if_asked
                 self.record.evaluation = evaluate.evaluate(cfg, args, self.loop, data, self.progress, between)
+                with unwrap.evaluation_weights(self.loop.optimizer):
+                    after = self._generated()
+                self.record.evaluation.generated = [
+                    {"prompt": prompt, "before": before, "after": after}
+                    for (prompt, before), (_, after) in zip(self.said_before, after)
+                ]
                 try:
                     self.step_log.evaluation(self.record.evaluation)
                 except OSError as error:
@@ -216,6 +224,16 @@ class TrainingRun:
             self.record.speed.save_seconds = self.saver.seconds or None
             saver.write_card(self.record, self.folder, data, self.progress.warn)
         return True
+
+    def _generated(self) -> list[tuple[str, str]]:
+        """What the model says now to the first evaluation rows, as `eval.generate` asks."""
+        count, data = self.cfg.eval.generate, self.training.data
+        if not count or data.task == "classification":
+            return []
+        found = generate.continuations(self.training.model, data, count, self.progress.warn)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        return found
 
     def _measure_step(self) -> None:
         """Run one more step under the memory ledger and another under the profiler, as the configuration says.

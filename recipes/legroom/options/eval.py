@@ -20,6 +20,15 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"eval.every_steps={every} is not supported with eval.precision={cfg.eval.precision}, which rounds the "
             "weights that are trained on. Leave one of them out."
         ]
+    impossible = {
+        "eval.enabled=false": not cfg.eval.enabled,
+        "data=dummy, whose ids stand for no text": cfg.data.name == "dummy",
+        "a classifier": task.task(cfg) == "classification",
+        f"parallelism={cfg.parallelism.name}": cfg.parallelism.name in ("fsdp", "fsdp_tp", "zero"),
+    }
+    if cfg.eval.generate and any(impossible.values()):
+        why = next(why for why, holds in impossible.items() if holds)
+        return [f"eval.generate={cfg.eval.generate} does not go with {why}. Leave one of them out."]
     asked = {f"eval.{key}": getattr(cfg.eval, key) for key in ("window", "stride")}
     typed = " and ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
     if not typed:

@@ -62,6 +62,7 @@ class Evaluation:
     available_samples: int | None = (
         None  # of the evaluation split; more than `samples` where eval.max_samples bounds it
     )
+    generated: list[dict] = field(default_factory=list)  # eval.generate: prompt, before and after the training
 
 
 @dataclass

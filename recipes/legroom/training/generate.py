@@ -1,0 +1,64 @@
+"""Short continuations of evaluation rows, before and after a training (eval.generate)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from legroom.data.collate import IGNORE_INDEX
+from legroom.data.dataset import Data
+from legroom.ranks import collectives
+
+TOKENS = 48  # of a continuation
+
+
+def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None]) -> list[tuple[str, str]]:
+    """(prompt, continuation) of the first rows to evaluate on, on rank 0: the likeliest token each time.
+
+    model: without wrappers, its weights those to evaluate. Random numbers are not drawn. Where the model cannot
+    generate, warn is given why, and there are none.
+    """
+    rows = [data.eval[index] for index in range(min(count, len(data.eval)))] if collectives.rank_index() == 0 else []
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+            return [_continued(model, data.tokenizer, *_prompt(row, model)) for row in rows]
+    except Exception as error:  # whatever an architecture raises; the training is worth more than a look at it
+        warn(f"eval.generate: the model generates nothing ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
+        return []
+    finally:
+        model.train(was_training)
+
+
+def _prompt(row: dict[str, torch.Tensor], model: Any) -> tuple[list[int], list[int]]:
+    """(tokens to continue, tokens that end the answer): what stands before the first answer, or the half of a text."""
+    ids, trained = row["input_ids"].tolist(), (row["labels"] != IGNORE_INDEX).tolist()
+    first = trained.index(True, 1)
+    ends = []
+    if first == 1:
+        first = max(1, len(ids) // 2)
+    else:
+        last = trained.index(False, first) if False in trained[first:] else len(ids)
+        ends = [ids[last - 1]]
+    return ids[:first], ends
+
+
+def _continued(model: Any, tokenizer: Any, prompt: list[int], ends: list[int]) -> tuple[str, str]:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or len(prompt) + TOKENS
+    room = min(TOKENS, limit // 2)
+    prompt = prompt[-(limit - room) :]
+    ids = torch.tensor([prompt], device=model.device)
+    ends = [end for end in {*ends, tokenizer.eos_token_id} if end in tokenizer.all_special_ids]
+    made = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=room,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+    )[0].tolist()
+    return tokenizer.decode(prompt), tokenizer.decode(made[len(prompt) :], skip_special_tokens=True)
