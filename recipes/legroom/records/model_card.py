@@ -52,43 +52,39 @@ def write(outcome: Record, folder: Path, rows: int) -> None:
 def text(outcome: Record, rows: int) -> str:
     """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone."""
     config, classifies, adapter = outcome.config, _classifies(outcome), _adapter(outcome.config)
-    base = config["model"].get("pretrained")
-    name = _public(base) if base else f"{config['model']['name']}, from random weights"
-    data = config["data"]
+    data, pretrained = config["data"], config["model"].get("pretrained")
+    base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
     about = DATA.get(data["name"]) or f"the data set {_public(data['path'])}"
-    versions = outcome.environment["versions"] | {"legroom": host.version("legroom")}
-    versions |= {"peft": host.version("peft")} if adapter else {}
+    versions = outcome.environment["versions"] | {"legroom": host.version("legroom"), "peft": host.version("peft")}
     typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
-    lines = [
-        "---",
-        f"library_name: {'peft' if adapter else 'transformers'}",
-        *([f"base_model: {base}"] if base and _public(base) == base and not _is_here(base) else []),
-        f"pipeline_tag: {'text-classification' if classifies else 'text-generation'}",
-        "tags: [legroom]",
-        "---",
-        "",
-        f"# {_public(base) if base else config['model']['name']}, trained on {about}",
-        "",
-        f"- Base: {name}",
-        f"- What is here: {f'an adapter ({adapter})' if adapter else 'the whole model'}",
-        f"- Data: {about}; {rows:,} rows to train on" + _evaluated(outcome),
-        f"- Task: {'classification of texts' if classifies else 'language modelling'}"
-        + (f", the loss on {data['train_on']}" if data.get("train_on") else ""),
-        f"- Training: {outcome.training.steps:,} optimizer steps, {outcome.training.samples:,} samples, "
-        f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
-        *_losses(outcome),
-        f"- Made with: {', '.join(f'{package} {version}' for package, version in versions.items() if version)}",
-        "",
-        "Command:",
-        "",
-        "```",
-        " ".join([invocation.command(anywhere=True), *typed]),
-        "```",
-    ]
     use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
     if use and adapter and classifies:
-        use = CLASSIFIER.replace("BASE", name)
-    return "\n".join([*lines, *(["", "Use it, RUN being the run's folder:", "", "```", use, "```"] if use else []), ""])
+        use = CLASSIFIER.replace("BASE", base)
+    front = {
+        "library_name": "peft" if adapter else "transformers",
+        "base_model": pretrained if pretrained and _is_id(pretrained) else None,
+        "pipeline_tag": "text-classification" if classifies else "text-generation",
+        "tags": "[legroom]",
+    }
+    facts = {
+        "Base": base,
+        "What is here": f"an adapter ({adapter})" if adapter else "the whole model",
+        "Data": f"{about}; {rows:,} rows to train on",
+        "Task": "classification of texts" if classifies else "language modelling",
+        "The loss is on": data.get("train_on"),
+        "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
+        f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
+        "Loss of the last step": outcome.training.final_loss,
+        "Evaluation loss": outcome.evaluation and f"{outcome.evaluation.loss}, {outcome.evaluation.samples:,} samples",
+        "Accuracy": outcome.evaluation and outcome.evaluation.accuracy,
+        "Made with": ", ".join(f"{package} {version}" for package, version in versions.items() if version),
+    }
+    lines = ["---", *(f"{key}: {value}" for key, value in front.items() if value), "---", ""]
+    lines += [f"# {base}, trained on {about}", ""]
+    lines += [f"- {key}: {value}" for key, value in facts.items() if value is not None]
+    lines += ["", "Command:", "", "```", " ".join([invocation.command(anywhere=True), *typed]), "```", ""]
+    lines += ["Use it, RUN being the run's folder:", "", "```", use, "```", ""] if use else []
+    return "\n".join(lines)
 
 
 def _adapter(config: dict[str, Any]) -> str | None:
@@ -101,28 +97,14 @@ def _classifies(outcome: Record) -> bool:
     return outcome.model is not None and outcome.model.architecture.endswith("ForSequenceClassification")
 
 
-def _is_here(name: str) -> bool:
-    return Path(name).expanduser().exists()
+def _is_id(name: str) -> bool:
+    """Whether a name can be an id of the hub, and is no folder or file here."""
+    return not (name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).exists())
 
 
 def _public(name: str) -> str:
     """An id of the hub as it was typed; of a folder or a file its last part."""
-    local = _is_here(name) or name.startswith(("/", ".", "~")) or name.count("/") > 1
-    return Path(name).expanduser().absolute().name if local else name
-
-
-def _evaluated(outcome: Record) -> str:
-    return f", {outcome.evaluation.samples:,} to evaluate on" if outcome.evaluation is not None else ""
-
-
-def _losses(outcome: Record) -> list[str]:
-    evaluation, found = outcome.evaluation, []
-    if outcome.training.final_loss is not None:
-        found.append(f"- Loss of the last step: {outcome.training.final_loss:.4f}")
-    if evaluation is not None and evaluation.loss is not None:
-        more = f", accuracy {evaluation.accuracy:.1%}" if evaluation.accuracy is not None else ""
-        found.append(f"- Evaluation loss: {evaluation.loss:.4f}{more}")
-    return found
+    return name if _is_id(name) else Path(name).expanduser().absolute().name
 
 
 def _shown(override: str, from_hub: bool) -> str | None:
@@ -133,7 +115,6 @@ def _shown(override: str, from_hub: bool) -> str | None:
     if key.lstrip("+~").partition(".")[0] in NOT_SHOWN:
         return None
     bare = value.strip("'\"")
-    public = _public(bare)
-    if key in FILES and (public != bare or _is_here(bare) or not from_hub):
+    if key in FILES and not (from_hub and _is_id(bare)):
         return f"{key}=..."
-    return shlex.quote(override if public == bare else f"{key}={public}")
+    return shlex.quote(override if _is_id(bare) else f"{key}={_public(bare)}")
