@@ -6,7 +6,7 @@
     LABEL      jobs that differ in it show it in their rows' labels
 
 A key without `identity` has that of its section, and a section without it has RUN, TRAINING and LABEL. `recorded` says
-whether a key is part of the record's configuration: True (the default), False, or "if set" (neither null nor 0).
+whether a key is part of the record's configuration: True (the default), False, or "if set".
 """
 
 from __future__ import annotations

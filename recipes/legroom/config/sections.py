@@ -35,7 +35,7 @@ class Eval:
     stride: int | None = at_least(1)
     max_samples: int | None = at_least(1)
     every_steps: int | None = at_least(1)
-    generate: int = key(minimum=0, recorded="if set")
+    generate: int | None = key(minimum=0, recorded="if set")
 
 
 @dataclass

@@ -118,7 +118,7 @@ def to_dict(cfg: Config) -> dict:
         found = {}
         for each in dataclasses.fields(node):
             value, recorded = getattr(node, each.name), each.metadata.get("recorded", True)
-            if recorded is True or (recorded == "if set" and value not in (None, 0)):
+            if recorded is True or (recorded == "if set" and value is not None):
                 found[each.name] = values_of(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
         return found
 

@@ -9,6 +9,12 @@ from legroom.options import data as data_options
 from legroom.options import hooks, task
 
 
+def resolve(cfg: Config) -> list[str]:
+    """None stands for 0: the key is recorded where something is asked for."""
+    cfg.eval.generate = cfg.eval.generate or None
+    return []
+
+
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A sliding window where there is no text for it, or one that leaves tokens out; an evaluation between steps that
     would change the training."""
@@ -53,4 +59,4 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return []
 
 
-HOOKS = hooks.register("eval", hooks.Hooks(problems=problems))
+HOOKS = hooks.register("eval", hooks.Hooks(resolve=resolve, problems=problems))

@@ -12,20 +12,23 @@ from legroom.data.dataset import Data
 from legroom.ranks import collectives
 
 TOKENS = 48  # of a continuation
+DRAWN = {"do_sample": True, "temperature": 0.7}  # of texts: the likeliest token again and again says little
 
 
 def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None]) -> list[tuple[str, str]]:
-    """(prompt, continuation) of the first rows to evaluate on, on rank 0: the likeliest token each time.
+    """(prompt, continuation) of the first rows to evaluate on, on rank 0. An answer is of the likeliest tokens, a text
+    is drawn with a seed of its own.
 
-    model: without wrappers, its weights those to evaluate. Random numbers are not drawn. Where the model cannot
-    generate, warn is given why, and there are none.
+    model: without wrappers, its weights those to evaluate. Where it cannot generate, warn is given why, and there are
+    none.
     """
     rows = [data.eval[index] for index in range(min(count, len(data.eval)))] if collectives.rank_index() == 0 else []
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
-            return [_continued(model, data.tokenizer, *_prompt(row, model)) for row in rows]
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.random.fork_rng():
+            torch.manual_seed(0)
+            return [_continued(model, data.tokenizer, *_prompt(row)) for row in rows]
     except Exception as error:  # whatever an architecture raises; the training is worth more than a look at it
         warn(f"eval.generate: the model generates nothing ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
         return []
@@ -33,7 +36,7 @@ def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None
         model.train(was_training)
 
 
-def _prompt(row: dict[str, torch.Tensor], model: Any) -> tuple[list[int], list[int]]:
+def _prompt(row: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
     """(tokens to continue, tokens that end the answer): what stands before the first answer, or the half of a text."""
     ids, trained = row["input_ids"].tolist(), (row["labels"] != IGNORE_INDEX).tolist()
     first = trained.index(True, 1)
@@ -47,6 +50,7 @@ def _prompt(row: dict[str, torch.Tensor], model: Any) -> tuple[list[int], list[i
 
 
 def _continued(model: Any, tokenizer: Any, prompt: list[int], ends: list[int]) -> tuple[str, str]:
+    answers = bool(ends)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or len(prompt) + TOKENS
     room = min(TOKENS, limit // 2)
     prompt = prompt[-(limit - room) :]
@@ -56,7 +60,7 @@ def _continued(model: Any, tokenizer: Any, prompt: list[int], ends: list[int]) -
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=room,
-        do_sample=False,
+        **({"do_sample": False} if answers else DRAWN),
         use_cache=True,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
