@@ -76,10 +76,10 @@ def run(checkout: Path, line: str, folder: Path, files: dict[str, Path]) -> dict
 
 
 def read(path: Path, folder: Path) -> dict:
-    """A record and its steps. The folder of the checkout's results, and its name before, stand as in the other's."""
+    """A record and its steps, without the folder of the checkout's results."""
 
     def same(text: str) -> str:
-        return text.replace(str(folder), "").replace("headroom", "legroom")
+        return text.replace(str(folder), "")
 
     steps = path.with_name("steps.jsonl")
     rows = [json.loads(same(row)) for row in steps.read_text().splitlines()] if steps.exists() else None
