@@ -160,7 +160,9 @@ class Conversation:
             said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
             try:
                 text = tokenizer.apply_chat_template(said, tokenize=False).rpartition("b")[2]
-            except Exception:
+            except Exception as error:  # a template is a program
+                why = f"the chat template does not take a short example ({error})"
+                self.opened.notes.append(f"{why}: only the tokenizer's own token ends an answer.")
                 text = ""
             ids = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
             ends += [each for each in ids[:1] if each in tokenizer.all_special_ids]
