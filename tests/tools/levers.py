@@ -1,4 +1,4 @@
-"""What each lever does to the memory and the speed of one encoder and one decoder: tables in docs/levers.md, a picture.
+"""What each lever does to one encoder and one decoder: tables in docs/results/levers.md, and pictures.
 
     python tests/tools/levers.py              # half an hour on two cores; the jobs' records go to a temporary folder
     python tests/tools/levers.py FOLDER       # keep the records there; a second call runs only what is missing
@@ -22,7 +22,7 @@ from checkout import ROOT
 
 from legroom.units import GIB, MIB
 
-PAGE, PICTURES = ROOT / "docs" / "levers.md", ROOT / "docs" / "pictures"
+PAGE, PICTURES = ROOT / "docs" / "results" / "levers.md", ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- counted by tests/tools/levers.py -->", "<!-- end -->"
 GPUS = {"rtx4090_24gb": "RTX 4090", "a100_80gb": "A100 80 GB"}
 COUNTED = ["recipe=accelerate", "device=cpu", "train.max_steps=12", "data.samples=96", "eval.enabled=false"]
@@ -189,7 +189,7 @@ def section(name: str, counted: Jobs, predicted: Jobs) -> str:
     base = next(iter(predicted.values()))
     return "\n".join(
         [
-            f"### {name.capitalize()}",
+            f"## {name.capitalize()}",
             "",
             f"Counted on {date.today()}, {first['environment']['cpu']}; {libraries}. The first row:",
             f"`python train.py {' '.join([*COUNTED, *subject.counted])}`.",
@@ -199,7 +199,7 @@ def section(name: str, counted: Jobs, predicted: Jobs) -> str:
             f"Predicted for {subject.title}; the first row: `python train.py recipe=estimate "
             f"{' '.join(subject.predicted)}` with `gpu={'` and `gpu='.join(GPUS)}`.",
             "",
-            f"![What each lever does to {subject.title}](pictures/levers_{name}.png)",
+            f"![What each lever does to {subject.title}](../pictures/levers_{name}.png)",
             "",
             *lines_of_table(
                 ["lever", *cards], [predicted_row(lever, records, base) for lever, records in predicted.items()]

@@ -5,7 +5,7 @@
 guide: the nine V100 rows of the Hugging Face guide, as `+experiment/guide=` has them. rtx: xMem's runs, with the
 errors of xMem's own estimates beside ours. a100: full fine-tunings in bf16. speed: steps and single kernels, of
 which a part is held out of every fit; its files lie beside the checkout. Rows that cannot be built are listed with the
-reason. Prints Markdown; docs/reference/README.md describes the files, docs/foresight.md the outcome.
+reason. Prints Markdown; docs/reference/README.md describes the files, docs/results/estimates.md the outcome.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Predictions beside what others measured and published, as Markdown tables; nothing is fitted to the measurements.
 
-The measurements are the files of docs/reference, whose README describes them. The outcome is in docs/foresight.md.
+The measurements are the files of docs/reference, whose README describes them; the outcome: docs/results/estimates.md.
 """
 
 from __future__ import annotations

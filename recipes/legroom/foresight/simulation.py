@@ -41,7 +41,7 @@ MICRO_BATCHES = 2
 AS_AMPERE = (8, 0)  # torch for ROCm has flash and efficient attention, as CUDA has there, and no cuDNN
 AS_WRITTEN = "compile=true is estimated as the step is written: a compiled step usually needs less memory and time."
 # Where a compiled backward pass computes again is up to Inductor's order of kernels, which is not modelled: four steps
-# on a CPU took 3 to 30 % more than as written (docs/foresight.md, Compiled steps).
+# on a CPU took 3 to 30 % more than as written (docs/results/estimates.md, Compiled steps).
 CHECKPOINTED_ERROR = 0.3
 CHECKPOINTED = (
     " With checkpointing it may need more memory: compiled steps on a CPU took 3 to 30 % more than as written, and the "
