@@ -16,7 +16,6 @@ from legroom.foresight import advice, simulation
 from legroom.foresight.speed import links
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.models import checkpointing
-from legroom.options import checkpointing as option
 from legroom.options import hooks, validate
 from legroom.parallelism import unwrap
 from legroom.training import accelerate_loop, setup
@@ -220,7 +219,8 @@ def test_the_cheapest_lever_is_named_first_and_none_that_is_used():
     assert levers("device=cpu", "compile=true") == ["checkpointing=full"]
 
 
-def test_a_configuration_of_an_older_record_checkpoints_every_layer():
-    cfg = compose("device=cpu").cfg
+def test_a_configuration_of_an_older_record_checkpoints_every_layer(tmp_path):
+    cfg = compose("device=cpu", "recipe=accelerate", *small()).cfg
     cfg.checkpointing = config.from_dict({"name": "full"}, type(cfg.checkpointing))
-    assert option.every_n_layers(cfg) == 1
+    model = setup.build(cfg, str(tmp_path)).model
+    assert all(layer.gradient_checkpointing for layer in model.modules() if hasattr(layer, "gradient_checkpointing"))

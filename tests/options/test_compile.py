@@ -6,12 +6,13 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import compose, small
 from support.accelerate_state import own_state
 
+from legroom import config
 from legroom.foresight.speed import measured_operations
 from legroom.machine import host
-from legroom.options import compile
 from legroom.training import setup
 
 
@@ -78,11 +79,13 @@ def test_compilation_of_the_optimizers_step_counts_too(pretend_gpu, monkeypatch,
     """Its steps are left out of the speed, and what it runs is not what is counted and timed."""
     pretend_gpu((9, 0))
     cfg = compose("device=cuda", *words).cfg
-    assert compile.in_training(cfg) is compiles
+    cfg = config.from_dict(config.to_dict(cfg))  # as a worker has it
+    assert cfg.compiles(on_gpu=host.device(cfg) == "cuda") is compiles
     said = []
     measured = SimpleNamespace(summary=None, details={})
     monkeypatch.setattr(measured_operations, "measure", lambda *_: measured)
-    measured_operations.enter(cfg, SimpleNamespace(), None, SimpleNamespace(warn=said.append))
+    loop = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device(host.device(cfg))))
+    measured_operations.enter(cfg, SimpleNamespace(), loop, SimpleNamespace(warn=said.append))
     assert ["as written" in text for text in said] == [True] * compiles
 
 

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from legroom import config
 from legroom.config import ESTIMATE_ONLY
 from legroom.machine import host
-from legroom.options import menus, parallelism, validate
+from legroom.options import menus, validate
 
 GROUPS = [group for group in config.GROUPS if group not in ESTIMATE_ONLY]
 OPTIONS = [(group, option) for group in GROUPS for option in menus.options(group, [CONF]) if option != "estimate"]
@@ -53,7 +53,7 @@ def told(tmp_path_factory):
                 needed.append("tracker.mode=disabled")
             if facts_of((group, option)).get("needs_constant_schedule"):
                 needed.append("train.schedule=constant")
-            if group == "parallelism" and option not in parallelism.ONE_PROCESS:
+            if group == "parallelism" and option not in ("single", "dp"):
                 needed.append("parallelism.num_processes=2")
         return words(options) + needed
 

@@ -15,7 +15,6 @@ import huggingface_hub
 from legroom.config import Config
 from legroom.data import rows
 from legroom.data.dataset import Data
-from legroom.options import adapter
 from legroom.records.checkpoint_values import FINGERPRINT_DIGITS
 
 SAMPLES, SAMPLE_BYTES = 4, 256  # of each weight in a file
@@ -30,7 +29,7 @@ def of_training(cfg: Config, data: Data) -> dict[str, str]:
         if "chat" in (cfg.data.name, cfg.data.task):
             found["template"] = _digest(data.tokenizer.chat_template)
     if cfg.model.pretrained and (folder := _folder(cfg.model.pretrained)):
-        found["model"] = _digest([_text(folder / "config.json"), *(_weights(folder) if adapter.is_used(cfg) else [])])
+        found["model"] = _digest([_text(folder / "config.json"), *(_weights(folder) if cfg.adapter.is_used else [])])
     return {name: text[:FINGERPRINT_DIGITS] for name, text in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""A model whose adapter is added to its weights: what save.merge=true writes.
+"""What a training with an adapter leaves: the adapter, or the model with it added to its weights (save.merge=true).
 
 The model that was trained is not changed: each layer's weight is computed apart. Weights that were quantised are
 dequantised first.
@@ -16,8 +16,21 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from legroom.models import quantized
-from legroom.options import adapter
+from legroom.parallelism import unwrap
 from legroom.third_party import transformers_models_private
+
+
+def save_adapter(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Write an adapter that `peft.PeftModel.from_pretrained` opens. weights: the gathered ones of a sharded model."""
+    trains_embeddings = any(
+        "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
+    )
+    for settings in model.peft_config.values():  # whoever opens it is in another folder
+        base = Path(settings.base_model_name_or_path or "none").expanduser()
+        if base.is_dir():
+            settings.base_model_name_or_path = str(base.absolute())
+    # peft's default asks the hub whether the vocabulary was resized.
+    model.save_pretrained(str(folder), save_embedding_layers=trains_embeddings, state_dict=weights)
 
 
 @torch.no_grad()
@@ -28,7 +41,7 @@ def save(model: Any, folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor
     (it lies beside the output layer, or the embeddings are trained whole), the saved configuration says that they are
     not tied.
     """
-    trained = adapter.base_model(model)
+    trained = unwrap.base_model(model)
     config = copy.deepcopy(trained.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from legroom import config
@@ -18,7 +19,6 @@ from legroom.data.dataset import Data
 from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.measure.step_log import StepLog
-from legroom.options import adapter
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.records import checkpoint_files, model_card, run_folder
@@ -209,15 +209,15 @@ def _write_model(
 ) -> None:
     """Write the model, or its adapter, and compare what was written with what was trained."""
     ids = data.train[0]["input_ids"]
-    rounded, eight = cfg.precision.name != "fp32" or adapter.bits(cfg) is not None, cfg.precision.name == "fp8"
-    if adapter.base_model(model) is not model and not cfg.save.merge:
-        adapter.save(model, target, gathered)
+    rounded, eight = cfg.precision.name != "fp32" or cfg.adapter.bits is not None, cfg.precision.name == "fp8"
+    if unwrap.base_model(model) is not model and not cfg.save.merge:
+        merged.save_adapter(model, target, gathered)
         if data.task == "classification":  # an adapter has neither the number of classes nor their names
-            adapter.base_model(model).config.save_pretrained(target)
+            unwrap.base_model(model).config.save_pretrained(target)
         warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
     else:
         if cfg.save.merge:
-            weights = merged.save(model, target, adapter.compute_dtype(cfg))
+            weights = merged.save(model, target, getattr(torch, cfg.precision.compute_dtype))
         else:
             weights = gathered or model.state_dict()
             # Gathering has made separate tensors of tied weights.
@@ -235,7 +235,7 @@ def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:
     if deepspeed is not None and deepspeed.zero_stage == 3:
         return loop.accelerator.get_state_dict(loop.model)
     if hasattr(model, "unshard"):  # FSDP2
-        trained_alone = adapter.base_model(model) is not model
+        trained_alone = unwrap.base_model(model) is not model
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained_alone)
         return get_model_state_dict(model, options=options)
     return None

@@ -45,6 +45,11 @@ class Model(Menu):
     pretrained: str | None = UNSET
     learning_rate: float = at_least(0, identity=(RUN, TRAINING))
 
+    @property
+    def flash_attention(self) -> bool:
+        """Whether attention is a package's: a single operation without FLOP formula, which takes no mask of T x T."""
+        return self.attention not in (None, "auto", "sdpa", "eager", "flex_attention")
+
 
 @dataclass
 class Data(Menu):
@@ -80,7 +85,21 @@ class Data(Menu):
 
 @dataclass
 class Precision(Menu):
-    pass
+    @property
+    def autocast(self) -> str | None:
+        """The type of the passes under autocast: fp16 or bf16; None without autocast."""
+        return {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}.get(self.name)
+
+    @property
+    def weights_dtype(self) -> str:
+        """torch's name of the type in which the model's weights are kept."""
+        return "bfloat16" if self.name == "bf16_pure" else "float32"
+
+    @property
+    def compute_dtype(self) -> str:
+        """torch's name of the type in which products with quantised weights are computed, and the other frozen weights
+        of such a model are kept."""
+        return {"fp16": "float16", "bf16": "bfloat16", "bf16_pure": "bfloat16"}.get(self.name, "float32")
 
 
 @dataclass
@@ -93,6 +112,12 @@ class Optim(Menu):
     in_backward: bool = key(identity=(RUN, LABEL))
     # Further arguments of the optimizer: TrainingArguments.optim_args.
     args: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
+    compiles_step: bool = key(recorded="if set")  # on a GPU; recorded, since the workers ask for it
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether the gradients of all weights exist at once."""
+        return not self.in_backward
 
 
 @dataclass
@@ -117,6 +142,11 @@ class Adapter(Menu):
     rslora: bool = UNSET
     modules_to_save: list[str] | None = UNSET
     learning_rate: float = at_least(0)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an adapter is trained. A configuration of an older record has none."""
+        return self.name not in (None, "none")
 
 
 @dataclass
@@ -148,6 +178,16 @@ class Parallelism(Menu):
     stage: int = one_of(1, 2, 3)
     offload: str = one_of("none", "optimizer", "all")
     live_parameters: int = at_least(1)
+
+    @property
+    def one_process(self) -> bool:
+        """Whether the mode has one process, on one GPU or on all."""
+        return self.name in ("single", "dp")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank keeps only a part of the weights."""
+        return self.name == "fsdp_tp" or (self.name == "fsdp" and self.strategy != "no_shard")
 
     @property
     def world_size(self) -> int:

@@ -62,6 +62,14 @@ class Config:
     compile_regions: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
 
+    def compiles(self, on_gpu: bool) -> bool:
+        """Whether steps run code that torch.compile has made, of the model or of the optimizer."""
+        return self.compile or (bool(self.optim.compiles_step) and on_gpu)
+
+    def as_written(self) -> Config:
+        """The configuration without torch.compile."""
+        return dataclasses.replace(self, compile=False, compile_mode=None, compile_regions=False)
+
 
 @functools.cache
 def node_types(cls: type = Config) -> Mapping[str, Any]:

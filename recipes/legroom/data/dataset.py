@@ -19,9 +19,10 @@ from legroom.config import Config
 from legroom.data import collate, rows, sources, text_rows
 from legroom.data import tokens as tokens_module
 from legroom.errors import Refusal
-from legroom.options import batch, parallelism
+from legroom.options import batch
 from legroom.options import data as data_options
 from legroom.options.data_sources import BYTE_VOCAB
+from legroom.ranks import rank_info
 
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # range of random ids in the Hugging Face guide
 Head = Mapping[str, int] | None
@@ -74,7 +75,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
         built = _source(cfg, task, vocab, head)
     else:
         built = _tokenised(cfg, task, vocab, head, last_id)
-    built.rank, built.ranks = parallelism.data_share(cfg)
+    built.rank, built.ranks = rank_info.data_share(cfg.parallelism.tensor_size)
     if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
         raise Refusal(
             "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "

@@ -17,7 +17,6 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import calibrated, cpu, links, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
-from legroom.options import attention
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from legroom.units import MIB, limited_bytes
 
@@ -291,7 +290,7 @@ def notes(cfg: Config) -> list[str]:
             "parallelism.cpu_offload=true: the optimizer's step runs on the host, whose speed and memory are not "
             "predicted."
         )
-    if attention.is_flash(cfg.model.attention):
+    if cfg.model.flash_attention:
         lines.append(
             f"model.attention={cfg.model.attention}: the figures are those of torch's own copy of its kernels, which "
             "saves the same tensors; padding, which the package removes, is counted, and 3 is taken to be as fast as 2."

@@ -31,7 +31,6 @@ from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.machine import host
 from legroom.models import architectures, quantized
-from legroom.options import adapter, parallelism
 from legroom.parallelism import fsdp
 from legroom.ranks import collectives
 from legroom.records.record import Model
@@ -104,8 +103,9 @@ def simulate_step(
     written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    as_written = replace(cfg, compile=False, compile_mode=None, compile_regions=False)
-    written = _simulate(as_written, folder, capacity_bytes, record_origins, draw_lengths, few_micro_batches, build_data)
+    written = _simulate(
+        cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, few_micro_batches, build_data
+    )
     if not cfg.compile:
         return written
     checkpointed = cfg.checkpointing.name != "none"
@@ -130,7 +130,7 @@ def _simulate(
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(fake)
-        contexts.enter_context(library_patches.libraries_on(fake, bool(adapter.bits(cfg)), cfg.model.attention))
+        contexts.enter_context(library_patches.libraries_on(fake, bool(cfg.adapter.bits), cfg.model.attention))
         contexts.enter_context(library_patches.rank_0_of(cfg, fake))
         make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
@@ -213,7 +213,7 @@ def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) ->
     with fake.building():
         model = build_model(weights=False)
         model.tie_weights()  # part of the initialisation that `building` leaves out
-    if parallelism.sharded(cfg):
+    if cfg.parallelism.sharded:
         fsdp.shard(cfg, model, fake.device.type)
     return model
 

@@ -22,7 +22,6 @@ from legroom.checkpoint import stop_request
 from legroom.config import Config
 from legroom.jobs import failures, launch
 from legroom.machine import worker_environment
-from legroom.options import parallelism
 from legroom.ranks import failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record_file
@@ -71,7 +70,7 @@ def run(cfg: Config, job: launch.Job, progress: Progress, listener: int | None =
     listener: the socket on which rank 0 listens for the other ranks, where the parent has started them.
     """
     rank_info = job.rank_info
-    if cfg.parallelism.name in parallelism.ONE_PROCESS:  # also under a launcher that starts one rank
+    if cfg.parallelism.one_process:  # also under a launcher that starts one rank
         rank_info = RankInfo()
     stop = stop_request.StopRequest()
     if cfg.save.on_signal:

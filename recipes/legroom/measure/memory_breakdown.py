@@ -15,7 +15,6 @@ from legroom.machine import gpu_specs
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.step_log import StepLog
 from legroom.measure.timeline import timeline
-from legroom.options import attention, compile
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.ranks.rank_info import RankInfo
@@ -35,7 +34,7 @@ def count(
     optimizer = unwrap.inner_optimizer(loop.optimizer)
     ledger = MemoryLedger(loop.bare_model, optimizer, loop.accelerator.device, record_origins=with_timeline)
     try:
-        if compile.in_training(cfg):  # the ledger does not see allocations of compiled code
+        if cfg.compiles(loop.accelerator.device.type == "cuda"):  # the ledger does not see allocations of compiled code
             torch.compiler.set_stance("force_eager")
         if loop.accelerator.scaler is not None:
             loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
@@ -50,7 +49,7 @@ def count(
         record.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
         setattr(record.memory, key, value)
-    if ledger.model_flops is not None and not attention.is_flash(cfg.model.attention):  # which has no FLOP formula
+    if ledger.model_flops is not None and not cfg.model.flash_attention:  # which has no FLOP formula
         _set_flops(cfg, record, ledger.model_flops, step_tokens, statistics.mean(step_log.tokens), loop)
     return None if ledger.origins is None else timeline(ledger.log, ledger.origins)
 

@@ -16,9 +16,10 @@ from transformers.models.auto import modeling_auto
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.models import liger, packing, pretrained
-from legroom.options import adapter, attention, kernels
+from legroom.options import attention, kernels
 from legroom.options import model as model_options
 from legroom.options.model import AUTO
+from legroom.parallelism import unwrap
 from legroom.records import record
 from legroom.records.printable import printable
 from legroom.third_party import transformers_models_private
@@ -253,7 +254,7 @@ def _reserved_positions(config: PretrainedConfig) -> int:
 def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
     """The model as it was built, for the record."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    model = adapter.base_model(model)
+    model = unwrap.base_model(model)
     text, asked = model.config.get_text_config(), cfg.model.attention
 
     def size(*names: str) -> int | None:

@@ -15,7 +15,7 @@ from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.models import architectures, moe, packing, pretrained, quantized
 from legroom.models.pretrained import Warn
-from legroom.options import adapter, model_families, precision
+from legroom.options import model_families
 from legroom.options.model import AUTO, counts_problems
 
 if TYPE_CHECKING:
@@ -60,14 +60,13 @@ def build_model(
     new_head = data.task == "classification" and _set_labels(cfg, config, data)
     settings: dict[str, Any] = {
         "attn_implementation": None if cfg.model.attention == AUTO else cfg.model.attention,
-        "dtype": precision.weights_dtype(cfg),
+        "dtype": getattr(torch, cfg.precision.weights_dtype),
     }
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
     if new_head:
         warn(pretrained.new_head_warning(str(cfg.model.pretrained), config))
-    bits = adapter.bits(cfg)
-    if bits:
+    if bits := cfg.adapter.bits:
         model = _build_quantised(cfg, config, kind, new_head, settings, bits, weights, warn)
     elif cfg.model.pretrained and weights:
         model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
@@ -95,7 +94,7 @@ def _build_quantised(
     warn: Warn,
 ) -> PreTrainedModel:
     """The model with linear layers in `bits` bits; a model of several processes has them on its GPU already."""
-    dtype = settings["dtype"] = adapter.compute_dtype(cfg)
+    dtype = settings["dtype"] = getattr(torch, cfg.precision.compute_dtype)
     build = functools.partial(_from_config, cfg, kind, config, **settings)
     if not (cfg.model.pretrained and weights):
         return quantized.finish(quantized.random_model(build, bits, dtype, host.device(cfg) if weights else None))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
+import torch
+
 from legroom.config import Config
 from legroom.machine import host
 from legroom.models import architectures, builder
-from legroom.options import adapter, parallelism, precision, task
+from legroom.options import task
 from legroom.units import GIB
 
 WITH_TWO_STATES = ("adamw", "adamw_fused", "schedule_free", "stable_adamw")  # of 4 bytes a parameter each
@@ -20,7 +22,7 @@ def weight_bytes(cfg: Config) -> int:
         kind = architectures.model_class(config, task.task_of(cfg, config))
         assert kind is not None
         count = sum(weight.numel() for weight in architectures.without_memory(kind, config).parameters())
-        bits = adapter.bits(cfg) or 8 * precision.weights_dtype(cfg).itemsize
+        bits = cfg.adapter.bits or 8 * getattr(torch, cfg.precision.weights_dtype).itemsize
         return count * bits // 8
     return 0
 
@@ -32,11 +34,11 @@ def shortage(cfg: Config, local_ranks: int) -> str | None:
     all of them its gradients and optimizer states; beside a GPU, where saving takes as much again, the weights.
     """
     weights, on_cpu = weight_bytes(cfg), host.device(cfg) == "cpu"
-    sharded = parallelism.sharded(cfg)
-    needed, what = weights * (1 if sharded else local_ranks), "the weights"
-    if on_cpu and not adapter.is_used(cfg):
-        states = 2 * 4 // precision.weights_dtype(cfg).itemsize if cfg.optim.name in WITH_TWO_STATES else 0
-        needed += needed * ((0 if cfg.optim.in_backward else 1) + states)
+    needed, what = weights * (1 if cfg.parallelism.sharded else local_ranks), "the weights"
+    if on_cpu and not cfg.adapter.is_used:
+        itemsize = getattr(torch, cfg.precision.weights_dtype).itemsize
+        states = 2 * 4 // itemsize if cfg.optim.name in WITH_TWO_STATES else 0
+        needed += needed * (cfg.optim.keeps_gradients + states)
         what = "weights, gradients and optimizer states"
     free, limit = host.free_memory_bytes(), cfg.launch.memory_limit_gib
     source = "are free on this machine, or under the limit of its control group (container, SLURM)"

@@ -68,7 +68,7 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
     implementation = transformers_models_private.attention_of(model) or ""
     if implementation in MASKED:
         added = _mask
-    elif attention.is_flash(implementation):
+    elif implementation in attention.FLASH:
         added = _beginnings
     elif implementation == attention.FLEX:
         added = _nothing_more

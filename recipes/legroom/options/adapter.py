@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.config import Config
 from legroom.machine import host
-from legroom.options import hooks, precision
+from legroom.options import hooks
 from legroom.options.hooks import Cost, Dimension, Lever
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers beside which an adapter may lie
 WHOLE_MODEL = ("single", "dp", "ddp")  # modes in which every rank has whole weights
 ALL_LINEAR = "all-linear"
 INT8_CAPABILITY = (7, 5)  # of matrix units for integers
-
-
-def is_used(cfg: Config) -> bool:
-    """Whether an adapter is trained. A configuration of an older record has none."""
-    return cfg.adapter.name not in (None, "none")
 
 
 def _goes_with_mode(cfg: Config, name: str) -> bool:
@@ -44,31 +37,17 @@ def resolve(cfg: Config) -> list[str]:
     return []
 
 
-def bits(cfg: Config) -> int | None:
-    """The bits of the quantised weights; None where none are."""
-    return cfg.adapter.bits if cfg.adapter.name == "qlora" else None
-
-
-def compute_dtype(cfg: Config) -> torch.dtype:
-    """The type in which products with quantised weights are computed, and the other frozen weights are kept."""
-    import torch
-
-    return {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16_pure": torch.bfloat16}.get(
-        cfg.precision.name, torch.float32
-    )
-
-
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Modes that cannot split a model with an adapter, and targets that are no names."""
     adapter, found = cfg.adapter, []
-    if not is_used(cfg):
+    if not cfg.adapter.is_used:
         return []
     if not _goes_with_mode(cfg, adapter.name):
         found.append(
             f"adapter={adapter.name} does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp: "
             "the weights that are not trained have neither gradients nor optimizer states."
         )
-    if bits(cfg):
+    if cfg.adapter.bits:
         found += _quantised_problems(cfg)
     names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -108,7 +87,7 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
     Layers outside of the base model, as a classification head, are trained whole.
     Raises Refusal if no layer has one of the names of `adapter.targets`, or peft has no such adapter for a layer.
     """
-    if not is_used(cfg):
+    if not cfg.adapter.is_used:
         return model
     from legroom.errors import Refusal
     from legroom.third_party import transformers_peft_private
@@ -147,7 +126,9 @@ def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
     peft makes matrices in 32 bits beside weights in 16 (unless `autocast_adapter_dtype=False`), and their products then
     run in 32 bits where no autocast is. The frozen weights of qlora are in the type of the computation.
     """
-    dtype = precision.weights_dtype(cfg)
+    import torch
+
+    dtype = getattr(torch, cfg.precision.weights_dtype)
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.to(dtype)
@@ -166,27 +147,9 @@ def _check_targets(cfg: Config, model: nn.Module) -> None:
             raise Refusal(f"adapter.targets: the model has no layer {target}. Its linear layers are {names}.")
 
 
-def base_model(model: Any) -> Any:
-    """The model beside whose layers an adapter lies; the model itself without one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def save(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """Write an adapter that `peft.PeftModel.from_pretrained` opens. weights: the gathered ones of a sharded model."""
-    trains_embeddings = any(
-        "embed" in name and weight.requires_grad and "lora_" not in name for name, weight in model.named_parameters()
-    )
-    for settings in model.peft_config.values():  # whoever opens it is in another folder
-        base = Path(settings.base_model_name_or_path or "none").expanduser()
-        if base.is_dir():
-            settings.base_model_name_or_path = str(base.absolute())
-    # peft's default asks the hub whether the vocabulary was resized.
-    model.save_pretrained(str(folder), save_embedding_layers=trains_embeddings, state_dict=weights)
-
-
 def warnings(cfg: Config) -> list[str]:
     """A saved adapter is of no use without the weights that it was trained beside."""
-    if not is_used(cfg) or cfg.model.pretrained or not cfg.save.final or cfg.save.merge:
+    if not cfg.adapter.is_used or cfg.model.pretrained or not cfg.save.final or cfg.save.merge:
         return []
     return [
         f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. Type "
@@ -196,10 +159,10 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No gradients and no optimizer states for the model's own weights."""
-    if bits(cfg):
+    if cfg.adapter.bits:
         return []
     cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
-    stronger = [] if is_used(cfg) else ["lora"]
+    stronger = [] if cfg.adapter.is_used else ["lora"]
     stronger += [] if _quantised_problems(cfg) else ["qlora"]
     return [Lever(f"adapter={name}", cost) for name in stronger if _goes_with_mode(cfg, name)]
 

@@ -43,11 +43,6 @@ def is_of_hub(name: str) -> bool:
     return FLASH.get(name) is _HUB
 
 
-def is_flash(name: str) -> bool:
-    """Whether an implementation is flash attention of a package, a single operation without FLOP formula."""
-    return name in FLASH
-
-
 def lacks_dropout(name: str) -> bool:
     """Whether an implementation has no dropout of the scores: transformers leaves it out, or fails in the step."""
     return name == FLEX or name.endswith(("_3", "flash-attn3"))

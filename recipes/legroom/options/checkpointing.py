@@ -14,12 +14,6 @@ COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "of
 COPIES = "what its copies between GPU and host take differs by machine, from a fifth to nearly all of the link's rate"
 
 
-def every_n_layers(cfg: Config) -> int:
-    """The distance between checkpointed layers; 1 where the key is missing, as in configurations of older records."""
-    every = cfg.checkpointing.every_n_layers
-    return every if isinstance(every, int) else 1
-
-
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What does not go with kept results and with copies."""
     return _problems(cfg, cfg.checkpointing.name)
@@ -53,7 +47,7 @@ def warnings(cfg: Config) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
-    name, every = cfg.checkpointing.name, every_n_layers(cfg)
+    name, every = cfg.checkpointing.name, cfg.checkpointing.every_n_layers or 1
     stronger = [option for option in COSTS if COSTS[option] > COSTS.get(name, Cost.NO_SPEED)]
     levers = [
         Lever(f"checkpointing={option}", COSTS[option], (PASSES,))

@@ -16,11 +16,6 @@ DEFAULT = "default"
 REGIONS = ("single", "ddp")  # modes of parallelism in which layers are compiled one by one
 
 
-def in_training(cfg: Config) -> bool:
-    """Whether steps run code that torch.compile has made, of the model or of the optimizer."""
-    return cfg.compile or (bool(cfg.optim.facts.compiles_step) and host.device(cfg) == "cuda")
-
-
 def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {"torch_compile": True, "torch_compile_mode": cfg.compile_mode or DEFAULT} if cfg.compile else {}

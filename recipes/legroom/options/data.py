@@ -10,7 +10,7 @@ from typing import Any
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.machine import host
-from legroom.options import attention, data_sources, hooks, task
+from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
 from legroom.options.hooks import Dimension
 
@@ -144,7 +144,7 @@ def _packing_problems(cfg: Config) -> list[str]:
         return []
     if task.task(cfg) == "classification":
         return [PACKED_CLASSIFIER]
-    if cfg.recipe.name == "estimate" and attention.is_flash(cfg.model.attention):
+    if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
         return [
             f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
             "keeps no mask. Type model.attention=sdpa, which keeps one."

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
 from legroom.config import Config
-from legroom.options import adapter, hooks, task
+from legroom.options import hooks, task
 from legroom.options.hooks import PASSES, Cost, Dimension, Lever
 
 if TYPE_CHECKING:
@@ -50,8 +50,12 @@ def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
     if is_chunked(cfg):
         from legroom.options import chunked_loss
 
-        chunked_loss.use_chunked_loss(cast("PreTrainedModel", adapter.base_model(model)), cfg.loss.rows)
+        chunked_loss.use_chunked_loss(cast("PreTrainedModel", _base(model)), cfg.loss.rows)
     return model
+
+
+def _base(model: nn.Module) -> nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:

@@ -37,7 +37,7 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What needs all gradients at once, where each weight is updated in the backward pass; and compiled steps."""
     found = _in_backward_problems(cfg) if cfg.optim.in_backward else []
-    return found + (_compiled_step_problems(cfg) if cfg.optim.facts.compiles_step else [])
+    return found + (_compiled_step_problems(cfg) if cfg.optim.compiles_step else [])
 
 
 def _compiled_step_problems(cfg: Config) -> list[str]:
@@ -55,7 +55,7 @@ def _compiled_step_problems(cfg: Config) -> list[str]:
 def warnings(cfg: Config) -> list[str]:
     """What the memory ledger does not see, and states whose rounding lets single weights leap."""
     found = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
-    if not cfg.optim.facts.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
+    if not cfg.optim.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
         return found
     return found + [
         f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles it, "

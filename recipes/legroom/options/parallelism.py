@@ -8,21 +8,13 @@ from collections.abc import Collection
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import fsdp as fsdp_options
-from legroom.options import hooks, launcher_conflicts, precision
+from legroom.options import hooks, launcher_conflicts
 from legroom.options import zero as zero_options
 from legroom.options.hooks import Dimension
 from legroom.ranks import rank_info
 
-ONE_PROCESS = ("single", "dp")
 SYNC_EACH_BATCH = "parallelism.sync_each_batch"
 RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
-
-
-def sharded(cfg: Config) -> bool:
-    """Whether each rank keeps only a part of the weights."""
-    return cfg.parallelism.name == "fsdp_tp" or (
-        cfg.parallelism.name == "fsdp" and cfg.parallelism.strategy != "no_shard"
-    )
 
 
 def replicas(cfg: Config) -> int:
@@ -34,7 +26,7 @@ def replicas(cfg: Config) -> int:
 
 def processes(cfg: Config) -> int:
     """How many ranks a configuration has on this machine, or under this launcher."""
-    if cfg.parallelism.name in ONE_PROCESS:
+    if cfg.parallelism.one_process:
         return 1
     rank = rank_info.current_rank()
     on_gpu = host.device(cfg) == "cuda"
@@ -47,14 +39,15 @@ def processes(cfg: Config) -> int:
 def resolve(cfg: Config) -> list[str]:
     """Fill in the number of ranks, and how many micro-batches they train on at a time."""
     mode, rank, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
-    if rank.launched and mode in ONE_PROCESS and rank.world_size > 1:
+    one = cfg.parallelism.one_process
+    if rank.launched and one and rank.world_size > 1:
         return [
             f"parallelism={mode} is one process, and the launcher started {rank.world_size}. Type parallelism=ddp or "
             "parallelism=fsdp, or start it without the launcher."
         ]
-    if rank.launched and mode not in ONE_PROCESS and given not in (None, rank.world_size):
+    if rank.launched and not one and given not in (None, rank.world_size):
         return [f"parallelism.num_processes={given}, but the launcher started {rank.world_size}. Leave the key out."]
-    if not rank.launched and mode not in ONE_PROCESS and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
+    if not rank.launched and not one and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
         return [
             "accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
             f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
@@ -71,13 +64,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
     found = launcher_conflicts.problems(cfg)
     on_gpu, visible = host.device(cfg) == "cuda", len(host.gpus())
-    if mode == "dp" and visible > 1 and cfg.precision.name in precision.AUTOCAST:
+    if mode == "dp" and visible > 1 and cfg.precision.autocast:
         found.append(
             f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
             "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
         )
     local = rank_info.current_rank().local_world_size if rank_info.current_rank().launched else count
-    if on_gpu and mode not in ONE_PROCESS and (local or 0) > visible and cfg.recipe.name != "estimate":
+    if on_gpu and not cfg.parallelism.one_process and (local or 0) > visible and cfg.recipe.name != "estimate":
         found.append(
             f"{local} ranks need as many GPUs on a machine, and {visible} {'is' if visible == 1 else 'are'} visible "
             f"here. Type parallelism.num_processes={visible}, or device=cpu."
@@ -96,7 +89,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         )
     if mode == "zero" and cfg.recipe.name != "estimate":  # which does not support it, whatever is installed
         found += zero_options.problems(cfg, on_gpu)
-    elif sharded(cfg):
+    elif cfg.parallelism.sharded:
         found += fsdp_options.problems(cfg, on_gpu)
     return found + _typed_problems(cfg, given)
 
@@ -137,7 +130,7 @@ def ignored(cfg: Config, overrides: Collection[str]) -> list[str]:
     not refused; `resolve` has replaced it in the configuration. overrides: as they were typed."""
     typed = next((text for text in reversed([*overrides]) if text.startswith("parallelism.num_processes=")), "")
     count = typed.partition("=")[2]
-    if cfg.parallelism.name not in ONE_PROCESS or count in ("", "null", "1"):
+    if not cfg.parallelism.one_process or count in ("", "null", "1"):
         return []
     return [
         f"parallelism.num_processes={count} is not used by parallelism={cfg.parallelism.name}, which is one process. "
@@ -145,18 +138,12 @@ def ignored(cfg: Config, overrides: Collection[str]) -> list[str]:
     ]
 
 
-def data_share(cfg: Config) -> tuple[int, int]:
-    """(index, count): this process trains on part `index` of the `count` parts of every batch."""
-    rank, together = rank_info.current_rank(), cfg.parallelism.tensor_size or 1
-    return rank.rank // together, rank.world_size // together
-
-
 def sync_has_effect(cfg: Config) -> bool:
     """Whether `sync_each_batch` changes what is sent and kept: FSDP with several micro-batches.
 
     DDP keeps whole gradients in any case, so that more messages would gain nothing.
     """
-    return sharded(cfg) and cfg.accumulation.steps > 1
+    return cfg.parallelism.sharded and cfg.accumulation.steps > 1
 
 
 # Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.

@@ -11,10 +11,8 @@ from legroom.options import hooks, model_families
 from legroom.options.hooks import PASSES, STEP, Cost, Dimension, Lever
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-AUTOCAST = {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}  # option -> the type of the passes
 WHOLE_WEIGHTS = (None, "single", "ddp")  # modes that precision=fp8 goes with; doctor asks about no mode
 
 
@@ -22,7 +20,7 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     """Entries for TrainingArguments."""
     return {
         "fp16": cfg.precision.name == "fp16",
-        "bf16": AUTOCAST.get(cfg.precision.name) == "bf16",
+        "bf16": cfg.precision.autocast == "bf16",
         "tf32": cfg.precision.name == "tf32" if host.device(cfg) == "cuda" else None,
     }
 
@@ -32,7 +30,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if cfg.precision.name != "fp8":
         return []
     found = []
-    if cfg.adapter.name not in (None, "none"):
+    if cfg.adapter.is_used:
         found.append(
             f"precision=fp8 does not go with adapter={cfg.adapter.name}, whose layers stand in for the linear ones. "
             "Choose precision=bf16."
@@ -109,13 +107,6 @@ def apply_tf32(cfg: Config) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = cfg.precision.name == "tf32"
-
-
-def weights_dtype(cfg: Config) -> torch.dtype:
-    """The type in which the model's weights are kept."""
-    import torch
-
-    return torch.bfloat16 if cfg.precision.name == "bf16_pure" else torch.float32
 
 
 HOOKS = hooks.register(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from legroom.config import Config
-from legroom.options import adapter, hooks, parallelism
+from legroom.options import hooks
 
 
 def final_by_default(cfg: Config, in_sweep: bool) -> bool:
@@ -21,13 +21,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A merged model that is asked for and cannot be written."""
     if not cfg.save.merge:
         return []
-    if not adapter.is_used(cfg):
+    if not cfg.adapter.is_used:
         return ["save.merge=true adds an adapter to the weights, and adapter=none trains none. Leave it out."]
     if not cfg.save.final:
         return [
             "save.merge=true is about the trained model, and save.final=false writes none. Type save.final=true too."
         ]
-    if parallelism.sharded(cfg):
+    if cfg.parallelism.sharded:
         return [
             f"save.merge=true does not go with parallelism={cfg.parallelism.name}. Leave it out, and merge what is "
             "saved with peft's merge_and_unload; or choose parallelism=ddp."
@@ -37,10 +37,10 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def warnings(cfg: Config) -> list[str]:
     """Merged weights of a quantised model are not those that were loaded."""
-    if not cfg.save.merge or not adapter.bits(cfg):
+    if not cfg.save.merge or not cfg.adapter.bits:
         return []
     return [
-        f"save.merge=true: the merged weights are those in {adapter.bits(cfg)} bits, dequantised, with the adapter "
+        f"save.merge=true: the merged weights are those in {cfg.adapter.bits} bits, dequantised, with the adapter "
         "added; what rounding took from the loaded weights does not come back."
     ]
 

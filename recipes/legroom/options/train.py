@@ -16,7 +16,7 @@ POLYNOMIAL_END = 1e-7  # the last learning rate of transformers' polynomial sche
 def default_learning_rate(cfg: Config) -> float | None:
     """The adapter's, or the model's own from scratch, or a smaller one for pretrained weights."""
     pretrained = PRETRAINED_LEARNING_RATE if cfg.model.pretrained else cfg.model.learning_rate
-    return pretrained if cfg.adapter.name in (None, "none") else cfg.adapter.learning_rate
+    return cfg.adapter.learning_rate if cfg.adapter.is_used else pretrained
 
 
 def resolve(cfg: Config) -> list[str]:

@@ -10,7 +10,6 @@ from accelerate.utils import TorchDynamoPlugin
 from transformers import TrainingArguments
 
 from legroom.config import Config
-from legroom.options import parallelism
 from legroom.parallelism import zero
 from legroom.third_party import accelerate_private, torch_distributed_private, torch_private
 
@@ -39,7 +38,7 @@ def mode_arguments(cfg: Config) -> dict[str, Any]:
     """What both recipes give to `Accelerator` for the mode of parallelism. Needs the initialised process group."""
     if cfg.parallelism.name == "zero":
         return zero.accelerator_arguments(cfg)
-    if parallelism.sharded(cfg):
+    if cfg.parallelism.sharded:
         return _fsdp()
     if cfg.parallelism.name in ("ddp", "fsdp"):
         return _ddp(cfg)

@@ -15,6 +15,11 @@ def inner_model(accelerator: Accelerator, model: Any) -> Any:
     return accelerator.unwrap_model(model, keep_fp32_wrapper=True, keep_torch_compile=False)
 
 
+def base_model(model: Any) -> Any:
+    """The model beside whose layers an adapter lies; the model itself without one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def inner_optimizer(optimizer: Any) -> Any:
     """The optimizer without Accelerate's wrapper and DeepSpeed's inside it."""
     while hasattr(optimizer, "optimizer"):

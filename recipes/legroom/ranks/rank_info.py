@@ -60,6 +60,13 @@ def current_rank() -> RankInfo:
     )
 
 
+def data_share(tensor_size: int | None) -> tuple[int, int]:
+    """(index, count): this process trains on part `index` of the `count` parts of every batch. tensor_size: ranks that
+    share each layer, and so the same part."""
+    rank, together = current_rank(), tensor_size or 1
+    return rank.rank // together, rank.world_size // together
+
+
 def export_environment(rank_info: RankInfo) -> None:
     """Set the environment variables from which torch, Accelerate and DeepSpeed read the rank."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):

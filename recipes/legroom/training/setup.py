@@ -18,10 +18,9 @@ from legroom.data import dataset
 from legroom.data.dataset import Data
 from legroom.machine import host
 from legroom.models import architectures, behaviour, builder, checkpointing, liger, quantized, shifted_loss
-from legroom.options import adapter, hooks, parallelism, precision, task, train
-from legroom.options.checkpointing import every_n_layers
+from legroom.options import hooks, precision, task, train
 from legroom.options.training_arguments import training_arguments
-from legroom.parallelism import fsdp, zero
+from legroom.parallelism import fsdp, unwrap, zero
 from legroom.third_party import accelerate_private
 from legroom.training import accelerate_loop, optimizer, trainer
 
@@ -109,9 +108,9 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments, build_data)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
-    liger.apply(ingredients.args, adapter.base_model(model))
+    liger.apply(ingredients.args, unwrap.base_model(model))
     if cfg.checkpointing.name != "none":
-        checkpointing.enable(model, cfg.checkpointing.name, every_n_layers(cfg))
+        checkpointing.enable(model, cfg.checkpointing.name, cfg.checkpointing.every_n_layers or 1)
     accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
@@ -121,7 +120,7 @@ def build(
         precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
     warnings = ingredients.warnings + optimizer.warnings(cfg, model)
     warnings += train.warmup_warnings(cfg, loop.total_steps)
-    if bits := adapter.bits(cfg):
+    if bits := cfg.adapter.bits:
         warnings += quantized.warnings(model, bits)
     return Training(ingredients.args, ingredients.data, model, loop, warnings)
 
@@ -129,7 +128,7 @@ def build(
 def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:
     """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
     device = host.device(cfg)
-    if parallelism.sharded(cfg):
+    if cfg.parallelism.sharded:
         return fsdp.build_sharded(cfg, build_model, device)
     model = build_model()
     if cfg.parallelism.name == "zero":

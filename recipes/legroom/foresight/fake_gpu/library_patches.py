@@ -24,7 +24,7 @@ from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.machine import host
 from legroom.options import attention as attention_options
 from legroom.options import gpu as gpu_options
-from legroom.options import parallelism, training_arguments
+from legroom.options import training_arguments
 from legroom.ranks import collectives, rank_info
 from legroom.third_party import (
     accelerate_private,
@@ -93,7 +93,7 @@ def libraries_on(fake: FakeDevice, quantised: bool = False, attention_name: str 
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
-        if attention_options.is_flash(attention_name):
+        if attention_name in attention_options.FLASH:
             kernels = transformers_models_private.replaced_attention(attention_name, attention.of_package)
             patches.enter_context(kernels)
         if fake.capability is not None:
@@ -125,7 +125,7 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
     They run on torch's "fake" process group, which communicates nothing.
     """
     count = cfg.parallelism.world_size
-    if count == 1 and not parallelism.sharded(cfg):  # nor does Accelerate use DDP for one GPU
+    if count == 1 and not cfg.parallelism.sharded:  # nor does Accelerate use DDP for one GPU
         yield
         return
     environment = dict(os.environ)  # Accelerate writes to it, too

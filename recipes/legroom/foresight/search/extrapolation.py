@@ -30,8 +30,8 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import efficiencies, links, roofline
 from legroom.foresight.speed.operation_names import COLLECTIVE
 from legroom.foresight.speed.operations import Operation, Tally
-from legroom.options import checkpointing, parallelism
 from legroom.parallelism import fsdp
+from legroom.ranks import rank_info
 from legroom.third_party import torch_distributed_private
 
 DEPTHS = (1, 2)  # layers of the two models that are simulated
@@ -122,10 +122,10 @@ def extrapolate(
     A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
     every n-th layer is checkpointed, what grows alike is a group of n layers, and the depths differ by one.
     """
-    layers, period = cfg.model.layers, checkpointing.every_n_layers(cfg)
+    layers, period = cfg.model.layers, cfg.checkpointing.every_n_layers or 1
     depths: tuple[int | None, ...] = (layers,)
     if not cfg.model.pretrained:
-        first, _ = DEPTHS_SHARDED if parallelism.sharded(cfg) else DEPTHS
+        first, _ = DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS
         first += (layers - first) % period
         if layers > first + period:
             depths = (first, first + period)
@@ -140,7 +140,7 @@ def extrapolate(
         return [Extrapolation(*figures) for figures in simulated[0]]
     more = (layers - depths[0]) // period
     made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*simulated)]
-    if cfg.parallelism.world_size == 1 or parallelism.sharded(cfg):
+    if cfg.parallelism.world_size == 1 or cfg.parallelism.sharded:
         return made
     low, high = weights
     shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
@@ -226,7 +226,7 @@ def _peaks(simulated: SimulatedStep) -> tuple[int, int]:
 
 def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:
     """The whole weights of the units that FSDP gathers one after the other, in the dtype in which they are gathered."""
-    if not parallelism.sharded(cfg):
+    if not cfg.parallelism.sharded:
         return 0
     half = 2 if cfg.precision.name in ("fp16", "bf16") else None  # fsdp.shard: MixedPrecisionPolicy
     return sum(
@@ -252,7 +252,8 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     values = config.to_dict(cfg)
     del values["model"]["layers"], values["model"]["attention"]  # which extrapolations change
     parts = [values[section] for section in ("data", "eval", "model")]
-    known = [*parts, cfg.train.seed, parallelism.data_share(cfg), task, vocab, head and dict(head), last_id]
+    share = rank_info.data_share(cfg.parallelism.tensor_size)
+    known = [*parts, cfg.train.seed, share, task, vocab, head and dict(head), last_id]
     key = json.dumps(known, sort_keys=True, default=str)
     if key not in _BUILT:
         if len(_BUILT) >= KEPT_DATA:

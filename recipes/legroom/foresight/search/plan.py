@@ -246,7 +246,7 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
     mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
     typed = given.get("parallelism.num_processes")
     are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
-    if mode.name in parallelism.ONE_PROCESS and typed and typed != "parallelism.num_processes=1":
+    if mode.one_process and typed and typed != "parallelism.num_processes=1":
         return [
             f"{typed} has no effect on parallelism={mode.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
             "with it: parallelism=fsdp."

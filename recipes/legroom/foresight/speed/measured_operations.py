@@ -19,7 +19,6 @@ from legroom.foresight.speed.anatomy import Anatomy, Call, anatomy
 from legroom.foresight.speed.operations import Operation, classify
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.op_observer import OpObserverMode
-from legroom.options import compile
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.records.messages import Progress
@@ -42,7 +41,7 @@ def enter(cfg: Config, record: Record, loop: Any, progress: Progress) -> dict[st
         progress.warn(f"the operations could not be measured: {type(error).__name__}: {error}")
         return None
     record.operations = measured.summary
-    if compile.in_training(cfg):
+    if cfg.compiles(loop.accelerator.device.type == "cuda"):
         progress.warn("measure.operations: the operations are those of the step as written, not as compiled.")
     return measured.details
 
@@ -51,7 +50,7 @@ def measure(cfg: Config, loop: Any) -> Anatomy:
     """Takes one more step of a loop of either recipe, and returns what its operations come to on this rank."""
     device = loop.accelerator.device
     ledger = MemoryLedger(loop.bare_model, unwrap.inner_optimizer(loop.optimizer), device, record_origins=True)
-    if compile.in_training(cfg):  # compiled code has no operations of aten
+    if cfg.compiles(device.type == "cuda"):  # compiled code has no operations of aten
         torch.compiler.set_stance("force_eager")
     if loop.accelerator.scaler is not None:
         loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
