@@ -306,3 +306,41 @@ def test_what_is_of_a_sweep_is_not_ignored_in_one_run(command, typed, instead):
     ended = command(typed, "train.max_steps=1", fork_server=None)
     assert ended.code == 2 and typed in ended.err and "-m" in ended.err and instead in ended.err, ended.err
     assert not argv.only_for_sweeps(["hydra.run.dir=x", "train.seed=1"])
+
+
+@pytest.mark.parametrize(
+    "typed, instead",
+    [
+        ("hydra=3", "Leave it out"),
+        ("hydra.verbose=[1,{a:2}]", "hydra.verbose=true"),
+        ("hydra.verbose=3", "hydra.verbose=true"),
+        ("hydra.launcher=3", "hydra/launcher=<name>"),
+        ("hydra.sweeper=[1]", "hydra/sweeper=<name>"),
+        ("hydra.sweeper.params={presicion:fp32}", "-m train.seed=1,2"),
+        ("+hydra.sweeper.params.presicion=fp32", "-m train.seed=1,2"),
+        ("recipe.x=3", "recipe=<option>"),
+        ("resume_allow=(", "resume_allow=[<value>]"),
+    ],
+)
+def test_a_value_that_hydra_would_stumble_over_has_a_way_out(typed, instead):
+    assert instead in said(typed, sweeping=True)
+
+
+@pytest.mark.parametrize("typed", ["hydra.verbose=true", "hydra.verbose=[a,b]", "hydra.launcher={n_jobs:2}"])
+def test_what_hydra_takes_is_not_refused(typed):
+    assert overrides.problems([typed], [CONF], True) == []
+
+
+def test_what_a_file_lets_a_sweeper_vary_is_checked_as_what_is_typed(command, tmp_path):
+    (tmp_path / "experiment/own").mkdir(parents=True)
+    params = "presicion: fp32,bf16\n      train.seed: 1,x\n      data.path: ''"
+    text = f"# @package _global_\nhydra:\n  sweeper:\n    params:\n      {params}\n"
+    (tmp_path / "experiment/own/x.yaml").write_text(text)
+    ended = command("-m", "--config-dir", str(tmp_path), "+experiment/own=x", "device=cpu", fork_server=None)
+    assert ended.code == 2, ended
+    for line, word in zip(
+        ended.err.splitlines(), ["Did you mean precision", "train.seed=x", "data.path="], strict=True
+    ):
+        assert "hydra.sweeper.params" in line and word in line
+    rightly = {"precision": "fp32,bf16", "train.seed": "range(1,3)", "x": {"type": "float"}}
+    assert overrides.swept_in_a_file(rightly, [CONF]) == []

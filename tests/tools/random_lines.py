@@ -4,7 +4,7 @@ python tests/tools/random_lines.py                      3,000 lines, a few minut
 python tests/tools/random_lines.py --seed 7 --count 500
 python tests/tools/random_lines.py --whole 20           20 refused lines also as `python train.py ...`
 
-A line may be refused, print something, or be one that would run; not end in a traceback, or be refused slowly or raw.
+A line may be refused, print something, or would run; not end in a traceback, or be refused late, raw, without way out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import io
 import multiprocessing
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -39,7 +40,12 @@ from legroom.third_party.patching import patched
 
 LIMIT_SECONDS = 2.0  # of a core, for a refusal beyond the start of the interpreter and the imports
 WAITING_SECONDS = 10.0  # by the clock, which other programs on the machine lengthen
-RAW = ("Traceback", "full_key", "object_type", "Error ", "Exception", "DictConfig", "NoneType", "usage:", "<class")
+RAW = ("Traceback", "full_key", "object_type", "Error ", "Exception", "DictConfig", "NoneType", "\nusage:", "<class")
+# What a refusal says to do, or which values there are.
+WAY_OUT = (
+    r"\b([Tt]ype|Choose|Leave|Did you mean|Set|Change|[Gg]ive|Name|[Aa]dd|[Uu]se|[Ss]ee|says|installs|must|takes?|has|"
+    r"one of|choose from|lists|belongs to|needs?|can only be|expected one argument|is not supported)\b"
+)
 PLAIN_TEXT = "0 1 3 16 0.5 1e-4 true false null bf16 fp32 linear auto cpu a.txt"
 ODD_TEXT = r"""
     '' "" ' " [ ] { } ( ) [1 {a:1 [a,b] {a:1} [[1],[2]] \ \' -1 1e400 nan inf -inf 0x10 1_000 1.5 1e3 None yes TRUE
@@ -47,10 +53,8 @@ ODD_TEXT = r"""
     a,b 1,2 , 1, ,1 range(3) glob(*) choice(1,2) interval(0,1) sort(2,1) int(x) f(x a=b ~/x ../x / . * ? # % @ a/b
     C:\x http://x/y?z=1 -- -m $HOME `x` ! | ; & a:b @x !!python
 """
-OTHER_FLAGS = """
-    --bf16 --learning_rate=1e-4 --model=bert_base --num_train_epochs --output_dir --do_train -x --- - --= --m --hlep
-    --overwrite_output_dir --per_device_train_batch_size=8 --fp16=false
-"""
+OTHER_FLAGS = """--bf16 --learning_rate=1e-4 --model=bert_base --num_train_epochs --output_dir --do_train -x --- - --=
+    --m --hlep --overwrite_output_dir --per_device_train_batch_size=8 --fp16=false"""
 HYDRA_FLAGS = """
     --cfg job|--cfg nope|--cfg|-c all|--resolve|--info defaults|-i x|--cfg job -p train|--cfg job -p nope|-cn nope|-r|-m
     |-cd nope|-cp nope|--experimental-rerun nope|--multirun|--multi|--|--config-dir=nope
@@ -59,7 +63,8 @@ HYDRA_OVERRIDES = """
     hydra.run.dir=x hydra.run.dir=Müller hydra.run.dir=null hydra.run.dir=[1] hydra.nope=1 hydra=3 ~hydra hydra.mode=x
     hydra/launcher=nope hydra/launcher=joblib hydra/sweeper=optuna hydra.launcher.n_jobs=x hydra.job.num=x
     hydra.sweep.dir=s hydra.sweep.dir=[1] hydra.mode=MULTIRUN hydra.verbose=true hydra/help=3 hydra.job.env_set=3
-    hydra.sweeper.params=3 hydra.sweeper.max_batch_size=x hydra.searchpath=[nope]
+    hydra.sweeper.params={presicion:'fp32,bf16'} hydra.verbose=[1,{a:2}] hydra.launcher=3 hydra.sweeper=3
+    hydra.sweeper.params=3 hydra.verbose=3 hydra.sweeper.max_batch_size=x hydra.searchpath=[nope]
 """
 PLAIN = PLAIN_TEXT.split()
 ODD = [*ODD_TEXT.split(), "", " ", "Müller", "日本", "🙂", "a b", "a\nb", "\t", "\x1b[31m", "\udcff", "x" * 3000]
@@ -93,12 +98,8 @@ def _right(chance: random.Random) -> str:
     if chance.random() < 0.5:
         group = chance.choice(GROUPS)
         return f"{group}={chance.choice(sorted(menus.options(group, [CONF])))}"
-    values = [f"{key}={value}" for key, value in _defaults().items()]
+    values = [f"{key.name}={key.value}" for key in help_text.keys_of(CONF / "config.yaml")]
     return chance.choice([*values, "batch.per_device=2", "train.seed=1", "+experiment/guide=vanilla", "device=cpu"])
-
-
-def _defaults() -> dict[str, str]:
-    return {key.name: key.value for key in help_text.keys_of(CONF / "config.yaml")}
 
 
 def _changed(chance: random.Random) -> str:
@@ -206,10 +207,11 @@ def _run(argv: list[str]) -> Outcome:
     text = "".join(stream.buffer.getvalue().decode("utf-8", "replace") for stream in (out, err))
     if kind == "prints" and code == entry_point.REFUSED:
         kind = "refused"
-        raw = [each for each in RAW if each in text]
+        raw = [each for each in RAW if each in f"\n{text}"]
         silent = [line for line in text.splitlines() if not line.startswith(("refused: ", "warning: "))]
-        if raw or silent or not text:
-            kind, problem = "failed", f"not in our words: {', '.join(raw) or (silent or ['nothing was said'])[0]}"
+        stuck = [line for line in text.splitlines() if line.startswith("refused: ") and not re.search(WAY_OUT, line)]
+        if raw or silent or stuck or not text:
+            kind, problem = "failed", f"not as it should be: {', '.join(raw) or (silent or stuck or ['silent'])[0]}"
     elif kind == "prints" and "Traceback" in text:
         kind, problem = "failed", "a traceback was printed"
     return Outcome(argv, kind, text, seconds, problem, waited)
@@ -290,9 +292,7 @@ def _whole_lines(refused: list[Outcome]) -> int:
         print(f"failed as a whole command: {outcome.typed}\n{outcome.problem}")
     if whole:
         seconds = sorted(outcome.seconds for outcome in whole)
-        print(
-            f"{len(whole)} whole commands: {seconds[len(seconds) // 2]:.2f} s in the middle, {seconds[-1]:.2f} at most"
-        )
+        print(f"{len(whole)} whole commands: {seconds[len(whole) // 2]:.2f} s in the middle, {seconds[-1]:.2f} at most")
     return len(failed)
 
 

@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import hydra
 import yaml
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -23,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from legroom import invocation
 from legroom.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
+from legroom.errors import Refusal
 from legroom.options import compose, hydra_errors, overrides, yaml_files
 from legroom.ranks.rank_info import RankInfo, current_rank
 from legroom.third_party import hydra_code_private, hydra_private
@@ -58,12 +61,14 @@ def _run(conf: Path) -> int:
         with (
             submitit_jobs.followed(sweep, folder),
             hydra_private.flags_decide_the_mode(),
-            hydra_code_private.checked(),
+            hydra_code_private.checked(_check_sweep),
             console.one_line_warnings(),
         ):
             _hydra_main(conf, sweep, statuses)()
     except KeyboardInterrupt:  # before a job, or between two
         statuses.append("interrupted")
+    except Refusal as refusal:
+        return _refuse(*str(refusal).splitlines())
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         return _refuse(hydra_errors.explain(error, conf))  # no job was started, also in a sweep
     except OSError as error:
@@ -97,6 +102,13 @@ def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:
     if not sweeping and not line.names & flags.SHOWS:
         problems += argv.only_for_sweeps(in_quotes)
     return line.flags + argv.leave_auto_out(in_quotes), problems
+
+
+def _check_sweep(hydra_config: DictConfig) -> None:
+    """Raise Refusal for what a file lets a sweeper vary and nobody could type. hydra_config: Hydra's own node."""
+    folders = compose.menu_folders(cast(HydraConf, hydra_config))
+    if problems := overrides.swept_in_a_file(hydra_config.sweeper.params, folders):
+        raise Refusal("\n".join(problems))
 
 
 def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str]) -> Callable[[], None]:

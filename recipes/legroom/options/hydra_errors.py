@@ -31,6 +31,16 @@ NOT_INSTALLED = {
 # A line of OmegaConf that names a place, and not what is wrong there
 PLACE = re.compile(r"\s*(?:full_key|object_type|reference_type|Error merging override|In '[^']+': \w+ raised)\b")
 
+# What to type instead, where Hydra or OmegaConf says only what is wrong: the first that is found in its line.
+INSTEAD = {
+    r"Interpolation key '.*' not found": "Type the value itself, or ${section.key} of a key that exists.",
+    r"An item is already at": "Type it without a plus.",
+    r"Additional config directory": "Name a folder that exists, or leave --config-dir out.",
+    r"Primary config module|Cannot find primary config": "Leave the flag out: --config-dir adds a folder of menus.",
+    r"Sweeping over Hydra's configuration": "Type one value.",
+    r"is not Optional|Cannot convert|is not a valid|incompatible with": "Type another value, or leave it out.",
+}
+
 
 def explain(error: Exception, conf: Path) -> str:
     """The line for an error of Hydra or OmegaConf: what is wrong, and what to type instead.
@@ -90,7 +100,8 @@ def _said(text: str) -> str:
     """The first line of an error that says what is wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not PLACE.match(line)]
     said = re.sub(r"^\w+ raised while resolving interpolation: ", "", lines[0] if lines else text)
-    return said.replace("BRACE_CLOSE", "}").strip('".') + "."
+    said = said.replace("BRACE_CLOSE", "}").strip('".') + "."
+    return " ".join([said, *[way for pattern, way in INSTEAD.items() if re.search(pattern, said)][:1]])
 
 
 def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> str:

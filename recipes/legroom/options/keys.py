@@ -123,7 +123,7 @@ def with_value(key: str, value: str | None) -> str:
     if rule.kind is dict:
         return f"{key}.<name>=<value>"
     if rule.kind is list and not (value or "").startswith("["):
-        return f"{key}=[{value or '<value>'}]"
+        return f"{key}=[{value if value and parsed(f'{key}=[{value}]') else '<value>'}]"
     value = value or ("true" if rule.kind is bool else None)
     if value and _takes(rule, value):
         return f"{key}={value}"
@@ -171,7 +171,8 @@ def suggestion(key: str, value: str | None) -> str:
         return f" Did you mean {argument}?{_known(argument, value)}"
     if tail and is_section(head):  # a misspelt key of an existing menu or section: only its keys are suggested
         own = [each for each in schema() if each.startswith(head + ".")]
-        return suggestions.nearest(key, own) or f" {head} has {', '.join(own)}."
+        listed = f" {head} has {', '.join(own)}." if own else f" {head} has no keys: type {head}=<option>."
+        return suggestions.nearest(key, own) or listed
     return suggestions.nearest(name, schema()) or " --help lists all."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +61,8 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
     if not sweeping and override.is_sweep_override():
         one = f" {_quotes(text)}" if _is_text(key) and "(" not in text else ""  # a path with commas
         return [f"{typed} names several values: add -m to run them all, one after another.{one}"]
-    if key == "hydra" or key.startswith("hydra/"):
-        taken = isinstance(override.value(), str) or override.is_sweep_override()
-        return [] if taken else [f"{typed}: {key} takes the name of an option."]
-    if sweeping and key == "hydra.sweep.dir" and "${" in text:
-        return [
-            f"{typed}: a sweep's folder is named before anything is resolved, and a tracker shows its name. "
-            "Type the name, or let the shell put it there."
-        ]
-    if key.startswith("hydra."):
-        values = hydra_private.values_of(override) or []
-        return [line for value in values if (line := suggestions.if_empty(key, value)) is not None]
+    if key.partition(".")[0].partition("/")[0] == "hydra":
+        return _hydra_problems(override, typed, sweeping)
     if VARIABLE.search(text):
         return [
             f"{typed}: the value of a variable would stand in the record, on the screen and in the tracker. Leave it "
@@ -90,6 +81,38 @@ def _problems(text: str, folders: list[Path], sweeping: bool) -> list[str]:
         kept = f"{key} cannot be taken out of the configuration. Leave ~{key} out."
         return [menus.needs_option(key, folders) if key in GROUPS else kept]
     return _value_problems(override, key, typed, folders)
+
+
+def _hydra_problems(override: Override, typed: str, sweeping: bool) -> list[str]:
+    """What Hydra would not say, or say in its own terms, of its own keys."""
+    key = override.key_or_group
+    if key == "hydra" or key.startswith("hydra/"):
+        taken = isinstance(override.value(), str) or override.is_sweep_override()
+        return [] if taken else [f"{typed}: {key} takes the name of an option. Leave it out."]
+    if sweeping and key == "hydra.sweep.dir" and "${" in (override.input_line or ""):
+        return [
+            f"{typed}: a sweep's folder is named before anything is resolved, and a tracker shows its name. "
+            "Type the name, or let the shell put it there."
+        ]
+    if key.startswith("hydra.sweeper.params"):
+        return [f"{typed}: what a sweep varies is typed by itself, as -m train.seed=1,2. Leave {key} out."]
+    values = hydra_private.values_of(override) or []
+    if key in ("hydra.launcher", "hydra.sweeper") and not all(isinstance(value, dict) for value in values):
+        return [f"{typed}: it is a section. Type {key.replace('.', '/')}=<name>, or set its keys one by one."]
+    if key == "hydra.verbose" and not all(map(_names_loggers, values)):
+        return [f"{typed}: it must be true, false, or a list of loggers' names. Type hydra.verbose=true."]
+    return [line for value in values if (line := suggestions.if_empty(key, value)) is not None]
+
+
+def _names_loggers(value: Any) -> bool:
+    """Whether a value is one of `hydra.verbose`."""
+    return isinstance(value, (bool, str)) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+
+
+def swept_in_a_file(params: Mapping[str, Any], folders: list[Path]) -> list[str]:
+    """Why the keys or values that a file gives a sweeper (hydra.sweeper.params) cannot be used, a line each."""
+    typed = [f"{key}={value}" for key, value in params.items() if not isinstance(value, Mapping)]
+    return [f"hydra.sweeper.params: {line}" for line in problems(quoted(typed), folders, True)]
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ Python's logging. A file of --config-dir could so run any code.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hydra._internal.hydra
@@ -38,18 +38,30 @@ TYPED = (
 )
 
 
-def checked() -> AbstractContextManager[None]:
-    """Inside, Hydra refuses every configuration, also that of a sweep's job in another process, that names code."""
-    return patched(hydra._internal.hydra, ConfigLoaderImpl=CheckedLoader)
+@contextlib.contextmanager
+def checked(check_sweep: Callable[[DictConfig], None]) -> Iterator[None]:
+    """Inside, Hydra refuses every configuration, also that of a sweep's job in another process, that names code.
+
+    check_sweep: is given Hydra's node of this process's configurations where it gives a sweeper parameters.
+    """
+    with (
+        patched(hydra._internal.hydra, ConfigLoaderImpl=CheckedLoader),
+        patched(CheckedLoader, check_sweep=staticmethod(check_sweep)),
+    ):
+        yield
 
 
 class CheckedLoader(ConfigLoaderImpl):
     """Hydra's loader, which launchers pickle for their jobs: between it and what it composes nothing is called yet."""
 
+    check_sweep: Callable[[DictConfig], None] | None = None
+
     def load_configuration(self, config_name: str | None, overrides: list[str], *args: Any, **named: Any) -> DictConfig:
         """As Hydra's. Raises HydraException for what `check` refuses."""
         composed = super().load_configuration(config_name, overrides, *args, **named)
         check(composed, overrides)
+        if self.check_sweep is not None and composed.hydra.sweeper.get("params"):
+            self.check_sweep(composed.hydra)
         return composed
 
     def _process_config_searchpath(self, config_name: Any, parsed_overrides: Any, repo: Any) -> None:
