@@ -1,14 +1,22 @@
-"""The command `chat`: a trained model answers, beside its base too; what cannot talk is refused in a line."""
+"""A trained model answers (`chat`), beside its base too, and is exported; what cannot be is refused in a line."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import shutil
 
+import huggingface_hub
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import pipeline
 
+from legroom.checkpoint import merged
 from legroom.cli import chat
+from legroom.cli import export as export_command
+from legroom.records import record_file
 
 TEXT = ("model=gpt2_tiny", "model.vocab=257", "data=source", "data.samples=8", "save.final=true")
 
@@ -98,3 +106,108 @@ def test_the_settings_of_the_base_are_not_those_of_the_conversation(talk, base, 
     (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
     code, out, _ = talk(tmp_path / "model", "--temperature", "1")
     assert code == 0 and out
+
+
+# --- export ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(capsys):
+    """export(*arguments) -> (exit code, what was printed, what was printed to stderr)."""
+
+    def run(*arguments):
+        return export_command.main([str(each) for each in arguments]), *capsys.readouterr()
+
+    return run
+
+
+def test_a_merged_adapter_answers_as_it_did_and_is_what_the_training_would_have_written(
+    talk, export, train, tuned, tmp_path
+):
+    target, found = tmp_path / "whole", record_file.read(tuned)
+    code, out, _ = export(tuned, "--merge", "--to", target, "--device", "cpu")
+    assert code == 0 and str(target) in out and ("dequantised" in out) == (found.config["adapter"]["name"] == "qlora")
+    assert not (target / "adapter_config.json").exists() and not list(tmp_path.glob(".*"))
+    assert talk(target, lines=("a",))[1].strip() == "zzzz"
+    card = (target / "README.md").read_text()
+    assert "the whole model" in card and "2 rows" in card and "library_name: transformers" in card
+    again = [word for word in found.overrides if not word.startswith(("save.", "device="))]
+    written = load_file(train(*again, "save.final=true", "save.merge=true").folder / "model/model.safetensors")
+    ours = load_file(target / "model.safetensors")
+    assert ours.keys() == written.keys() and all(torch.equal(ours[name], written[name]) for name in ours)
+    for arguments, word in (([tuned, "--to", target], "exists"), ([target], "already")):
+        code, _, err = export(*arguments, "--merge")
+        assert code == 2 and word in err and err.count("refused: ") == 1
+
+
+def test_a_merged_model_that_differs_leaves_nothing(export, tuned, tmp_path, monkeypatch):
+    monkeypatch.setattr(merged, "_with_adapter", lambda layer, weight: weight)  # the adapter is forgotten
+    code, out, err = export(tuned, "--merge", "--to", tmp_path / "whole", "--device", "cpu")
+    assert code == 2 and "other logits" in err and not list(tmp_path.iterdir()), out
+
+
+def test_an_adapter_of_a_classifier_is_merged(export, train, base, tmp_path):
+    pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+    file = tmp_path / "texts.csv"
+    file.write_text("text,label\n" + "".join(f"day {kind},{kind}\n" for kind in ("good", "bad", "odd") * 2))
+    words = ["data=text", f"data.path={file}", "data.eval_fraction=0", "measure.ledger=false", "model.classes=3"]
+    words += [f"model.pretrained={base}/model", "data.task=classification", "adapter=lora", "train.max_steps=2"]
+    folder = train(*words).folder
+    code, out, err = export(folder, "--merge", "--to", tmp_path / "whole", "--device", "cpu")
+    assert code == 0 and "chat" not in out, err
+    answered = pipeline("text-classification", model=str(tmp_path / "whole"), device="cpu")("day good")
+    assert answered[0]["label"] in ("good", "bad", "odd")
+    code, _, err = export(tmp_path / "whole", "--gguf")
+    assert code == 2 and "classifier" in err
+
+
+def test_how_a_gguf_file_is_made(export, base, tuned, tmp_path):
+    code, out, _ = export(tuned, "--gguf")
+    lines = [line.strip() for line in out.splitlines()]
+    assert code == 0 and any(line.endswith(f"{tuned} --merge") for line in lines), "an adapter is merged first"
+    assert any("convert_hf_to_gguf.py" in line and f"{tuned}/merged " in line for line in lines)
+    code, _, err = export(base, "--gguf")
+    assert code == 2 and "bytes" in err
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = export(tmp_path, "--gguf")
+    assert code == 2 and "no tokenizer" in err
+
+
+def test_nothing_is_uploaded_without_a_token_or_with_a_base_that_only_this_machine_has(
+    export, base, tuned, monkeypatch
+):
+    sent = []
+
+    class Api:  # the calls must be those that the real one takes
+        def create_repo(self, *arguments, **settings):
+            inspect.signature(huggingface_hub.HfApi.create_repo).bind(self, *arguments, **settings)
+            sent.append(settings)
+            return huggingface_hub.RepoUrl("https://huggingface.co/someone/name")
+
+        def upload_folder(self, **settings):
+            inspect.signature(huggingface_hub.HfApi.upload_folder).bind(self, **settings)
+            sent.append(settings)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert "HF_HUB_OFFLINE" in export(base, "--hub", "name")[2]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    for folder, name, word in ((base, "name", "HF_TOKEN"), (base, "a/b/c", "a/b/c")):
+        code, _, err = export(folder, "--hub", name)
+        assert code == 2 and word in err and err.count("refused: ") == 1
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
+    code, _, err = export(tuned, "--hub", "name")
+    assert code == 2 and "--merge" in err and not sent
+    code, out, _ = export(base, "--hub", "name")
+    assert (
+        code == 0
+        and "private" in out
+        and sent
+        == [
+            {"private": True},
+            {"repo_id": "someone/name", "folder_path": base / "model"},
+        ]
+    )
+    monkeypatch.setattr(Api, "create_repo", lambda *_, **__: (_ for _ in ()).throw(OSError("it exists")))
+    code, _, err = export(base, "--hub", "name")
+    assert code == 2 and "it exists" in err and "hf upload" in err

@@ -20,6 +20,7 @@ COMMANDS = {
     "estimate": ("legroom.cli.train", "what a GPU that need not be here would say: train recipe=estimate"),
     "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
     "chat": ("legroom.cli.chat", "talk to a trained model"),
+    "export": ("legroom.cli.export", "merge a trained adapter, make a GGUF file, upload to the hub"),
     "report": ("legroom.cli.report", "the table, pictures and page of runs that are there"),
     "app": ("legroom.cli.app.command", "will it fit? A page in the browser"),
     "doctor": ("legroom.cli.doctor", "what this machine can do, and what is broken"),

@@ -1,4 +1,4 @@
-"""Opens a trained language model to talk to: the model of a run, or a folder with a model or an adapter."""
+"""Opens a trained model to talk to or to export it: the model of a run, or a folder with a model or an adapter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
 from transformers.utils import logging
 
+from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import pretrained, quantized
+from legroom.models.architectures import AUTO_CLASSES
+from legroom.options import adapter, precision
 from legroom.records import checkpoint_files, record_file, run_folder
 from legroom.records.record import Record
 
 ADAPTER_FILE = "adapter_config.json"
+KINDS = {"CAUSAL_LM": "language_modelling", "SEQ_CLS": "classification"}  # peft's name of a task -> ours
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -75,7 +79,8 @@ def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
     folder, found = locate(given)
     logging.disable_progress_bar()
     if (folder / ADAPTER_FILE).is_file():
-        return _with_adapter(folder, found, device)
+        model, name, notes = open_adapter(folder, found, device)
+        return Trained(model, _tokenizer(folder, found), model.disable_adapter, name, notes)
     config = _language_model(str(folder))
     tokenizer = _tokenizer(folder, found)
     trained = Trained(_load(str(folder), config, device), tokenizer)
@@ -88,38 +93,50 @@ def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
     return trained
 
 
-def _with_adapter(folder: Path, found: Record | None, device: str) -> Trained:
-    """The base model, quantised where the training had it so, with the adapter beside its layers."""
+def open_adapter(
+    folder: Path, found: Record | None, device: str, as_trained: bool = False
+) -> tuple[Any, str, list[str]]:
+    """(base and adapter as a PeftModel, the base's name, what was assumed), quantised where the training had it so.
+
+    found: the record of the training. as_trained: a classifier too, and weights in the types of the training; else a
+    language model alone, in the type in which the base was saved. Raises Refusal.
+    """
     try:
         from peft import PeftModel
     except ImportError:
         raise Refusal(f"{folder} holds an adapter, which needs the package peft: pip install peft.") from None
     settings = json.loads((folder / ADAPTER_FILE).read_text())
-    name = settings.get("base_model_name_or_path")
-    if settings.get("task_type") != "CAUSAL_LM":
-        raise Refusal(f"{folder} holds an adapter for {settings.get('task_type')}, no language model: it says nothing.")
+    name, kind = settings.get("base_model_name_or_path"), settings.get("task_type")
+    if kind not in KINDS or not (as_trained or kind == "CAUSAL_LM"):
+        raise Refusal(f"{folder} holds an adapter for {kind}, no language model: it says nothing.")
     if not name or found is not None and not found.config["model"].get("pretrained"):
         raise Refusal(
             f"{folder} holds an adapter beside random weights, which were not saved. Train one with model.pretrained=."
         )
-    config, tokenizer = _language_model(name), _tokenizer(folder, found)
-    bits = found.config["adapter"].get("bits") if found is not None else None
-    base = _load(name, config, device, bits)
+    cfg = from_dict(found.config) if found is not None else None
+    bits = adapter.bits(cfg) if cfg is not None else None
+    types: dict[str, Any] = {}
+    if as_trained and cfg is not None:
+        types = {"dtype": adapter.compute_dtype(cfg) if bits else precision.weights_dtype(cfg)}
+    config = _language_model(name) if kind == "CAUSAL_LM" else AutoConfig.from_pretrained(folder, local_files_only=True)
+    base = _load(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
     notes = [] if found is not None else ["the adapter's run is not here: its base is loaded without quantisation."]
-    model = PeftModel.from_pretrained(base, str(folder)).eval()
-    return Trained(model, tokenizer, model.disable_adapter, name, notes)
+    return PeftModel.from_pretrained(base, str(folder)).eval(), name, notes
 
 
-def _load(name: str, config: PretrainedConfig, device: str, bits: int | None = None) -> Any:
+def _load(
+    name: str, config: PretrainedConfig, device: str, bits: int | None = None, kind: Any = AutoModelForCausalLM, **types
+) -> Any:
     more: dict[str, Any] = {}
     if bits:
         with torch.device("meta"):
-            shape = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-        more = quantized.loading_arguments(shape, bits, torch.bfloat16, device)
-    settings = {"dtype": "auto", "config": config, "use_safetensors": True} | more
-    model = pretrained.call(AutoModelForCausalLM.from_pretrained, name, **settings)
-    # Its other settings, as beams and a temperature, are those of whoever made the base.
-    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
+            shape = kind.from_config(copy.deepcopy(config))
+        more = quantized.loading_arguments(shape, bits, types.get("dtype", torch.bfloat16), device)
+    settings = {"dtype": "auto", "config": config, "use_safetensors": True} | types | more
+    model = pretrained.call(kind.from_pretrained, name, **settings)
+    if model.can_generate():
+        # Its other settings, as beams and a temperature, are those of whoever made the base.
+        model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return (quantized.finish(model) if bits else model.to(device)).eval()
 
 

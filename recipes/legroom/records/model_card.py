@@ -44,12 +44,12 @@ def usage(outcome: Record, run: str, chat: str) -> str | None:
     return f'from transformers import pipeline; pipeline("text-classification", model={folder!r})("a text")'
 
 
-def write(outcome: Record, folder: Path, rows: int) -> None:
-    """Write the card of the model in a folder. rows: that were trained on. Raises OSError."""
+def write(outcome: Record, folder: Path, rows: int | None) -> None:
+    """Write the card of the model in a folder. rows: that were trained on, if known. Raises OSError."""
     (folder / FILE_NAME).write_text(text(outcome, rows), encoding="utf-8")
 
 
-def text(outcome: Record, rows: int) -> str:
+def text(outcome: Record, rows: int | None) -> str:
     """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone."""
     config, classifies, adapter = outcome.config, _classifies(outcome), _adapter(outcome.config)
     data, pretrained = config["data"], config["model"].get("pretrained")
@@ -69,7 +69,7 @@ def text(outcome: Record, rows: int) -> str:
     facts = {
         "Base": base,
         "What is here": f"an adapter ({adapter})" if adapter else "the whole model",
-        "Data": f"{about}; {rows:,} rows to train on",
+        "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
         "Task": "classification of texts" if classifies else "language modelling",
         "The loss is on": data.get("train_on"),
         "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "

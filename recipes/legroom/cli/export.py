@@ -1,0 +1,167 @@
+"""The command `export`: a trained model as one folder, as a GGUF file (in words), or on the hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom import invocation
+from legroom.cli import console
+from legroom.cli.chat import quiet_libraries
+from legroom.errors import Refusal
+from legroom.machine import worker_environment
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.records.record import Record
+
+ADAPTER_FILE, MERGED_FOLDER = "adapter_config.json", "merged"
+LLAMA_CPP = "https://github.com/ggml-org/llama.cpp"
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Returns its exit code."""
+    asked = _parser().parse_args(argv)
+    try:
+        with quiet_libraries():
+            worker_environment.prepare_imports()
+            from legroom.models import trained
+
+            folder, found = trained.locate(asked.run)
+        if asked.merge:
+            _merge(asked, folder, found)
+        elif asked.gguf:
+            console.say(gguf(folder, found, asked.run))
+        else:
+            console.say(_to_hub(folder, asked.hub, asked.public, asked.run))
+    except Refusal as refusal:
+        console.say_problems([str(refusal)])
+        return 2
+    return 0
+
+
+def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> None:
+    if not (folder / ADAPTER_FILE).is_file():
+        raise Refusal(f"{folder} holds a whole model already, with no adapter to add. Use it as it is.")
+    target = (asked.to or _merged_folder(folder)).expanduser()
+    if target.exists():
+        raise Refusal(f"{target} exists. Remove it, or name another folder: --to FOLDER.")
+    with quiet_libraries():
+        from legroom.checkpoint import exported
+        from legroom.machine import host
+
+        notes = exported.merge(folder, found, target, asked.device or ("cuda" if host.gpus() else "cpu"))
+    for line in notes:
+        console.say(f"Note: {line}")
+    gib = sum(path.stat().st_size for path in target.glob("*.safetensors")) / GIB
+    console.say(f"Model: {target}, {gib:.3g} GiB; opened again and compared with base and adapter, unless noted.")
+    if not _classifies(target):
+        console.say(f"Use it: {invocation.command('chat')} {shlex.quote(str(target))}")
+
+
+def gguf(folder: Path, found: Record | None, run: Path) -> str:
+    """How a model becomes a GGUF file: the converter is a script of llama.cpp's repository, and in no package. Raises
+    Refusal for a model that its converter does not take."""
+    if _classifies(folder):
+        raise Refusal(f"{folder} holds a classifier, and a GGUF file is for a model that writes. Use it with Python.")
+    if not (folder / "tokenizer_config.json").is_file():
+        raise Refusal(f"{folder} has no tokenizer, without which there is no GGUF file. Copy that of its base into it.")
+    if found is not None and not (found.config["model"].get("pretrained") or found.config["data"].get("tokenizer")):
+        raise Refusal(
+            f"{folder} has the tokenizer of bytes that a model from random weights gets, and llama.cpp's converter "
+            "knows published tokenizers. Train from one: model.pretrained=, or data.tokenizer=."
+        )
+    whole, steps = folder, []
+    if (folder / ADAPTER_FILE).is_file():
+        whole = _merged_folder(folder)
+        if not whole.is_dir():
+            steps = [f"{invocation.command('export')} {shlex.quote(str(run))} --merge"]
+    path, file = shlex.quote(str(whole)), shlex.quote(str(whole.with_name(f"{whole.name}.gguf")))
+    steps += [
+        f"git clone --depth 1 {LLAMA_CPP}",
+        "python -m venv gguf-env     # its packages are pinned to other versions than ours",
+        "gguf-env/bin/pip install -r llama.cpp/requirements/requirements-convert_hf_to_gguf.txt",
+        f"gguf-env/bin/python llama.cpp/convert_hf_to_gguf.py {path} --outtype bf16 --outfile {file}",
+    ]
+    return "\n".join(
+        [
+            "llama.cpp's own script converts a model to GGUF, and comes in no package. Type:",
+            "",
+            *(f"  {step}" for step in steps),
+            "",
+            "It says so where it does not know a model's architecture or tokenizer. For a quarter of the size, build",
+            f"llama.cpp and type: llama-quantize {file} {file.removesuffix('.gguf')}-q4.gguf Q4_K_M",
+        ]
+    )
+
+
+def _to_hub(folder: Path, name: str, public: bool, run: Path) -> str:
+    """Upload a model's folder to a new repository of the hub. Returns what was done. Raises Refusal."""
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise Refusal(f"--hub {name}: {str(error).splitlines()[0]}") from None
+    if constants.HF_HUB_OFFLINE:
+        raise Refusal("--hub: HF_HUB_OFFLINE is set, so nothing is sent. Unset it to upload.")
+    if get_token() is None:
+        raise Refusal("--hub: there is no token. Type hf auth login, or set HF_TOKEN to one that may write.")
+    base = _base(folder)
+    if base is not None and Path(base).exists():
+        again = f"{invocation.command('export')} {shlex.quote(str(run))} --merge"
+        raise Refusal(
+            f"--hub: the base of this adapter is a folder here ({base}), which nobody else has. Type {again} and "
+            f"upload {_merged_folder(folder)}."
+        )
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = f"{len(files)} files, {sum(path.stat().st_size for path in files) / GIB:.3g} GiB"
+    kind = "public" if public else "private"
+    console.say(f"Uploading {folder} ({size}) to {name}, a new {kind} repository ...")
+    try:
+        made = HfApi().create_repo(name, private=not public)
+        HfApi().upload_folder(repo_id=made.repo_id, folder_path=folder)
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise Refusal(
+            f"--hub {name}: {said} A repository that exists already is left as it is; to write into it, type "
+            f"hf upload {name} {shlex.quote(str(folder))}."
+        ) from None
+    return f"Uploaded, {kind}: {made}"
+
+
+def _merged_folder(folder: Path) -> Path:
+    return folder.with_name(MERGED_FOLDER)
+
+
+def _base(folder: Path) -> str | None:
+    """The base of the adapter in a folder; None where there is no adapter."""
+    file = folder / ADAPTER_FILE
+    return json.loads(file.read_text())["base_model_name_or_path"] if file.is_file() else None
+
+
+def _classifies(folder: Path) -> bool:
+    file = folder / "config.json"
+    names = json.loads(file.read_text()).get("architectures") or [] if file.is_file() else []
+    return any(name.endswith("ForSequenceClassification") for name in names)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=invocation.command("export"),
+        description="Make of a trained model what others can use. Nothing is sent anywhere without --hub.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or one with a model or an adapter")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--merge", action="store_true", help="write base and adapter as one model, to RUN/merged")
+    what.add_argument("--gguf", action="store_true", help="say how llama.cpp makes a GGUF file of it")
+    what.add_argument("--hub", metavar="NAME", help="upload it to a new repository of the hub, a private one")
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="with --merge: where, instead of RUN/merged")
+    parser.add_argument("--public", action="store_true", help="with --hub: everyone may see it")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU where there is one")
+    return parser
