@@ -130,7 +130,8 @@ def _simulate(
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(fake)
-        contexts.enter_context(library_patches.libraries_on(fake, bool(cfg.adapter.bits), cfg.model.attention))
+        eight_bit, quantised = cfg.optim.facts.package == "bitsandbytes", bool(cfg.adapter.bits)
+        contexts.enter_context(library_patches.libraries_on(fake, quantised, cfg.model.attention, eight_bit))
         contexts.enter_context(library_patches.rank_0_of(cfg, fake))
         make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)

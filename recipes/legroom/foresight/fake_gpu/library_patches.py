@@ -83,11 +83,14 @@ def _copied_by_operation(deepcopy: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def libraries_on(fake: FakeDevice, quantised: bool = False, attention_name: str = "") -> Iterator[None]:
+def libraries_on(
+    fake: FakeDevice, quantised: bool = False, attention_name: str = "", eight_bit: bool = True
+) -> Iterator[None]:
     """Inside, `accelerate.Accelerator` uses the fake device, and bitsandbytes makes paged states without CUDA.
 
     quantised: the model has weights that bitsandbytes quantises. attention_name: model.attention; the package of
-    a flash attention need not be installed."""
+    a flash attention need not be installed. eight_bit: the optimizer may be one of bitsandbytes, whose import takes
+    longer than many a simulation."""
     with contextlib.ExitStack() as patches:
         if quantised:
             from legroom.third_party import bitsandbytes_private
@@ -100,7 +103,7 @@ def libraries_on(fake: FakeDevice, quantised: bool = False, attention_name: str 
             patches.enter_context(patched(torch.Tensor, __deepcopy__=_copied_by_operation(torch.Tensor.__deepcopy__)))
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
             patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
-            if host.has("bitsandbytes"):
+            if eight_bit and host.has("bitsandbytes"):
                 from legroom.third_party import bitsandbytes_private
 
                 patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
