@@ -1,0 +1,109 @@
+"""The documentation: its size, its links, its navigation, and that the commands which it prints are accepted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, compose
+from hydra.errors import HydraException
+
+DOCS = ROOT / "docs"
+BUDGET = 25_000  # words that people are asked to read; whoever needs room shortens
+GENERATED = ("models.md", "keys.md", "record.md")  # tables that a tool writes; it is named at their beginning
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED)
+WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/README.md"))]
+NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+GUIDES = re.findall(r": (\w+\.md)", NAVIGATION.partition("- Guides:")[2].partition("\n  - ")[0])
+FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What a reader has to put something of their own into, or what needs a network or a package that is no extra.
+NEEDS_SOMETHING = ("path/to", "talks.jsonl", "corpus.txt", "data=hub", "data=mrpc", "RUN", "hydra/sweeper", "...")
+
+
+def words(text: str) -> int:
+    """As `wc -w`, without the rules of tables and other words that have no letter and no digit."""
+    return sum(1 for word in text.split() if re.search(r"\w", word))
+
+
+def anchors(page: Path) -> set[str]:
+    """The addresses of a page's headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(text: str) -> list[str]:
+    """The lines in code blocks and in `code` that start train.py or fit.py, without what stands behind a #."""
+    lines = chain.from_iterable(block.replace("\\\n", " ").splitlines() for block in FENCE.findall(text))
+    found = [*lines, *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]
+    return [line.partition(" #")[0].strip() for line in found if re.match(r"\s*python (train|scripts/fit)\.py ", line)]
+
+
+def one_job(command: str) -> list[str]:
+    """The overrides of a command; of a sweep those of its first job."""
+    command = command.replace("gpu=glob(*)", "gpu=l4_24gb")
+    overrides = [word for word in shlex.split(command)[2:] if "=" in word and not word.startswith(("hydra", "fit."))]
+    if " -m " not in command and "scripts/fit" not in command:
+        return overrides
+    overrides = [word for word in overrides if not re.search(r"=(glob|range|tag)\(", word) and "objective" not in word]
+    return [word if "=[" in word else word.split(",")[0] for word in overrides]
+
+
+def test_the_pages_are_short_enough_to_be_read():
+    count = {page.relative_to(ROOT).as_posix(): words(page.read_text()) for page in WRITTEN}
+    longest = sorted(count.items(), key=lambda item: -item[1])[:5]
+    assert sum(count.values()) <= BUDGET, f"{sum(count.values())} words; the longest: {longest}"
+
+
+def test_generated_pages_name_their_tool():
+    for page in [DOCS / name for name in GENERATED if (DOCS / name).exists()]:
+        tool = re.search(r"tests/tools/\w+\.py", page.read_text()[:600])
+        assert tool and (ROOT / tool[0]).exists(), page
+
+
+def test_links_lead_somewhere():
+    broken = []
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("outputs/*.md"), *DOCS.rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if link.startswith(("http:", "https:", "mailto:")):
+                continue
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
+def test_every_page_stands_in_the_navigation_once():
+    listed = re.findall(r": ([\w/]+\.md)", NAVIGATION)
+    assert sorted(listed) == sorted({*listed, *(page.name for page in DOCS.glob("*.md"))})
+    assert all((DOCS / page).exists() for page in listed)
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_a_guide_begins_with_a_command(page):
+    """Within the first screen: before the second heading, and in the first twenty lines."""
+    text = (DOCS / page).read_text()
+    beginning = "\n".join(text.partition("\n## ")[0].splitlines()[:20])
+    assert re.search(r"^(\$ )?(python|make|legroom|accelerate|torchrun|from legroom) ?", beginning, re.MULTILINE)
+
+
+def test_printed_commands_are_accepted():
+    """Each composes and is not refused. Those that need data, a folder or a network of the reader's are left out."""
+    pages = [page for page in WRITTEN if page.name != "CONTRIBUTING.md"]  # which adds options of its own
+    tried, refused = 0, []
+    for command in sorted({command for page in pages for command in commands(page.read_text())}):
+        if any(part in command for part in NEEDS_SOMETHING) or command.endswith("="):
+            continue
+        tried += 1
+        overrides = one_job(command)
+        if "scripts/fit" in command and "recipe=estimate" not in overrides:
+            overrides.append("recipe=estimate")
+        try:
+            problems = compose(*overrides).problems
+        except HydraException as error:
+            problems = [str(error).splitlines()[0]]
+        refused += [f"{command}: {problem}" for problem in problems]
+    assert tried > 20 and not refused, "\n".join(refused)
