@@ -18,6 +18,7 @@ PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED)
 WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/README.md"))]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
 GUIDES = re.findall(r": (\w+\.md)", NAVIGATION.partition("- Guides:")[2].partition("\n  - ")[0])
+FILE = r"(?<![\w/.])(?:recipes/legroom|tests|scripts|conf|examples)/[\w/]+\.\w+"
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What a reader has to put something of their own into, or what needs a network or a package that is no extra.
 NEEDS_SOMETHING = ("path/to", "talks.jsonl", "corpus.txt", "data=hub", "data=mrpc", "RUN", "hydra/sweeper", "...")
@@ -74,6 +75,20 @@ def test_links_lead_somewhere():
             if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
                 broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert not broken
+
+
+def test_files_that_pages_name_exist():
+    """CONTRIBUTING names files that its reader makes, CHANGELOG those of earlier checkouts."""
+    found = {
+        (page.name, name.rstrip("."))
+        for page in [*WRITTEN, *DOCS.glob("reference/*.md")]
+        if page.name not in ("CONTRIBUTING.md", "CHANGELOG.md")
+        for name in re.findall(
+            r"(?<![\w/.])(?:recipes/legroom|tests|scripts|conf|examples)/[\w/]+\.\w+", page.read_text()
+        )
+    }
+    missing = sorted((page, name) for page, name in found if "NAME" not in name and not (ROOT / name).exists())
+    assert len(found) > 20 and not missing
 
 
 def test_every_page_stands_in_the_navigation_once():
