@@ -8,6 +8,7 @@ import json
 import pytest
 import tiny
 import tokenizers
+import torch
 import transformers
 from conftest import compose, small
 from made_up_records import job
@@ -200,12 +201,29 @@ def test_a_classifier_of_t5_is_trained_on_texts(train, folder, tmp_path):
     train(*seq2seq(folder, tmp_path, ending_tokenizer(), ["one", "two one two"]))
 
 
+@pytest.mark.parametrize("kind", ["config", "tokenizer"])
+def test_padding_that_is_the_end_token_is_replaced(train, folder, tmp_path, kind):
+    """The head finds the end of a row by its id."""
+    words = ["train.learning_rate=0", "eval.enabled=true", "data.eval_fraction=0.5"]
+    losses = []
+    for same in (False, True):
+        tokenizer, values = ending_tokenizer(), {}
+        if same and kind == "tokenizer":
+            tokenizer.pad_token = "</s>"
+        elif same:
+            values = {"pad_token_id": 1}
+        torch.manual_seed(0)
+        run = train(*seq2seq(folder, tmp_path, tokenizer, ["one", "two one two"], **values), *words)
+        losses.append(run.record.evaluation.loss)
+        assert any("pads with its end token" in line for line in run.record.warnings) == bool(values)
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     "values,said",
     [
         ({"decoder_start_token_id": None}, "config.json has no decoder_start_token_id"),
         ({"eos_token_id": None}, "config.json has no eos_token_id"),
-        ({"eos_token_id": 0}, "pads with the same token"),
         ({"eos_token_id": 7}, "16 of 16 rows have not"),
         ({"texts": ["one", "two </s>"]}, "have 1 to 2 of it"),
     ],

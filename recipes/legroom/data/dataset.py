@@ -153,7 +153,7 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
     train, evaluated, names, tokens = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
     held_out, available = evaluated if evaluated is not None else (None, 0)
     if last_id is not None:
-        text_rows.check_ends(cfg, [part for part in (train, held_out) if part], last_id, tokens.pad)
+        text_rows.check_ends(cfg, [part for part in (train, held_out) if part], last_id)
     return Data(
         task,
         train,

@@ -55,20 +55,12 @@ def classification(
     return train, (evaluated, available), classes.names
 
 
-def check_ends(cfg: Config, parts: list[datasets.Dataset], last_id: int, pad: int) -> None:
-    """Raises Refusal unless each row has the token at which the model reads it, and all rows equally often.
-
-    pad: the id of padding, which must be another one.
-    """
+def check_ends(cfg: Config, parts: list[datasets.Dataset], last_id: int) -> None:
+    """Raises Refusal unless each row has the token at which the model reads it, and all rows equally often."""
     name = (
         f"model.pretrained={cfg.model.pretrained} reads a row at its end token (eos_token_id {last_id} in config.json)"
     )
     tokenizer = f"data.tokenizer={cfg.data.tokenizer}"
-    if pad == last_id:
-        raise Refusal(
-            f"{name}, and {tokenizer} pads with the same token. Take the tokenizer that the weights were trained with: "
-            "data.tokenizer=."
-        )
     counts = []
     for part in parts:
         ids, ends = rows.flat(part, "input_ids")

@@ -203,13 +203,16 @@ def warnings(name: str, config: PretrainedConfig, task: str) -> list[str]:
     ]
 
 
-def set_special_ids(config: PretrainedConfig, pad: int) -> None:
-    """Give a configuration the id of padding, where it has none in its vocabulary, and names of the others, which
-    transformers reads where a row begins or ends with padding."""
+def set_special_ids(config: PretrainedConfig, pad: int, task: str) -> None:
+    """Give a configuration the id of padding, where it has none in its vocabulary or a classifier would take it for the
+    end of a row, and names of the others, which transformers reads where a row begins or ends with padding."""
+    last = last_id(config, task)
     for part in (config, config.get_text_config()):  # a decoder's head reads the last token before the padding
         own = getattr(part, "pad_token_id", None)
         if own is None or not 0 <= own < (vocabulary(config) or own + 1):
             part.pad_token_id = pad
+        if last is not None and part.pad_token_id == last:
+            part.pad_token_id = next(each for each in (pad, 0, 1) if each != last)
         for name in ("bos_token_id", "eos_token_id"):
             setattr(part, name, getattr(part, name, None))
 

@@ -89,7 +89,7 @@ def ask(model: PreTrainedModel, task: str) -> Behaviour:
     """The behaviour of a tiny model in fp32; its configuration gets an id of padding. Advances torch's generator."""
     model.eval()
     model.config.use_cache = False
-    architectures.set_special_ids(model.config, 0)
+    architectures.set_special_ids(model.config, 0, task)
     text = model.config.get_text_config()
     special = [getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep")]
     avoided = {number for each in special for number in (each if isinstance(each, list) else [each])}
@@ -182,16 +182,24 @@ def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Beh
         return []
     kind = architectures.model_class(config, data.task)
     assert kind is not None, "architectures.check refuses it"
+    said = []
     if data.task == "classification":  # the head may look for the padding by its id
-        architectures.set_special_ids(config, data.pad_token_id)
+        before = getattr(config, "pad_token_id", None)
+        architectures.set_special_ids(config, data.pad_token_id, data.task)
         padding.pad_token_id = config.get_text_config().pad_token_id
+        if before is not None and before == architectures.last_id(config, data.task):
+            said = [
+                f"{name} pads with its end token ({before}), at which {kind.__name__} reads a row: padded with "
+                f"{padding.pad_token_id} instead, and saved so."
+            ]
     if found.padding is not None:
         padding.side = found.padding
-        return [] if found.padding == "right" else [f"rows are padded on the left, as {kind.__name__} needs it."]
+        left = found.padding != "right"
+        return said + [f"rows are padded on the left, as {kind.__name__} needs it."] * left
     lengths = numpy.concatenate([rows.lengths(part) for part in (data.train, data.eval) if part is not None])
     shortest, longest = (padding.length(int(most)) for most in (lengths.min(), lengths.max()))
     if shortest == longest:
-        return []
+        return said
     raise Refusal(
         f"{name} ({kind.__name__}): padding changes what it computes, and the rows of data={cfg.data.name} have "
         f"{lengths.min()} to {lengths.max()} tokens. Type data.pad_to_multiple_of={cfg.data.seq_len}, which pads them "

@@ -141,5 +141,5 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     if not has_head:  # a saved model names its classes, and not those of another task
         names = data.names + [f"LABEL_{i}" for i in range(len(data.names), config.num_labels or 0)]
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-    architectures.set_special_ids(config, data.pad_token_id)
+    architectures.set_special_ids(config, data.pad_token_id, data.task)
     return bool(cfg.model.pretrained) and not has_head
