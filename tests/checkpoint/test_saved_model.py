@@ -194,3 +194,46 @@ part.count = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
 def test_a_signal_while_memory_is_counted_ends_nothing_half_way(train, fault):
     run = train("model=gpt2_tiny", "train.max_steps=1", fork_server=fault(COUNTED))
     assert "StopNow" not in (run.folder / run_folder.LOG_FILE).read_text()
+
+
+KILLED_IN_SAVE = """
+import os, transformers
+save = transformers.PreTrainedModel.save_pretrained
+def killed(self, *args, **settings):
+    save(self, *args, **settings)
+    os.kill(os.getpid(), 9)
+transformers.PreTrainedModel.save_pretrained = killed
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["recipe=trainer"], ["recipe=accelerate", "parallelism=fsdp", "parallelism.num_processes=2"]],
+    ids=" ".join,
+)
+def test_a_kill_in_a_save_leaves_no_half_of_a_model(command, fault, tmp_path, words):
+    words = [*small(*words), "model=gpt2_tiny", "save.final=true", "measure.ledger=false", "hydra.run.dir=a"]
+    assert command(*words, fork_server=fault(KILLED_IN_SAVE)).code == 1
+    left = tmp_path / "a" / checkpoint_files.UNFINISHED_MODEL
+    assert any(left.iterdir()) and not (tmp_path / "a" / run_folder.MODEL_FOLDER).exists()
+    (left / "of_another.safetensors").write_text("x")
+    assert command(*words, "resume=latest").code == 0
+    assert not list((tmp_path / "a").glob(".model*"))
+    assert not list((tmp_path / "a" / run_folder.MODEL_FOLDER).glob("of_another*"))
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a" / run_folder.MODEL_FOLDER)
+
+
+def test_what_a_killed_save_left_is_cleared_by_the_next_command(tmp_path):
+    for name in (checkpoint_files.UNFINISHED_MODEL, ".model.gone", ".model-differs.gone", "model"):
+        (tmp_path / name).mkdir()
+    checkpoint_files.tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_that_stood_in_the_folder_is_not_replaced(command, tmp_path):
+    own = tmp_path / "a" / run_folder.MODEL_FOLDER / "config.json"
+    own.parent.mkdir(parents=True)
+    own.write_text("{}")
+    words = [*small("model=gpt2_tiny"), "hydra.run.dir=a", "train.max_steps=1"]
+    ended = command(*words, "save.final=true", fork_server=None)
+    assert ended.code == 2 and "hydra.run.dir=" in ended.err and own.read_text() == "{}"

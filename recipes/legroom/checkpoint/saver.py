@@ -170,7 +170,8 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
     adapter, the adapter alone, or with save.merge the whole model with the adapter added. Every rank calls this.
 
     Sharded weights are gathered on the CPU of rank 0, which writes, opens what it has written and compares it with the
-    trained model. loop: a `Loop` of either recipe. data: its tokenizer is None for data=dummy, whose ids are random.
+    trained model; then the folder gets its name, so that it is complete or not there. loop: a `Loop` of either recipe.
+    data: its tokenizer is None for data=dummy, whose ids are random.
     Raises SavedWrong if the saved model is another one; it is moved aside then.
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
@@ -178,16 +179,18 @@ def save_final(cfg: Config, loop: Any, data: Data, folder: Path | None, warn: Ca
         weights = _gathered_weights(loop, model)
         if collectives.rank_index() == 0:
             assert folder is not None, "rank 0 makes the folder"
-            target = folder / run_folder.MODEL_FOLDER
+            target, unfinished = folder / run_folder.MODEL_FOLDER, folder / checkpoint_files.UNFINISHED_MODEL
+            shutil.rmtree(unfinished, ignore_errors=True)
             model.config.use_cache = True  # off in training; generation with the saved model needs it
             if data.tokenizer is not None:  # first, so that a model that is moved aside has it, too
-                data.tokenizer.save_pretrained(target)
+                data.tokenizer.save_pretrained(unfinished)
             try:
-                _write_model(cfg, model, target, weights, data, warn)
+                _write_model(cfg, model, unfinished, weights, data, warn)
+                checkpoint_files.put_in_place(unfinished, target)
             except reopened.SavedWrong as error:
                 aside = target.with_name(run_folder.DIFFERENT_MODEL_FOLDER)
-                shutil.rmtree(aside, ignore_errors=True)
-                target.rename(aside)  # where there is no checkpoint, it is all that is left of the training
+                # where there is no checkpoint, it is all that is left of the training
+                checkpoint_files.put_in_place(unfinished, aside)
                 other = " Type save.merge=false resume=latest for the adapter alone." * cfg.save.merge
                 raise reopened.SavedWrong(f"{error}: it is in {aside.name} instead of {target.name}.{other}") from error
             model.config.use_cache = False

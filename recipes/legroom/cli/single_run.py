@@ -86,11 +86,14 @@ def _run_and_report(
 
     before: the record of the training that is resumed, which the new one replaces. resumes: it is resumed without one.
     """
-    others = is_occupied(folder) or (cfg.resume is None and checkpoint_files.found(folder))
+    checkpoints = checkpoint_files.found(folder)
+    model = cfg.save.final and not checkpoints and any(folder.glob(f"{run_folder.MODEL_FOLDER}/*"))  # somebody's
+    others = is_occupied(folder) or model or (cfg.resume is None and checkpoints)
     if before is None and not resumes and others:
         or_resume = ", or continue that training: resume=latest" if cfg.resume is None else ""
         other_record = (
-            f"{folder} holds another run's record or checkpoints. Choose another folder with hydra.run.dir={or_resume}."
+            f"{folder} holds another run's record, checkpoints or model. Choose another folder with "
+            f"hydra.run.dir={or_resume}."
         )
         return _refuse(problems or [other_record])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts

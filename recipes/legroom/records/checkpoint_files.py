@@ -28,6 +28,7 @@ from typing import IO, Any
 from legroom.records import checkpoint_values, regular_file, run_folder
 
 FOLDER = run_folder.CHECKPOINTS_FOLDER
+UNFINISHED_MODEL = f".{run_folder.MODEL_FOLDER}.unfinished"
 MANIFEST = "manifest.json"
 FORMAT = 1
 NAME = re.compile(r"step-([0-9]{8,15})")
@@ -242,7 +243,12 @@ def _finish(unfinished: Path, target: Path, step: int, ranks: int) -> None:
     manifest.write_text(json.dumps(values | {"crc32": crc32_of_values(values)}, indent=1))
     _flush(manifest)
     _flush(unfinished)
-    _discard(target)  # a broken one of this step, or one of a training that has gone another way since
+    put_in_place(unfinished, target)  # of a broken one, or one of a training that has gone another way since
+
+
+def put_in_place(unfinished: Path, target: Path) -> None:
+    """Give a folder that is complete its name, and remove the one that had it."""
+    _discard(target)
     os.rename(unfinished, target)
     _flush(target.parent)
 
@@ -274,7 +280,8 @@ def _discard(folder: Path) -> None:
 def tidy(run: Path) -> None:
     """Remove what a save or a removal that was killed has left in a run's folder."""
     folder = Path(run, FOLDER)
-    for path in [*folder.glob(".step-*.unfinished"), *folder.glob(".step-*.gone")]:
+    names = [(folder, ".step-*.unfinished"), (folder, ".step-*.gone"), (run, UNFINISHED_MODEL), (run, ".model*.gone")]
+    for path in [path for parent, name in names for path in parent.glob(name)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
