@@ -79,6 +79,18 @@ def test_the_hosts_memory_is_at_most_the_groups(monkeypatch):
         (["model=bert_large", "adapter=lora"], 5 * GIB, None),
         (["model=bert_large", "launch.memory_limit_gib=3"], 64 * GIB, "launch.memory_limit_gib"),
         (["model=llama_8b", "precision=bf16_pure"], 64 * GIB, "at least"),
+        (["model=bert_large", "save.every_steps=5"], 6 * GIB, "a checkpoint beside what is trained: at least 7.49"),
+        (["model=bert_large", "save.every_steps=5", "optim=sgd"], 5 * GIB, None),
+        (["model=bert_large", "save.final=true"], 5 * GIB, None),
+        (
+            ["model=gpt2", "save.final=true", "save.merge=true", "adapter=lora", "eval.enabled=false"],
+            GIB // 2,
+            "save.merge=false",
+        ),
+        (["model=gpt2", "save.final=true", "adapter=lora", "eval.enabled=false"], GIB // 2, None),
+        (["model=gpt2", "eval.batch=64", "data.eval_samples=64"], 4 * GIB, "eval.batch"),  # 12 GiB of logits
+        (["model=gpt2", "eval.batch=64", "data.eval_samples=64", "loss=chunked"], 4 * GIB, None),
+        (["model=gpt2", "eval.batch=64", "data.eval_samples=2"], 4 * GIB, None),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -86,6 +98,16 @@ def test_more_than_is_free_is_said_before_anything_is_loaded(monkeypatch, overri
     monkeypatch.setattr(host, "free_memory_bytes", lambda: free)
     found = host_memory.shortage(compose("device=cpu", *overrides).cfg, 1)
     assert found is None if said is None else said in (found or "")
+
+
+def test_sharded_weights_are_gathered_on_the_host_and_replicas_are_held_each():
+    words = ["device=cpu", "model=bert_large", "parallelism.num_processes=2", "save.final=true", "optim=sgd"]
+    found = {}
+    for mode in ("ddp", "fsdp"):
+        found[mode] = {what: size for what, size, _ in host_memory.needs(compose(*words, f"parallelism={mode}").cfg, 2)}
+    (held, saved), (held_sharded, gathered) = (list(each.values())[:2] for each in found.values())
+    assert held == 2 * held_sharded == 2 * saved  # weights and gradients; then the weights alone
+    assert gathered == held_sharded  # the shards, and the whole weights on rank 0
 
 
 def test_the_warning_is_in_the_record(train):
