@@ -63,6 +63,15 @@ def test_without_rows_to_evaluate_on_it_is_refused(train, talks):
     assert "eval.generate=1" in run.record.error.message
 
 
+def test_a_classifier_that_was_given_as_a_folder_is_refused(train, tmp_path):
+    """What its config.json is for is read in the worker."""
+    base = train("model=bert_tiny", "save.final=true", "measure.ledger=false", "eval.enabled=false").folder / "model"
+    (tmp_path / "t.csv").write_text("text,label\n" + "a,0\nb,1\n" * 8)
+    words = [f"model.pretrained={base}", "data=text", f"data.path={tmp_path}/t.csv", "data.tokenizer=bytes"]
+    run = train(*words, "eval.generate=2", status="refused")
+    assert "eval.generate=2" in run.record.error.message and "classifier" in run.record.error.message
+
+
 def test_a_model_that_cannot_generate_is_a_warning():
     model, said = types.SimpleNamespace(training=True, eval=lambda: None, train=lambda mode: None), []
     assert generate.continuations(model, types.SimpleNamespace(eval=[{}], tokenizer=None), 1, said.append) == []

@@ -134,6 +134,8 @@ class TrainingRun:
                 f"eval.{key}={asked}, and the data has no evaluation split. Leave it out, or "
                 "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text)."
             )
+        if self.cfg.eval.generate and self.training.data.task == "classification":
+            raise Refusal(f"eval.generate={self.cfg.eval.generate} does not go with a classifier. Leave it out.")
         for text in self.training.warnings:
             self.progress.warn(text)
         if self.cfg.data.preview:
