@@ -146,3 +146,12 @@ def test_forward_without_autocast(accelerate_state):
     model(torch.ones(1, 2))
     accelerate_private.forward_without_autocast(model)(torch.ones(1, 2))
     assert seen == [True, False]
+
+
+def test_the_launchers_environment_is_made(tmp_path, monkeypatch):
+    """Fails if `accelerate launch` reads its flags and its file by another function."""
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    file = tmp_path / "config.yaml"
+    file.write_text("distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 1\nuse_cpu: true\n")
+    made = accelerate_private.launch_environment(["--config_file", str(file), "--gradient_accumulation_steps", "4"])
+    assert made["ACCELERATE_MIXED_PRECISION"] == "bf16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,3 +129,18 @@ def replaced_accelerator(accelerator: type[Accelerator]) -> Iterator[None]:
     """Inside, `accelerate.Accelerator` is that class. Code that asks for it by this name constructs the replacement."""
     with patched(accelerate, Accelerator=accelerator):
         yield
+
+
+def launch_environment(line: list[str]) -> dict[str, str]:
+    """What `accelerate launch LINE script.py` adds to the environment of the script.
+
+    Private because the checks of the command line, which read the file of configuration, have no public name.
+    """
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+    typed = launch.launch_command_parser().parse_args([*line, "script.py"])
+    arguments, *_ = launch._validate_launch_command(typed)
+    several = (arguments.multi_gpu or arguments.use_fsdp or arguments.use_megatron_lm) and not arguments.cpu
+    made = prepare_multi_gpu_env(arguments) if several else prepare_simple_launcher_cmd_env(arguments)[1]
+    return {name: value for name, value in made.items() if os.environ.get(name) != value}

@@ -1,0 +1,281 @@
+"""What a person typed behind `legroom check` or `legroom measure`, as a program: its file, its arguments, its ranks.
+
+Imports no torch: the command's own process reads it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from legroom.errors import Refusal
+
+FILE, MODULE, FUNCTION = "file", "module", "function"
+PYTHON = re.compile(r"^python([23](\.\d+)?)?(\.exe)?$")
+PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
+VARIABLE = re.compile(r"^[A-Za-z_]\w*=")
+# Flags of launchers that take no value; all others take one. The tests compare these with the launchers.
+TORCHRUN_SWITCHES = {"standalone", "module", "m", "no-python", "run-path", "virtual-local-rank", "help", "h"}
+_ACCELERATE = """cpu debug downcast-bf16 dynamo-use-dynamic dynamo-use-fullgraph dynamo-use-regional-compilation
+enable-cpu-affinity fp8-use-autocast-during-eval help h module m multi-gpu no-python no-tpu-cluster quiet q
+same-network tpu tpu-cluster tpu-use-sudo use-deepspeed use-fsdp use-megatron-lm use-parallelism-config"""
+ACCELERATE_SWITCHES = set(_ACCELERATE.split())
+ACCELERATE_DEFAULTS = Path("~/.cache/huggingface/accelerate/default_config.yaml")
+SHELLS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
+
+
+@dataclass(frozen=True)
+class Program:
+    """kind and target: a file's absolute path, a module's name, or `module:function` of a console script. argv: what
+    the script finds in sys.argv behind its name. ranks: how many the launcher was asked for; None: it was not, or there
+    is none. environment: what rank 0 finds beside ours. accelerate: what stands between `accelerate launch` and the
+    script, from which Accelerate makes more of the environment; None: it is not started by it. typed: all of it.
+    """
+
+    kind: str
+    target: str
+    argv: list[str]
+    ranks: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    accelerate: list[str] | None = None
+    typed: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called in a line: the file without its folder, or the module."""
+        return Path(self.target).name if self.kind == FILE else self.target
+
+
+def parse(line: list[str]) -> Program:
+    """The program of a command line: `train.py ...`, `python train.py`, `python -m module`, `torchrun ...`, `accelerate
+    launch ...`, or a console script. A leading `--` and NAME=VALUE before it are understood.
+
+    Raises Refusal: nothing is named, it is not there, or it is not Python's.
+    """
+    rest = line[1:] if line[:1] == ["--"] else list(line)
+    typed, environment = shlex.join(rest), {}
+    while rest and VARIABLE.match(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        environment[name] = value
+    if rest[:2] == ["uv", "run"]:
+        rest = rest[2:]
+    if not rest:
+        raise Refusal("no script is named. Type it behind the options: train.py --batch_size 8")
+    found = _started_by(rest)
+    return Program(**{**found, "environment": environment | found.get("environment", {}), "typed": typed})
+
+
+def _started_by(line: list[str]) -> dict[str, Any]:
+    """Fields of a Program."""
+    first, rest = Path(line[0]).name, line[1:]
+    if PYTHON.match(first):
+        return _python(rest)
+    if first in ("torchrun", "torch.distributed.run"):
+        return _torchrun(rest)
+    if first == "accelerate":
+        if rest[:1] != ["launch"]:
+            raise Refusal("accelerate: a script is started by `accelerate launch`.")
+        return _accelerate(rest[1:])
+    if first == "deepspeed":
+        raise Refusal("deepspeed's own launcher is not followed. Type torchrun or `accelerate launch` in its place.")
+    if first == "trl":
+        return _trl(rest)
+    return _file(line[0], rest) or _console_script(line[0], rest)
+
+
+def _python(line: list[str]) -> dict[str, Any]:
+    """What stands behind `python`; flags of the interpreter are left out, since it is running already."""
+    rest = list(line)
+    while rest and rest[0].startswith("-"):
+        flag = rest.pop(0)
+        if flag == "-m":
+            return _module(rest)
+        if flag.startswith("-c") or flag == "-":
+            raise Refusal(f"python {flag}: write the code into a file, and name the file.")
+        if flag in PYTHON_VALUES and rest:
+            rest.pop(0)
+    if not rest:
+        raise Refusal("python: no script is named behind it.")
+    found = _file(rest[0], rest[1:])
+    if found is None:
+        raise Refusal(f"{rest[0]}: there is no such file in {os.getcwd()}.")
+    return found
+
+
+def _module(line: list[str]) -> dict[str, Any]:
+    """What stands behind `-m`. The module is looked for when it runs: its parents would be imported here."""
+    if not line:
+        raise Refusal("-m: no module is named behind it.")
+    name, rest = line[0], line[1:]
+    if name in ("torch.distributed.run", "torch.distributed.launch"):
+        return _torchrun(rest)
+    if name in ("accelerate.commands.launch", "accelerate"):
+        return _accelerate(rest[rest[:1] == ["launch"] :])
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        raise Refusal(f"-m {name}: that is no name of a module. A file is named without -m.")
+    place = Path(*name.split("."))
+    here = any(path.exists() for path in (place.with_suffix(".py"), place))
+    if not here and importlib.util.find_spec(name.partition(".")[0]) is None:
+        raise Refusal(f"-m {name}: there is no such module, in {os.getcwd()} or installed.")
+    return {"kind": MODULE, "target": name, "argv": rest}
+
+
+def _file(name: str, argv: list[str]) -> dict[str, Any] | None:
+    """A file of Python, or a folder with a __main__.py; None where there is none of that name. Raises Refusal for
+    others' files."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        if path.suffix or os.sep in name:
+            raise Refusal(f"{name}: there is no such file{'' if path.is_absolute() else f' in {os.getcwd()}'}.")
+        return None
+    if path.is_dir():
+        if not (path / "__main__.py").exists():
+            raise Refusal(f"{name} is a folder without a __main__.py. Name the script in it.")
+    elif path.suffix == ".ipynb":
+        raise Refusal(f"{name} is a notebook. Make a script of it: jupyter nbconvert --to script {shlex.quote(name)}")
+    elif path.suffix in SHELLS or path.suffix != ".py" and not _is_python(path):
+        raise Refusal(f"{name} is not Python. Name the script that it starts, with its arguments.")
+    return {"kind": FILE, "target": str(path.absolute()), "argv": list(argv)}
+
+
+def _is_python(path: Path) -> bool:
+    """Whether a file without the ending .py says in its first line that Python runs it, or compiles as Python."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(1_000_000)
+    except OSError as error:
+        raise Refusal(f"{path}: {error.strerror}.") from error
+    if text.startswith(b"#!"):
+        return b"python" in text.partition(b"\n")[0]
+    try:
+        compile(text, str(path), "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return bool(text.strip())
+
+
+def _console_script(name: str, argv: list[str]) -> dict[str, Any]:
+    """A command that a package has installed."""
+    found = importlib.metadata.entry_points(group="console_scripts", name=Path(name).name)
+    for entry in found:
+        return {"kind": FUNCTION, "target": entry.value.partition(" ")[0], "argv": list(argv)}
+    path = shutil.which(name)
+    if path is None:
+        raise Refusal(f"{name}: there is no such file in {os.getcwd()}, and no command of that name is installed.")
+    return _file(path, argv) or {}
+
+
+# --- launchers ------------------------------------------------------------------------------------------
+
+
+def _launched(line: list[str], switches: Iterable[str], by: str) -> tuple[dict[str, str], list[str], list[str]]:
+    """(the launcher's own flags, '' for a switch; its own part; the rest, from the script on)."""
+    flags: dict[str, str] = {}
+    rest = list(line)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        text, equals, value = rest.pop(0).partition("=")
+        name = text.lstrip("-").replace("_", "-")
+        if not equals and name not in switches:
+            if not rest:
+                raise Refusal(f"{by} {text}: its value is missing.")
+            value = rest.pop(0)
+        flags[name] = value
+    own = line[: len(line) - len(rest)]
+    rest = rest[rest[:1] == ["--"] :]
+    if not rest:
+        raise Refusal(f"{by}: no script is named behind it.")
+    if "no-python" in flags:
+        raise Refusal(f"{by} --no-python: name the script itself.")
+    return flags, own, rest
+
+
+def _script(flags: dict[str, str], rest: list[str]) -> dict[str, Any]:
+    return _module(rest) if flags.keys() & {"m", "module"} else _python(rest)
+
+
+def _count(text: str, flag: str) -> int | None:
+    """A number of ranks or nodes; of a range as 1:4 the least; None for auto, gpu and cpu: as many as there are."""
+    if text in ("auto", "gpu", "cpu", "xpu"):
+        return None
+    number = text.partition(":")[0]
+    if not number.isdecimal() or not int(number):
+        raise Refusal(f"{flag}={text}: a number was expected.")
+    return int(number)
+
+
+def _torchrun(line: list[str]) -> dict[str, Any]:
+    flags, _, rest = _launched(line, TORCHRUN_SWITCHES, "torchrun")
+    each = _count(flags.get("nproc-per-node", "1"), "--nproc_per_node")
+    nodes = _count(flags.get("nnodes", "1"), "--nnodes") or 1
+    return _script(flags, rest) | _ranks(None if each is None else each * nodes, each)
+
+
+def _ranks(ranks: int | None, local: int | None) -> dict[str, Any]:
+    """How many ranks, and what rank 0 finds in its environment. None: whoever runs the program knows."""
+    if ranks is None:
+        return {"ranks": None, "environment": {}}
+    return {"ranks": ranks, "environment": rank_environment(ranks, local)}
+
+
+def rank_environment(ranks: int, local: int | None = None) -> dict[str, str]:
+    """What torchrun tells rank 0 of `ranks`, `local` of them on its node."""
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(local or ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def _accelerate(line: list[str]) -> dict[str, Any]:
+    """`accelerate launch`: the number of processes is that of its flag or of its file of configuration."""
+    flags, own, rest = _launched(line, ACCELERATE_SWITCHES, "accelerate launch")
+    file = Path(flags.get("config-file") or ACCELERATE_DEFAULTS).expanduser()
+    kept: Any = {}
+    if "config-file" in flags and not file.exists():
+        raise Refusal(f"accelerate launch --config_file {file}: there is no such file.")
+    if file.exists():
+        try:
+            kept = yaml.safe_load(file.read_text())
+        except (yaml.YAMLError, OSError) as error:
+            raise Refusal(f"accelerate launch --config_file {file}: {error}") from error
+        if not isinstance(kept, dict):
+            raise Refusal(f"accelerate launch --config_file {file}: it holds no keys.")
+    asked = flags.get("num-processes") or kept.get("num_processes")
+    ranks = None if asked is None else _count(str(asked), "--num_processes")
+    several = ranks is not None and ranks > 1
+    return (
+        _script(flags, rest)
+        | _ranks(ranks if several else ranks, None)
+        | {"accelerate": own}
+        | ({} if several else {"environment": {}})
+    )
+
+
+def _trl(line: list[str]) -> dict[str, Any]:
+    """`trl sft`: TRL starts its script of that name by Accelerate, in a process of its own; here it runs directly."""
+    spec = importlib.util.find_spec("trl")
+    folder = Path(spec.origin).parent / "scripts" if spec and spec.origin else None
+    name = line[0] if line else ""
+    if folder is None or not (folder / f"{name}.py").exists() or not name.isidentifier():
+        raise Refusal("trl is not installed." if folder is None else f"trl {name}: TRL has no such script.")
+    found: dict[str, Any] = {"kind": FILE, "target": str(folder / f"{name}.py"), "argv": line[1:]}
+    if "--num_processes" in line[:-1]:
+        place = found["argv"].index("--num_processes")
+        asked = found["argv"][place + 1]
+        del found["argv"][place : place + 2]
+        found |= _ranks(_count(asked, "--num_processes"), None)
+    return found

@@ -1,0 +1,48 @@
+"""Where a script is: the line of its own that runs, and what of the file system is its libraries'. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+LIBRARIES = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[2]),  # legroom
+)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file of code is the script's: its main file wherever it lies, or any outside of the libraries."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return file == main or not file.startswith((*LIBRARIES, "<"))
+
+
+def own_line(frame: FrameType | None) -> str:
+    """file:line of the innermost frame of the script's own code, from a frame outwards; '' if there is none."""
+    while frame is not None:
+        if is_own(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def own_line_of_error(error: BaseException) -> str:
+    """file:line of the script's own code where an exception passed last; '' if it never was there."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if is_own(file):
+            found = f"{file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def own_line_of_dump(text: str, main: str) -> str:
+    """file:line of the script's own code in what faulthandler wrote, the innermost call first. main: its main file."""
+    for line in text.splitlines():
+        place, quote, rest = line.strip().removeprefix('File "').partition('", line ')
+        if quote and (place == main or is_own(place)):
+            return f"{place}:{rest.partition(' ')[0]}"
+    return ""

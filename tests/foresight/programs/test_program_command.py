@@ -1,0 +1,103 @@
+"""What stands behind `legroom check` and `legroom measure`, as a program."""
+
+import os
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser
+
+from legroom.errors import Refusal
+from legroom.foresight.programs import command
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "main.py").write_text("print(1)\n")
+    (tmp_path / "run.sh").write_text("python train.py\n")
+    (tmp_path / "book.ipynb").write_text("{}")
+    (tmp_path / "started").write_text("#!/usr/bin/env python3\nprint(1)\n")
+    (tmp_path / "two.yaml").write_text("num_processes: 2\nmixed_precision: bf16\n")
+    return tmp_path
+
+
+FILE = "train.py", ["--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    "typed, kind, target, argv, ranks",
+    [
+        ("train.py --lr 1", "file", *FILE, None),
+        ("-- train.py --lr 1", "file", *FILE, None),
+        ("python -u -X dev train.py --lr 1", "file", *FILE, None),
+        ("python3.11 train.py --lr 1", "file", *FILE, None),
+        ("started -x", "file", "started", ["-x"], None),
+        ("python -m package.main --lr 1", "module", "package.main", ["--lr", "1"], None),
+        ("torchrun --standalone --nproc_per_node=4 train.py --lr 1", "file", *FILE, 4),
+        ("torchrun --nnodes 2 --nproc-per-node 4 train.py --lr 1", "file", *FILE, 8),
+        ("torchrun --nproc-per-node gpu -m package.main", "module", "package.main", [], None),
+        ("python -m torch.distributed.run --nproc_per_node 2 train.py --lr 1", "file", *FILE, 2),
+        ("accelerate launch train.py --lr 1", "file", *FILE, None),
+        ("accelerate launch --multi_gpu --num_processes 3 train.py --lr 1", "file", *FILE, 3),
+        ("accelerate launch --config_file two.yaml train.py --lr 1", "file", *FILE, 2),
+        ("accelerate launch --config_file two.yaml --num_processes 4 -m package.main", "module", "package.main", [], 4),
+        ("coverage run", "function", "coverage.cmdline:main", ["run"], None),
+        ("uv run train.py --lr 1", "file", *FILE, None),
+    ],
+)
+def test_what_is_run(typed, kind, target, argv, ranks):
+    found = command.parse(typed.split())
+    where = found.target if kind != "file" else os.path.relpath(found.target)
+    assert (found.kind, where, found.argv, found.ranks) == (kind, target, argv, ranks)
+
+
+def test_rank_0_is_told_what_torchrun_tells_it():
+    found = command.parse(["A=1", "torchrun", "--nnodes", "2", "--nproc-per-node", "4", "train.py"])
+    assert {"A": "1", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items() <= found.environment.items()
+    assert found.typed == "A=1 torchrun --nnodes 2 --nproc-per-node 4 train.py"
+    assert command.parse(["A=1", "train.py"]).environment == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        ("", "no script is named"),
+        ("--", "no script is named"),
+        ("missing.py", "no such file"),
+        ("missing", "no command of that name"),
+        ("run.sh", "not Python"),
+        ("book.ipynb", "notebook"),
+        ("package", "__main__"),
+        ("python", "no script"),
+        ("python -c pass", "file"),
+        ("python -m", "module"),
+        ("python -m train.py", "module"),
+        ("python -m nothing_of_that_name", "no such module"),
+        ("torchrun --nproc_per_node two train.py", "number"),
+        ("torchrun --nproc_per_node", "value"),
+        ("torchrun --standalone", "no script"),
+        ("accelerate train.py", "accelerate launch"),
+        ("accelerate launch --config_file none.yaml train.py", "no such file"),
+        ("deepspeed train.py", "torchrun"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_words(typed, said):
+    with pytest.raises(Refusal, match=said):
+        command.parse(typed.split())
+
+
+@pytest.mark.parametrize(
+    "parser, switches",
+    [(get_args_parser(), command.TORCHRUN_SWITCHES), (launch_command_parser(), command.ACCELERATE_SWITCHES)],
+    ids=["torchrun", "accelerate"],
+)
+def test_the_launchers_switches_are_known(parser, switches):
+    found = {
+        option.lstrip("-").replace("_", "-")
+        for action in parser._actions
+        if action.nargs == 0
+        for option in action.option_strings
+    }
+    assert found == switches

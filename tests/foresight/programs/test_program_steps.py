@@ -1,0 +1,80 @@
+"""Optimizer steps of code that knows nothing of the observer."""
+
+import pytest
+import torch
+
+from legroom.errors import Refusal
+from legroom.foresight.programs import steps
+
+
+def optimizer(**settings):
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, **settings)
+
+
+def stepping(one):
+    for group in one.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.ones_like(weight)
+    one.step()
+
+
+def test_a_step_is_over_when_each_optimizer_has_stepped():
+    seen = []
+    watch = steps.Watch(2)
+    watch.on_step.append(lambda number, optimizers: seen.append((number, len(optimizers))))
+    with watch.watching():
+        generator, discriminator = optimizer(), optimizer()
+        with pytest.raises(steps.Enough):
+            for _ in range(9):
+                stepping(discriminator)
+                stepping(discriminator)
+                stepping(generator)
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_an_optimizer_that_never_steps_is_not_waited_for_without_end():
+    with steps.Watch(2).watching():
+        kept, used = optimizer(), optimizer()
+        with pytest.raises(steps.Enough):
+            for _ in range(steps.PATIENCE + 3):
+                stepping(used)
+    assert not kept.state
+
+
+def test_the_line_is_the_scripts_and_an_exception_of_the_script_does_not_catch_the_stop():
+    watch = steps.Watch(1)
+    with watch.watching():
+        one = optimizer()
+        with pytest.raises(steps.Enough):
+            try:
+                stepping(one)
+            except Exception:
+                pytest.fail("caught")
+    assert watch.line.startswith(__file__)
+
+
+def test_a_scaler_leaves_out_steps():
+    watch = steps.Watch()
+    with watch.watching():
+        one, scaler = optimizer(), torch.amp.GradScaler("cpu", init_scale=4.0)
+        for value in (float("inf"), 1.0):
+            weight = one.param_groups[0]["params"][0]
+            one.zero_grad()
+            scaler.scale((weight * value).sum()).backward()
+            scaler.step(one)
+            scaler.update()
+        assert (watch.done, watch.skipped) == (1, 1)
+        with pytest.raises(Refusal, match="infinite"):
+            for _ in range(steps.MOST_SKIPPED + 1):
+                one.zero_grad()
+                scaler.scale((weight * float("inf")).sum()).backward()
+                scaler.step(one)
+                scaler.update()
+
+
+def test_nothing_is_watched_afterwards():
+    watch = steps.Watch()
+    with watch.watching():
+        one = optimizer()
+    stepping(one)
+    assert watch.done == 0 and torch.optim.Optimizer.__init__.__qualname__ == "Optimizer.__init__"
