@@ -7,10 +7,9 @@ import sysconfig
 from pathlib import Path
 from types import FrameType
 
-LIBRARIES = (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[2]),  # legroom
-)
+_FOLDERS = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FOLDERS.append(Path(__file__).parents[2])  # legroom
+LIBRARIES = tuple({f"{each}/" for folder in _FOLDERS for each in (folder, folder.resolve())})  # .venv may be a link
 
 
 def is_own(file: str) -> bool:

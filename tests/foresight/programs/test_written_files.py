@@ -1,0 +1,95 @@
+"""What a script writes is there for the script, and nowhere when it has ended."""
+
+import pytest
+
+from legroom.foresight.programs import command, process
+
+WRITES = """
+import glob, os, pathlib, shutil, tempfile
+pathlib.Path("out").write_text("a")
+with open("out", "a") as file:
+    file.write("b")
+assert open("out").read() == "ab"
+with open("given", "a") as file:
+    file.write(" more")
+assert open("given").read() == "given more"
+os.makedirs("a/b/c", exist_ok=True)
+os.makedirs("a/b/c", exist_ok=True)
+pathlib.Path("a/b/x").write_text("{}")
+assert sorted(os.listdir("a/b")) == ["c", "x"] and pathlib.Path("a/b/x").is_file()
+assert sorted(glob.glob("*")) == ["a", "folder", "given", "out", "script.py"], glob.glob("*")
+assert [found for found, *_ in os.walk("a")] == ["a", "a/b", "a/b/c"]
+os.rename("a/b/x", "a/y")
+assert not os.path.exists("a/b/x") and os.path.exists("a/y")
+os.rename("folder/kept", "a/kept")
+assert open("a/kept").read() == "kept" and os.listdir("folder") == []
+shutil.rmtree("a")
+shutil.rmtree("folder")
+os.remove("given")
+for name in ("a", "given", "folder", "folder/kept"):
+    assert not os.path.exists(name), name
+for name in ("no/such", "folder/new"):
+    try:
+        open(name, "w")
+        raise SystemExit(f"{name} was made")
+    except FileNotFoundError:
+        pass
+pathlib.Path("given").write_text("new")
+os.makedirs("a")
+shutil.copy("given", "a/g")
+shutil.move("a/g", "a/h")
+assert os.listdir("a") == ["h"]
+with tempfile.TemporaryDirectory() as folder:
+    pathlib.Path(folder, "x").write_text("1")
+raw = os.open("raw", os.O_CREAT | os.O_WRONLY)
+os.write(raw, b"1")
+os.close(raw)
+assert os.path.getsize("raw") == 1
+try:
+    open("raw", "x")
+    raise SystemExit("made twice")
+except FileExistsError:
+    pass
+"""
+PAST_OURS = """
+import _io, os, posix
+calls = [
+    lambda: _io.FileIO("past", "w"), lambda: posix.open("past", os.O_CREAT | os.O_WRONLY), lambda: posix.mkdir("past"),
+    lambda: posix.remove("given"), lambda: posix.rename("given", "past"), lambda: posix.truncate("given", 0),
+    lambda: posix.chmod("given", 0), lambda: posix.symlink("given", "past"), lambda: posix.link("given", "past"),
+    lambda: os.kill(os.getppid(), 15), lambda: os.kill(-1, 9), lambda: os.system("true") or posix.rmdir("folder"),
+]
+for number, call in enumerate(calls):
+    try:
+        call()
+    except PermissionError:
+        continue
+    raise SystemExit(f"number {number} was done")
+"""
+LIBRARIES = """
+import os, torch, safetensors.torch
+torch.save({}, "model.pt")
+safetensors.torch.save_file({"a": torch.zeros(1)}, "model.safetensors")
+from torch.utils.data import DataLoader
+assert [int(each) for each in DataLoader(list(range(4)), num_workers=1)] == [0, 1, 2, 3]
+assert os.environ["WANDB_MODE"] == "disabled"
+assert not os.path.exists("model.pt") and not os.path.exists("model.safetensors")
+import huggingface_hub
+assert huggingface_hub.create_repo("a/b").repo_id == "a/b"
+huggingface_hub.HfApi().upload_folder(repo_id="a/b", folder_path=".")
+"""
+
+
+@pytest.mark.parametrize("text", [WRITES, PAST_OURS, LIBRARIES], ids=["writes", "past_ours", "libraries"])
+def test_nothing_outside_is_touched(text, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    files = {"folder/kept": "kept", "given": "given", "script.py": text}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    done = process.run(process.Asked(command.parse(["script.py"]), None, limits=process.Limits(60)))
+    assert (done.status, done.exit_code) == (process.ENDED, 0), done.output
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == files
+    assert any("removed afterwards" in note for note in done.notes) == (text is WRITES)
+    assert (text is LIBRARIES) == any("torch.save" in note for note in done.notes)
