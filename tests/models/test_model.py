@@ -46,7 +46,9 @@ def test_the_published_sizes_have_the_published_number_of_parameters(name, param
 def test_the_dropout_is_the_published_one_and_the_tiny_models_have_none(name, dropout):
     cfg = compose(f"model={name}", "device=cpu").cfg
     config = builder.configuration(cfg)
-    assert {getattr(config, key) for key in model_families.DROPOUTS[cfg.model.family]} == {dropout}
+    assert {
+        getattr(config, key) for key in model_families.DROPOUTS.get(cfg.model.family, model_families.ATTENTIONS_DROPOUT)
+    } == {dropout}
 
 
 def test_a_size_reaches_the_model(train):

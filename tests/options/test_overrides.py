@@ -266,7 +266,7 @@ def test_an_optimizer_of_transformers_has_the_option_that_uses_it():
 
 
 def test_a_size_by_the_name_of_transformers_is_answered_by_the_key_that_sets_it():
-    for names in model_families.NAMES.values():
+    for names in (model_families.SIZES, *model_families.OTHER_SIZES.values()):
         for ours, theirs in names.items():
             assert f"Type model.{ours}=" in said(f"{theirs}=3"), theirs
 

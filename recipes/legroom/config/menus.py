@@ -18,7 +18,24 @@ class Recipe(Menu):
 
 @dataclass
 class Model(Menu):
-    family: str = one_of("bert", "gpt2", "llama", "mixtral")
+    family: str = one_of(
+        "bert",
+        "gpt2",
+        "llama",
+        "mixtral",
+        "roberta",
+        "distilbert",
+        "modernbert",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "deepseek_v2",
+        "gpt_oss",
+    )
     layers: int = key(minimum=1, below=MOST_LAYERS + 1)
     width: int = at_least(1)
     heads: int = at_least(1)
@@ -44,6 +61,8 @@ class Model(Menu):
     )
     pretrained: str | None = UNSET
     learning_rate: float = at_least(0, identity=(RUN, TRAINING))
+    # Further values of the family's configuration, by transformers' names.
+    config: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
 
     @property
     def flash_attention(self) -> bool:

@@ -18,7 +18,7 @@ from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
 from legroom.options import data as data_options
-from legroom.options.model_families import ENCODERS
+from legroom.options.model_families import TOKEN_TYPES
 
 Part = tuple[datasets.Dataset, int]  # rows, and how many there are without a bound
 Built = tuple[datasets.Dataset, Part | None, list[str], Tokens]
@@ -39,8 +39,8 @@ def classification(
     """
     data = cfg.data
     classes = labels_module.classes_of(texts, held_out, head, cfg.model.classes or 2, warn)
-    # Only encoders have token types; pretrained weights have their own tokenizer, which knows.
-    with_types = bool(cfg.model.pretrained) or cfg.model.family in ENCODERS
+    # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
+    with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
     if data.samples is not None:
         texts = texts.select(range(min(data.samples, len(texts))))
     train, cut = _classified(texts, encoder, data.seq_len, classes, with_types)

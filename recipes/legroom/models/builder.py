@@ -33,8 +33,11 @@ def configuration(cfg: Config) -> PretrainedConfig:
         for problem in counts_problems(model.pretrained, saved):  # of the hub, too; before the labels are listed
             raise Refusal(problem)
         return pretrained.call(AutoConfig.from_pretrained, model.pretrained)
-    values = {theirs: getattr(model, ours) for ours, theirs in model_families.NAMES[model.family].items()}
-    values |= dict.fromkeys(model_families.DROPOUTS[model.family], model.dropout) | model_families.FIXED[model.family]
+    known = {*vars(AutoConfig.for_model(model.family)), "head_dim"}  # which some models look for with getattr
+    for key in model.config or ():
+        if key not in known:  # transformers would keep it, and nothing would read it
+            raise Refusal(f"model.config.{key}: the configuration of {model.family} has no such value. Leave it out.")
+    values = model_families.values(model.family, vars(model), model.dropout)
     return AutoConfig.for_model(model.family, **values, num_labels=model.classes)
 
 

@@ -10,8 +10,8 @@ import torch
 from legroom.config import Config
 from legroom.machine import host
 from legroom.models import architectures, builder
-from legroom.options import task
 from legroom.options import data as data_options
+from legroom.options import task
 from legroom.units import GIB
 
 WITH_TWO_STATES = ("adamw", "adamw_fused", "schedule_free", "stable_adamw")  # of 4 bytes a parameter each

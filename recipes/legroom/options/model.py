@@ -39,6 +39,7 @@ def resolve(cfg: Config) -> list[str]:
     if cfg.model.pretrained:
         for key, value in of_pretrained(cfg.model.pretrained).items():
             setattr(cfg.model, key, value)
+        cfg.model.config = None
     return []
 
 
@@ -57,6 +58,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     found = attention.problems(cfg)
     if cfg.model.pretrained:
         typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
+        typed += sorted(key for key in given if key.startswith("model.config"))
         return [
             *found,
             *_folder_problems(cfg.model.pretrained, needs_weights=cfg.recipe.name != "estimate"),
@@ -67,7 +69,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def _size_problems(cfg: Config) -> list[str]:
     model, found = cfg.model, []
-    if model.width % model.heads:
+    if any("head_dim" in key for key in model.config or ()):
+        pass  # the width of a head is a size of its own
+    elif model.width % model.heads:
         found.append(f"model.width={model.width} is not a multiple of model.heads={model.heads}.")
     elif model.family in model_families.ROTARY and model.width // model.heads % 2:
         found.append(

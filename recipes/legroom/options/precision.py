@@ -45,7 +45,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "checkpointing=selective does not go with precision=fp8, whose products are of tensors of its own kind. "
             "Choose checkpointing=full."
         )
-    if cfg.model.family not in (None, *model_families.LINEAR):
+    if cfg.model.family in model_families.NOT_LINEAR:
         found.append(
             f"precision=fp8 is for linear layers, and the matrices of model={cfg.model.name} are in layers of another "
             "kind. Choose precision=bf16."

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import cast
@@ -30,6 +31,7 @@ from legroom.foresight.simulation import SimulatedStep
 from legroom.foresight.speed import efficiencies, links, roofline
 from legroom.foresight.speed.operation_names import COLLECTIVE
 from legroom.foresight.speed.operations import Operation, Tally
+from legroom.options import model_families
 from legroom.parallelism import fsdp
 from legroom.ranks import rank_info
 from legroom.third_party import torch_distributed_private
@@ -120,9 +122,11 @@ def extrapolate(
 
     few_micro_batches: see `simulation.simulate_step`.
     A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
-    every n-th layer is checkpointed, what grows alike is a group of n layers, and the depths differ by one.
+    every n-th layer is checkpointed, or sees all tokens, what grows alike is a group of n layers, and the depths differ
+    by one such group.
     """
-    layers, period = cfg.model.layers, cfg.checkpointing.every_n_layers or 1
+    layers, repeats = cfg.model.layers, model_families.PERIODS.get(cfg.model.family, 1)
+    period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats)
     depths: tuple[int | None, ...] = (layers,)
     if not cfg.model.pretrained:
         first, _ = DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS
