@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import re
 import subprocess
@@ -141,6 +142,34 @@ def test_weights_are_not_drawn_and_stay_tied():
         return model, torch.optim.SGD(model.parameters()), torch.zeros(1, 8, dtype=torch.long)
 
     assert estimate_step(lambda model, _, ids: model(ids).logits.sum().backward(), make=make, gpu=GPU).fits
+
+
+def test_moving_a_module_keeps_tied_weights_tied():
+    """torch swaps a parameter's memory where both devices are its own, and would make another parameter here."""
+    import transformers
+
+    def make(place):
+        config = transformers.GPT2Config(vocab_size=512, n_positions=8, n_embd=64, n_layer=1, n_head=1)
+        with torch.device("cpu"):
+            model = transformers.GPT2LMHeadModel(config)
+            model.tie_weights()
+        optimizer = torch.optim.AdamW(model.parameters())
+        moved = place(model)
+        assert moved.lm_head.weight is moved.transformer.wte.weight is optimizer.param_groups[0]["params"][0]
+        return moved, optimizer, torch.zeros(1, 8, dtype=torch.long)
+
+    def step(model, optimizer, ids):
+        model(ids).logits.sum().backward()
+        optimizer.step()
+
+    places = (
+        lambda model: model.to("cuda"),
+        lambda model: model.cuda(),
+        lambda model: model.to(torch.device("cuda", 0)),
+    )
+    tied, *others = (estimate_step(step, make=functools.partial(make, place), gpu=GPU) for place in places)
+    assert [other.parts for other in others] == [tied.parts] * 2
+    assert tied.parts["optimizer"] == pytest.approx(2 * tied.parts["parameters"], rel=1e-2)
 
 
 def test_objects_that_exist_are_copied_without_their_data_and_stay_as_they_are():

@@ -64,7 +64,7 @@ class StepEstimate:
     host_seconds: float
     model_flops: int | None
     notes: tuple[str, ...]
-    _trace: OpTrace = field(repr=False, compare=False)
+    _trace: OpTrace | None = field(repr=False, compare=False)
 
     @property
     def fits(self) -> bool:
@@ -72,7 +72,10 @@ class StepEstimate:
         return self.verdict == FITS
 
     def picture(self, path: str | Path, title: str = "") -> None:
-        """Draw the memory over the step as a PNG. Raises ImportError where matplotlib is missing."""
+        """Draw the memory over the step as a PNG. Raises ImportError where matplotlib is missing, and Refusal for the
+        estimate of a script, whose page has the picture."""
+        if self._trace is None:
+            raise Refusal("the tensors of a script are gone with its process. `legroom check` draws them on its page.")
         from legroom.foresight import explain
 
         explain.picture(self._trace, Path(path), title or self.device_name, self.capacity_bytes - self.context_bytes)
@@ -139,10 +142,10 @@ def estimate_step(
 
     capacity = prediction.usable_bytes(figures, 0, memory_limit_gib)
     seen = user_step.simulate(step, make, (module, optimizer, inputs), figures, capacity)
-    return _estimate(seen, figures, margin, capacity)
+    return estimate_of(seen, figures, margin, capacity)
 
 
-def _estimate(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int) -> StepEstimate:
+def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int) -> StepEstimate:
     """The figures of a simulated step. capacity_bytes: what torch's allocator has."""
     from legroom.foresight import explain, prediction
     from legroom.foresight.speed import roofline

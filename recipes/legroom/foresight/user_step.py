@@ -49,9 +49,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     make: returns (modules, optimizers, inputs) on the current device; None: `given` has them, and is copied without its
     data. capacity_bytes: what the GPU has for torch's allocator. Raises Refusal for what cannot be followed.
     """
-    amd = gpu.link == "xgmi"
-    major, _, minor = gpu.capability.partition(".")
-    fake = FakeDevice(simulation.AS_AMPERE if amd else (int(major), int(minor)))
+    fake = FakeDevice(capability_of(gpu))
 
     def compiled() -> None:
         fake.warnings[AS_WRITTEN] = None
@@ -67,15 +65,15 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
             torch_private.uncompiled(compiled),
         ):
             if make is None:
-                _model(given[0])  # refused before anything is copied
-                _optimizer(given[1])
+                model_of(given[0])  # refused before anything is copied
+                optimizer_of(given[1])
                 modules, optimizers, inputs = _copied(given, fake)
             else:
                 with fake.building(user_code.without_initialisation):
                     modules, optimizers, inputs = _three(make())
-            model = _model(modules)
+            model = model_of(modules)
             _check_device(model, fake)
-            trace = OpTrace(fake, model, _optimizer(optimizers), record_origins=True)
+            trace = OpTrace(fake, model, optimizer_of(optimizers), record_origins=True)
             result = None
             for _ in range(STEPS):
                 trace.log.phase.begin_forward()
@@ -90,7 +88,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     except UnknownOperation as error:
         if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__ from None  # shapes that do not match: the step fails on a GPU, too
-        raise Refusal(_unknown(error)) from error
+        raise Refusal(unknown(error)) from error
     except RuntimeError as error:
         if "SparseTensorImpl" in str(error):
             raise Refusal(
@@ -98,11 +96,22 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
             ) from error
         if DEVICE_TYPE not in str(error) and "PrivateUse1" not in str(error):
             raise
-        raise Refusal(_unknown(error)) from error
+        raise Refusal(unknown(error)) from error
+    return seen_in(trace, gpu, capacity_bytes, list(fake.warnings))
+
+
+def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) -> SimulatedUserStep:
+    """What a trace asks of the allocator of a GPU, with all that has to be said of it."""
     demand, unknown = simulation.allocator_demand(
         trace.allocator_events(simulation.REPEATS), capacity_bytes, gpu.memory_bytes
     )
-    return SimulatedUserStep(trace, demand, [*fake.warnings, *unknown, *_differences(model)])
+    return SimulatedUserStep(trace, demand, [*warnings, *unknown, *_differences(trace.model)])
+
+
+def capability_of(gpu: Gpu) -> tuple[int, int]:
+    """The compute capability by whose rules a GPU's kernels are chosen; AMD's have none."""
+    major, _, minor = gpu.capability.partition(".")
+    return simulation.AS_AMPERE if gpu.link == "xgmi" else (int(major), int(minor))
 
 
 def _differences(model: torch.nn.Module) -> list[str]:
@@ -110,7 +119,7 @@ def _differences(model: torch.nn.Module) -> list[str]:
     return [RECURRENT] * any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
-def _unknown(error: BaseException) -> str:
+def unknown(error: BaseException) -> str:
     """What cannot be followed, and the user's line."""
     where = user_code.user_line(list(traceback.extract_tb(error.__traceback__))) or "the backward pass"
     what = str(error).splitlines()[0].replace(DEVICE_TYPE, "cuda")
@@ -141,7 +150,7 @@ def _each(held: Any) -> list[Any]:
     return list(held) if isinstance(held, (list, tuple)) else [held]
 
 
-def _model(modules: Any) -> torch.nn.Module:
+def model_of(modules: Any) -> torch.nn.Module:
     found = _each(modules)
     wrong = [type(one).__name__ for one in found if not isinstance(one, torch.nn.Module)]
     if wrong or not found:
@@ -189,7 +198,7 @@ class _Optimizers:
         return _Handles([optimizer.register_step_pre_hook(hook) for optimizer in self.optimizers])
 
 
-def _optimizer(optimizers: Any) -> Any:
+def optimizer_of(optimizers: Any) -> Any:
     found = [getattr(one, "optimizer", one) for one in _each(optimizers)]  # Accelerate's wrapper holds the real one
     wrong = [type(one).__name__ for one in found if not isinstance(one, torch.optim.Optimizer)]
     if wrong:

@@ -34,7 +34,7 @@ class MemoryLedger:
 
     model: the plain module, whose parameters carry the gradients. optimizer: its states must exist, so at least one
     step has been taken. device: storages on other types of device are not counted. record_origins: also record which
-    module and operation made each tensor (`origins`).
+    module and operation made each tensor (`origins`). log: one that goes on.
 
     It is an OpObserver. Without `with`, call `begin_step`, pass on every operation, and call `end_step`.
     """
@@ -45,9 +45,10 @@ class MemoryLedger:
         optimizer: torch.optim.Optimizer,
         device: torch.device | str,
         record_origins: bool = False,
+        log: StorageLog | None = None,
     ):
         self.model, self.optimizer = model, optimizer
-        self.log = StorageLog(torch.device(device).type)
+        self.log = log or StorageLog(torch.device(device).type)
         self.attribution = MemoryAttribution(model, optimizer, self.log)
         self.origins = TensorOrigins(model, optimizer, self.log) if record_origins else None
         # Of the forward passes and of the gradients that they need, without recomputation; None: an operation has no

@@ -45,7 +45,8 @@ def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if qualified_packet_name(packet) in LINEAR_PRODUCTS:
         return 2 * args[0].numel() * args[LINEAR_PRODUCTS[qualified_packet_name(packet)]].shape[0]
     formula = flop_registry.get(packet)
-    return formula(*args, **kwargs, out_val=result) if formula else 0
+    shaped = [value for value in args if not isinstance(value, torch.dtype)]  # addmm.dtype has one of its result
+    return formula(*shaped, **kwargs, out_val=result) if formula else 0
 
 
 def backward_flops(func: Any, args: Any, flops: int) -> int:

@@ -72,7 +72,7 @@ class StorageLog:
         known = self._alive.get(storage_key(storage))
         if known is not None and known[0]() is not None:
             return known[1]
-        if tensor.device.type == self._device_type:
+        if storage.device.type == self._device_type:
             return self.add(storage, kind, preexisting)
         if getattr(tensor, "is_paged", False):  # bitsandbytes' paged optimizer states say they are on the CPU
             return self.add(storage, kind, preexisting, paged=True)

@@ -32,7 +32,7 @@ class TensorOrigins:
         log.on_allocation = self._allocated
 
     def __getitem__(self, entry_id: int) -> str:
-        return self._origins[entry_id]
+        return self._origins.get(entry_id, "")  # what a program made before its model was known
 
     @property
     def module(self) -> str:

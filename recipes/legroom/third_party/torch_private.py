@@ -53,6 +53,22 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager:
     return _python_dispatch._disable_current_modes()
 
 
+# Context manager: no mode and no subclass sees the functions of torch that are called inside. Public is the half of it
+# that is about subclasses.
+without_functions = torch._C.DisableTorchFunction
+
+
+def swap_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """`tensor.data = data` where the two are on different types of device, one of them written in Python: torch swaps
+    only tensors of one type. The tensor stays the same object."""
+    made = data.detach()
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+    elif tensor.requires_grad:
+        made.requires_grad_()
+    torch.utils.swap_tensors(tensor, made)
+
+
 class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode that does not disable torch.compile's frame evaluation at every operation.
 

@@ -24,6 +24,22 @@ aten = torch.ops.aten
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 
+def test_a_product_without_elements_takes_its_launch_and_no_more():
+    """As of an empty part of a batch, which TRL's chunked loss may have."""
+    empty, full = torch.zeros(0, 8, device="meta"), torch.zeros(8, 16, device="meta")
+    found = operations.classify(aten.mm.default, (empty, full), aten.mm(empty, full))
+    assert found is not None and found.kind == MATMUL and not found.flops
+    assert 0 < roofline.device_seconds(found, device(), "bf16", efficiencies.of_gpu(device())) < 1e-4
+
+
+def test_a_product_whose_result_has_another_dtype_has_the_same_work():
+    left, right = (torch.zeros(8, 8, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    total = torch.zeros(8, 8, device="meta")
+    wide = operations.classify(aten.addmm.dtype, (total, left, right, torch.float32), total)
+    usual = operations.classify(aten.addmm.default, (total, left, right), total)
+    assert wide is not None and usual is not None and wide.flops == usual.flops == 2 * 8**3
+
+
 def device(option: str = "a100_80gb", **changed) -> config.Gpu:
     return config.from_dict(gpu_specs.options()[option] | changed, config.Gpu)
 

@@ -116,20 +116,20 @@ class FakeDevice(DispatchMode):
         device = kwargs.get("device")
         if kwargs.get("pin_memory"):  # a host without a GPU cannot pin memory
             kwargs = kwargs | {"pin_memory": False}
-        if any(map(is_fake, tensors)) or self._makes_fake(device):
-            return self._pretend(func, args, kwargs, signature, tensors, device)
+        if any(map(is_fake, tensors)) or self.makes_fake(device):
+            return self.pretend(func, args, kwargs, signature, tensors, device)
         if func is is_pinned:
             return True  # DDP insists on pinned memory for its list of used parameters; a fake tensor says the same
         return func(*args, **kwargs)
 
-    def _makes_fake(self, device: Any) -> bool:
+    def makes_fake(self, device: Any) -> bool:
         if self._packing:
             return True
         if self.capability is None:
             return self._building and (device is None or torch.device(device).type != "meta")
         return device is not None and torch.device(device).type == DEVICE_TYPE
 
-    def _pretend(
+    def pretend(
         self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor], device: Any
     ) -> Any:
         if func in known_values.SHAPE_FROM_VALUES:

@@ -17,6 +17,7 @@ import torch
 
 from legroom.foresight.fake_gpu import attention
 from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.memory import allocator
 from legroom.foresight.memory.host_heap import HostHeap
 from legroom.foresight.speed.operation_names import PRODUCTS
 from legroom.foresight.speed.operations import Tally
@@ -40,6 +41,9 @@ class Workspace:
     kept: bool
 
 
+EMPTIED = -1
+
+
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     """cuBLAS's workspace of one handle: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize."""
     return 32 * MIB if capability >= (9, 0) else 8_519_680
@@ -49,7 +53,8 @@ class OpTrace:
     """Use as `with trace: step()` once for each step; parts, tallies and `log.step_start` are those of the last step.
 
     fake: the device; without a compute capability it is the CPU, which has no workspaces. model, optimizer: as for the
-    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`).
+    MemoryLedger. record_origins: also record which module and operation made each tensor (`origins`). before: a trace
+    that has followed everything until now, and which this one continues.
     """
 
     def __init__(
@@ -58,15 +63,17 @@ class OpTrace:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         record_origins: bool = False,
+        before: OpTrace | None = None,
     ):
         self.fake, self.model = fake, model
-        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins)
+        log = before.log if before is not None else None
+        self.ledger = MemoryLedger(model, optimizer, fake.device, record_origins, log)
         self.log, self.origins = self.ledger.log, self.ledger.origins
-        self.workspaces: list[Workspace] = []
+        self.workspaces: list[Workspace] = [] if before is None else before.workspaces
         self.passes: list[Tally] = []  # a tally for each micro-batch: its forward and its backward pass
         self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
         self.tally = Tally(seen=self._seen)  # of the operations outside the passes
-        self._threads_with_handle: set[str] = set()
+        self._threads_with_handle: set[str] = set() if before is None else before._threads_with_handle
         self._arguments: list[
             torch.Tensor
         ] = []  # of the latest operation: freed as the next one begins at the earliest
@@ -134,6 +141,10 @@ class OpTrace:
             else workspace
             for workspace in self.workspaces
         ]
+
+    def emptied(self) -> None:
+        """The program gives cached memory back."""
+        self.workspaces.append(Workspace(len(self.log.events), EMPTIED, kept=False))
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor that is on the device without being used."""
@@ -231,6 +242,9 @@ class _AllocatorRequests:
         for index in range(first, last + 1):
             while pending and pending[0].index <= index:
                 workspace = pending.popleft()
+                if workspace.bytes == EMPTIED:
+                    self.events.append(allocator.EMPTY_CACHE)
+                    continue
                 key = self._allocate(workspace.bytes)
                 if not workspace.kept:
                     self.events.append((key, -1))

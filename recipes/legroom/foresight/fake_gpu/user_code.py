@@ -55,7 +55,7 @@ def user_line(frames: list[traceback.FrameSummary]) -> str:
     return ""
 
 
-def _reading_line() -> str:
+def reading_line() -> str:
     """file:line where a user's own code reads a tensor; '' where a library does."""
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_LIBRARIES[-1])]
     return user_line(frames[-1:])
@@ -111,8 +111,10 @@ def _one_gpu() -> Iterator[None]:
         yield
 
 
-class _UserCode(TorchFunctionMode):
+class UserCode(TorchFunctionMode):
     """Sees every function and method of torch that Python code calls, before torch checks its arguments."""
+
+    numbers, arrays = _NUMBERS, _ARRAYS
 
     def __init__(self, fake: FakeDevice):
         super().__init__()
@@ -129,6 +131,8 @@ class _UserCode(TorchFunctionMode):
                 return f"tensor(not computed, size={tuple(first.shape)}, dtype={first.dtype})"
             if func in _FINITE:
                 return self._assumed_finite(func, args, kwargs)
+        if func is torch.device:  # it takes the name of a type, and no device
+            return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
             return first.to(self.fake.device)  # pyright: ignore[reportOptionalMemberAccess]
         if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
@@ -148,7 +152,7 @@ class _UserCode(TorchFunctionMode):
         known = known_values.value_of(args[0])
         if known is not None:
             return func(known, *args[1:], **kwargs)
-        where = _reading_line()
+        where = reading_line()
         if func in _ARRAYS:
             raise Refusal(
                 f"{where or known_values.reader()}: the step reads the values of a tensor ({func.__name__}), which "
@@ -190,6 +194,17 @@ def without_initialisation() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def kept_identity() -> Iterator[None]:
+    """Inside, moving a module to the GPU keeps its parameters the same objects, as on CUDA: tied weights stay tied."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@contextlib.contextmanager
 def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
     """Inside, "cuda" is the fake device, for tensors, autocast, gradient scalers, Accelerate and the Trainer."""
 
@@ -204,6 +219,7 @@ def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
         patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
         torch_private.mixed_precision_on(fake.device.type),
         _one_gpu(),
-        _UserCode(fake),
+        kept_identity(),
+        UserCode(fake),
     ):
         yield

@@ -166,6 +166,10 @@ class Allocator:
     def _release_all(self) -> None:
         """release_cached_blocks: every segment, or mapped page, that is completely free is released."""
         self.releases += 1
+        self.empty_cache()
+
+    def empty_cache(self) -> None:
+        """Give back what is completely free, as where a program asks for it."""
         for pool in (self.large, self.small):
             for block in list(pool.blocks.values()):
                 if self.settings.expandable_segments:
@@ -256,18 +260,28 @@ class Demand:
     capacity_bytes: int
 
 
+EMPTY_CACHE = (-1, 0)  # a request to give cached segments back, as torch.cuda.empty_cache does
+
+
+def request(allocator: Allocator, held: dict[int, Block], key: int, size: int) -> None:
+    """One request: (key, bytes) allocates, (key, -1) frees the block of that key. held: the blocks by key."""
+    if size > 0:
+        held[key] = allocator.malloc(size)
+    elif size < 0 and key in held:  # an empty tensor has no block
+        allocator.free(held.pop(key))
+    elif (key, size) == EMPTY_CACHE:
+        allocator.empty_cache()
+
+
 def replay(events: Iterable[tuple[int, int]], capacity: int = UNLIMITED, settings: Settings = DEFAULTS) -> Demand:
-    """Replay requests in order: (key, bytes) allocates, (key, -1) frees the block of that key.
+    """Replay requests in order (see `request`).
 
     Beyond the capacity it continues as if the device were larger, so that the figures are those of all requests.
     """
     allocator, held = Allocator(capacity, settings, grow=True), {}
     start = allocator.capacity
-    for key, size in events:
-        if size > 0:
-            held[key] = allocator.malloc(size)
-        elif size < 0 and key in held:  # an empty tensor has no block
-            allocator.free(held.pop(key))
+    for event in events:
+        request(allocator, held, *event)
     return Demand(
         allocator.peak_allocated, allocator.peak_reserved, allocator.capacity - start, allocator.releases, start
     )

@@ -238,7 +238,9 @@ def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
         passes = 1 + outside * ((1 if normalises else 2) / 2)
         return operation.bytes * passes / (bandwidth * reached.bandwidth[key])
     moved = operation.bytes * _through_cache(operation.bytes, reached)
-    return moved / (bandwidth * reached.bandwidth[operation.kind])
+    return moved / (
+        bandwidth * reached.bandwidth.get(operation.kind, reached.bandwidth[ELEMENTWISE])
+    )  # an empty product
 
 
 def _through_cache(size_bytes: int, reached: Efficiencies) -> float:
