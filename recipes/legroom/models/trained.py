@@ -20,7 +20,6 @@ from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import pretrained, quantized
 from legroom.models.architectures import AUTO_CLASSES
-from legroom.options import adapter, precision
 from legroom.records import checkpoint_files, record_file, run_folder
 from legroom.records.record import Record
 
@@ -114,10 +113,10 @@ def open_adapter(
             f"{folder} holds an adapter beside random weights, which were not saved. Train one with model.pretrained=."
         )
     cfg = from_dict(found.config) if found is not None else None
-    bits = adapter.bits(cfg) if cfg is not None else None
+    bits = cfg.adapter.bits if cfg is not None else None
     types: dict[str, Any] = {}
     if as_trained and cfg is not None:
-        types = {"dtype": adapter.compute_dtype(cfg) if bits else precision.weights_dtype(cfg)}
+        types = {"dtype": getattr(torch, cfg.precision.compute_dtype if bits else cfg.precision.weights_dtype)}
     config = _language_model(name) if kind == "CAUSAL_LM" else AutoConfig.from_pretrained(folder, local_files_only=True)
     base = _load(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
     notes = [] if found is not None else ["the adapter's run is not here: its base is loaded without quantisation."]
