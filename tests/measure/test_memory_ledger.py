@@ -249,6 +249,23 @@ def test_the_peak_of_a_little_network_is_what_was_allocated(x, kind, settings):
     assert counted(model, optimizer, x).parts()["peak_tensor_bytes"] == expected
 
 
+def test_a_result_that_no_backward_pass_follows_is_freed(x):
+    """exp saves its own result: DoRA throws such a norm away in each forward pass."""
+    model, optimizer = ready()
+
+    def throw_away(times):
+        for _ in range(times):
+            (model.first.weight * 1.0).exp().detach()
+        step(model, optimizer, x)
+
+    peaks = []
+    for times in (1, 50):
+        with MemoryLedger(model, optimizer, "cpu") as ledger:
+            throw_away(times)
+        peaks.append(ledger.parts()["peak_tensor_bytes"])
+    assert peaks[0] == peaks[1]
+
+
 SIZES = dict(
     num_hidden_layers=2,
     hidden_size=64,

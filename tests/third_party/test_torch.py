@@ -196,3 +196,18 @@ def test_allocated_bytes():
         second = torch.empty(3000, dtype=torch.uint8)
         del first, second
     assert torch_private.allocated_bytes(found) == [1000, 3000, -1000, -3000]
+
+
+def test_without_graph_is_the_same_memory_and_unseen():
+    result, seen = torch.ones(2, requires_grad=True).exp(), []
+
+    class Seen(torch_private.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        alias = torch_private.without_graph(result)
+    assert alias.grad_fn is None and alias.data_ptr() == result.data_ptr() and not seen
+    leaf = torch.ones(2, requires_grad=True)
+    assert torch_private.without_graph(leaf) is leaf

@@ -20,7 +20,7 @@ import torch
 from legroom.measure.op_flops import tensors_in
 from legroom.measure.storage_log import StorageEntry, StorageLog
 from legroom.models import quantized
-from legroom.third_party.torch_private import held_tensors, local_tensor, op_name
+from legroom.third_party.torch_private import held_tensors, local_tensor, op_name, without_graph
 
 PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
     "parameters",
@@ -80,7 +80,7 @@ class MemoryAttribution:
         entry = self._record(local_tensor(tensor), OTHER, True)  # new even here: allocated before the log began
         if entry is not None and entry.kind == OTHER and not entry.preexisting:
             entry.kind = ACTIVATION
-        return tensor
+        return without_graph(tensor)
 
     def mark(self, tensor: torch.Tensor, kind: str) -> None:
         """Set the kind of a tensor that was allocated before the step."""

@@ -69,6 +69,18 @@ def swap_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     torch.utils.swap_tensors(tensor, made)
 
 
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the same storage without its history, made unseen by dispatch modes, for a hook of saved tensors.
+
+    A result that its own operation saves comes to the hook with that operation. Given back as it is, each would keep
+    the other alive where no backward pass follows, and no garbage collection frees them.
+    """
+    if tensor.grad_fn is None or type(tensor) is not torch.Tensor:
+        return tensor
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
 class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode that does not disable torch.compile's frame evaluation at every operation.
 
