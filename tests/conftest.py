@@ -17,13 +17,15 @@ from typing import NamedTuple
 import pytest
 from processes import dies_with_parent
 
-from legroom import config
+from legroom import config, levers
 from legroom.cli import entry_point, sweep
 from legroom.jobs import fork_client, launch, supervise
 from legroom.machine import host
 from legroom.options.compose import compose as compose_config
 from legroom.records import record, record_file, run_folder
 from legroom.records.messages import Message, WarningRaised
+
+levers.load_rules()
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +30,10 @@ def offloading(monkeypatch):
     """offloading(name): from here on the menu is there, and its option is chosen."""
     monkeypatch.setattr(hooks, "_REGISTRY", dict(hooks.registered()))
     monkeypatch.setattr(hooks, "FIELDS", (*hooks.FIELDS, LEVER))
-    exec(next(block for block in blocks() if "hooks.register(" in block), {"__name__": LEVER})
+    package = f"legroom.levers.{LEVER}"
+    monkeypatch.setitem(sys.modules, f"{package}.apply", types.ModuleType("apply"))
+    exec(next(block for block in blocks() if "(Behaviour):" in block), sys.modules[f"{package}.apply"].__dict__)
+    exec(next(block for block in blocks() if "hooks.register(" in block), {"__package__": package})
 
     def choose(name: str) -> None:
         monkeypatch.setattr(Config, LEVER, SimpleNamespace(name=name), raising=False)

@@ -10,11 +10,10 @@ import torch
 import transformers
 from conftest import compose, small
 
-from legroom.checkpoint import reopened, saver
+from legroom.checkpoint import merged, reopened, saver
 from legroom.data import dataset
 from legroom.machine import host
 from legroom.models import builder
-from legroom.options import adapter
 from legroom.records import checkpoint_files, run_folder
 
 TOLD = ["train.max_steps=3", "train.learning_rate=0.05", "save.final=true", "measure.ledger=false"]
@@ -181,7 +180,7 @@ def test_an_adapter_names_its_base_in_a_way_that_another_folder_understands(tied
     peft = pytest.importorskip("peft")
     monkeypatch.chdir(tied.parent)
     base = transformers.LlamaForCausalLM.from_pretrained(tied.name)
-    adapter.save(peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"])), tmp_path)
+    merged.save_adapter(peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"])), tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tied)
 
 

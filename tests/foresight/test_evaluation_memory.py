@@ -15,7 +15,7 @@ from legroom import config
 from legroom.cli import summary
 from legroom.foresight import advice, evaluation_memory, largest_batch
 from legroom.foresight.memory.allocator import Demand
-from legroom.options import accumulation
+from legroom.levers.accumulation import rules as accumulation
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT
 from legroom.training import evaluate
 from legroom.units import GIB, MIB

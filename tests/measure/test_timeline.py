@@ -8,10 +8,10 @@ import pytest
 import torch
 from test_memory_ledger import Deep, Little, ready, step
 
+from legroom.levers.optim import apply as in_backward
 from legroom.measure.memory_attribution import KINDS
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.timeline import timeline
-from legroom.options import in_backward
 
 
 def measured(model, optimizer, *batches, **options):
@@ -94,7 +94,7 @@ def test_steps_inside_the_backward_pass_belong_to_it():
     """optim.in_backward: a phase for each weight would hide the pass in a picture."""
     model = Little()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    in_backward.install(optimizer)
+    in_backward.StepsInBackward(optimizer)
     step(model, optimizer, torch.ones(32, 8))
     _, found = measured(model, optimizer, torch.ones(32, 8))
     assert [name for _, name in found["phases"]] == ["forward", "backward", "step"]

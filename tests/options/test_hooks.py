@@ -21,15 +21,6 @@ def registry(monkeypatch):
     return changed
 
 
-def test_names_in_a_module_are_no_hooks(registry, monkeypatch, tmp_path):
-    module = types.ModuleType("legroom.options.measure")
-    exec("import warnings\ndef arguments(): raise AssertionError\nproblems = resolve = arguments", module.__dict__)
-    monkeypatch.setitem(sys.modules, "legroom.options.measure", module)
-    composed = compose("device=cpu")
-    assert composed.problems == [] and validate.warnings(composed.cfg) == []
-    training_arguments.training_arguments(composed.cfg, str(tmp_path))
-
-
 def test_a_registered_hook_is_called_with_the_typed_keys(registry):
     seen = []
     registry["measure"] = hooks.Hooks(
@@ -52,33 +43,46 @@ def test_two_menus_cannot_give_the_same_training_argument(registry, tmp_path):
         training_arguments.training_arguments(compose("device=cpu").cfg, str(tmp_path))
 
 
-def test_models_and_contexts_are_as_they_were_without_hooks():
-    cfg, model = compose("device=cpu").cfg, object()
-    assert hooks.transform_model(cfg, model) is model
-    assert isinstance(hooks.step_context(cfg), contextlib.nullcontext)
+def test_hooks_of_levers_that_were_not_loaded_are_an_error(monkeypatch):
+    monkeypatch.setattr(hooks, "_complete", False)
+    with pytest.raises(AssertionError, match="load_rules"):
+        hooks.registered()
 
 
-def test_models_and_contexts_of_several_hooks_nest_in_the_schemas_order(registry):
+def test_what_levers_do_nests_in_the_schemas_order(registry, monkeypatch):
     entered = []
 
-    def context(name: str):
-        @contextlib.contextmanager
-        def around(cfg):
-            entered.append(name)
-            yield
-            entered.append(f"-{name}")
+    def add(name: str, chosen: bool):
+        class Apply(hooks.Behaviour):
+            def transform_model(self, model):
+                return [*model, name]
 
-        return around
+            @contextlib.contextmanager
+            def around_step(self):
+                entered.append(name)
+                yield
+                entered.append(f"-{name}")
 
-    registry["measure"] = hooks.Hooks(transform_model=lambda cfg, model: [*model, 2], step_context=context("measure"))
-    registry["recipe"] = hooks.Hooks(transform_model=lambda cfg, model: [*model, 1], step_context=context("recipe"))
-    cfg = compose("device=cpu").cfg
-    assert hooks.transform_model(cfg, [0]) == [0, 1, 2]
-    context_of_step = hooks.step_context(cfg)
-    assert entered == []
-    with context_of_step:
+        monkeypatch.setitem(sys.modules, f"{name}.apply", types.SimpleNamespace(Apply=Apply))
+        registry[name] = hooks.Hooks(apply=name, chosen=lambda cfg: chosen)
+
+    add("measure", True)
+    add("recipe", True)
+    add("batch", False)
+    levers, model = hooks.behaviours(compose("device=cpu").cfg), []
+    for lever in levers:
+        model = lever.transform_model(model)
+    assert model == ["recipe", "measure"]
+    with hooks.around_step(levers):
         assert entered == ["recipe", "measure"]
     assert entered == ["recipe", "measure", "-measure", "-recipe"]
+
+
+def test_a_key_follows_its_section():
+    names = list(hooks.registered())
+    assert (
+        names.index("model") < names.index("model.attention") < names.index("data.packing") < names.index("precision")
+    )
 
 
 def test_a_lever_of_a_hook_stands_in_the_hint_by_its_cost(registry):

@@ -14,7 +14,8 @@ import yaml
 from conftest import CONF, ROOT
 
 from legroom import config
-from legroom.options import accumulation, train
+from legroom.levers.accumulation import rules as accumulation
+from legroom.options import train
 from legroom.records import record, record_file
 from legroom.records.record import Error, Memory, Record, Speed, Training
 from legroom.report import canvas, plots, rows

@@ -110,14 +110,14 @@ def test_keep_sharded_parameters(process_group, accelerate_state, monkeypatch):
     assert [id(weight) for weight in optimizer.param_groups[0]["params"]] == [id(weight) for weight in model]
 
 
-def test_sync_each_batch(process_group, accelerate_state):
+def test_never_postpone_reduction(process_group, accelerate_state):
     accelerator = accelerate.Accelerator(cpu=True)
     model = fully_shard(torch.nn.Linear(2, 2), mesh=dist.init_device_mesh("cpu", (1,)))
     called = []
     model.set_requires_gradient_sync = lambda value, *_, **__: called.append(value)
     with accelerator.no_sync(model):
         pass
-    accelerate_private.sync_each_batch(accelerator)
+    accelerate_private.never_postpone_reduction(accelerator)
     before = list(called)
     with accelerator.no_sync(model=model):
         pass

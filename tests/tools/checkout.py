@@ -9,3 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 if str(ROOT / "recipes") not in sys.path:
     sys.path.insert(0, str(ROOT / "recipes"))
+
+from legroom import levers
+
+levers.load_rules()

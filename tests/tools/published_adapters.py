@@ -23,7 +23,7 @@ import transformers
 from legroom import paths
 from legroom.foresight import simulation
 from legroom.foresight.speed import roofline
-from legroom.options import adapter
+from legroom.levers.adapter import apply as adapter
 from legroom.options.compose import compose_valid
 from legroom.third_party.patching import patched
 

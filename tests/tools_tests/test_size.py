@@ -45,7 +45,11 @@ def test_the_package_is_counted_without_the_menus_that_it_leads_to():
 def test_a_lever_is_found_as_a_word():
     found = size.naming("liger")
     assert len(found) == len(set(found))
-    assert {"conf/kernels/liger.yaml", "recipes/legroom/models/liger.py", "tests/options/test_kernels.py"} <= set(found)
+    assert {
+        "conf/kernels/liger.yaml",
+        "recipes/legroom/levers/kernels/apply.py",
+        "tests/levers/test_kernels.py",
+    } <= set(found)
 
 
 def test_the_package_is_within_its_budget():

@@ -12,7 +12,7 @@ import signal
 import sys
 
 import legroom
-from legroom import invocation
+from legroom import invocation, levers
 
 # Name -> (the module whose `main` takes the arguments and returns the exit code, what it does).
 COMMANDS = {
@@ -59,6 +59,7 @@ def run(name: str, arguments: list[str]) -> int:
     if name == "estimate":
         arguments = ["recipe=estimate", *arguments]
     try:
+        levers.load_rules()
         return importlib.import_module(COMMANDS[name][0]).main(arguments)
     except KeyboardInterrupt:  # during imports: no job was started
         return INTERRUPTED

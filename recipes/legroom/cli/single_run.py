@@ -15,7 +15,8 @@ from legroom.cli import console, live, summary
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import launch, post_mortem, run_lock, supervise
-from legroom.options import compose, hydra_errors, parallelism, resume, validate
+from legroom.levers.parallelism import rules as parallelism
+from legroom.options import compose, hydra_errors, resume, validate
 from legroom.ranks.rank_info import current_rank
 from legroom.records import atomic_file, checkpoint_files, record, record_file, run_folder
 from legroom.records.messages import Message

@@ -65,6 +65,11 @@ class Model(Menu):
     config: dict[str, Any] | None = field(default=UNSET, metadata={"recorded": "if set"})
 
     @property
+    def flex_attention(self) -> bool:
+        """Whether attention is torch's compiled kernel, no single operation."""
+        return self.attention == "flex_attention"
+
+    @property
     def flash_attention(self) -> bool:
         """Whether attention is a package's: a single operation without FLOP formula, which takes no mask of T x T."""
         return self.attention not in (None, "auto", "sdpa", "eager", "flex_attention")
@@ -207,6 +212,16 @@ class Parallelism(Menu):
     def sharded(self) -> bool:
         """Whether each rank keeps only a part of the weights."""
         return self.name == "fsdp_tp" or (self.name == "fsdp" and self.strategy != "no_shard")
+
+    @property
+    def reshards(self) -> bool:
+        """Whether FSDP frees gathered weights after the forward pass."""
+        return self.strategy in ("full_shard", "hybrid_shard")
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether copies of the model are kept in groups of `shard_size` ranks."""
+        return self.strategy in ("hybrid_shard", "hybrid_shard_zero2")
 
     @property
     def world_size(self) -> int:

@@ -180,7 +180,7 @@ def examine_host() -> Host:
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
     """Menu -> option -> why this machine cannot run it (empty: it can), from the menu's facts and hooks."""
     from legroom import config
-    from legroom.options import compile, menus, validate
+    from legroom.options import menus, validate
 
     def cfg(**values):
         return config.from_dict({"device": "auto", **values})
@@ -193,4 +193,4 @@ def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
             needs_it = (own.get("facts") or {}).get("package") == "bitsandbytes"
             if needs_it and not found[group][name] and probe.failures(probes, "bitsandbytes"):
                 found[group][name] = ["bitsandbytes fails here, see below."]
-    return found | {"compile": {"true": compile.problems(cfg(compile=True))}}
+    return found | {"compile": {"true": validate.section_problems(cfg(compile=True), "compile")}}

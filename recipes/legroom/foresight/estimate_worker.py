@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import legroom.training.preload
-from legroom import paths
+from legroom import levers, paths
 from legroom.errors import Refusal, UnknownOperation, is_out_of_memory
 from legroom.foresight import estimate
 from legroom.machine import worker_environment
@@ -16,6 +16,7 @@ from legroom.records import record_file
 from legroom.report.page import run_page, settings
 
 legroom.training.preload.import_libraries()
+levers.load_rules()
 
 
 class Sender(Protocol):

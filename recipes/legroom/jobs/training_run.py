@@ -155,7 +155,7 @@ class TrainingRun:
             self.progress.send,
             self.folder if cfg.tracker.name != "none" and self.rank_info.is_main else None,
             steps_per_epoch=loop.steps_per_epoch,
-            compiled=cfg.compiles(self.on_gpu) or cfg.model.attention == "flex_attention",
+            compiled=cfg.compiles(self.on_gpu) or cfg.model.flex_attention,
             before=newest.step_log_state(start) if start else None,
             memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )
@@ -243,7 +243,7 @@ class TrainingRun:
         """
         memory = self.record.memory
         shown: dict[str, Any] = {}  # on the run's page
-        if self.cfg.measure.ledger and self.cfg.model.attention != "flex_attention":
+        if self.cfg.measure.ledger and not self.cfg.model.flex_attention:
             memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
             if self.rank_info.is_main and self.folder is not None:
                 # The ledger's step may then fail without harm to the result. At the end it is written in any case.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
-from legroom import config
+from legroom import config, levers
 from legroom.checkpoint import stop_request
 from legroom.config import Config
 from legroom.jobs import failures, launch
@@ -42,6 +42,7 @@ def main(job: launch.Job, pipe: Connection) -> None:
     listener = reduction.recv_handle(pipe) if job.rank_info.has_own_store and job.rank_info.is_main else None
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     cfg = config.from_dict(job.record.config)
+    levers.load_rules()
     send = _sender(pipe)
     progress = Progress(send if job.rank_info.is_main else lambda _: None, job.record)
     code = 0

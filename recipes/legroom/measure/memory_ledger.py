@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from legroom.measure import outside_autograd
 from legroom.measure.memory_attribution import (
     ACTIVATION,
     COPY,
@@ -23,8 +24,7 @@ from legroom.measure.op_flops import backward_flops, has_flop_formula, operation
 from legroom.measure.op_observer import OpObserverMode
 from legroom.measure.storage_log import StorageLog
 from legroom.measure.tensor_origins import TensorOrigins
-from legroom.models import checkpointing, quantized
-from legroom.options import in_backward
+from legroom.models import quantized
 from legroom.third_party.patching import patched
 from legroom.third_party.torch_private import observed_resizes, op_name, storage_key
 
@@ -97,9 +97,6 @@ class MemoryLedger:
             # The gradients are those that the optimizer finds: DDP and FSDP have reduced and freed theirs by then.
             before_optimizer = self.optimizer.register_step_pre_hook(self._before_optimizer)
             hooks.callback(before_optimizer.remove)
-            updates = in_backward.of(self.optimizer)
-            if updates is not None:
-                hooks.enter_context(patched(updates, around=self._weight_update))
             hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, COPY)))
             before_forward = self.model.register_forward_pre_hook(
                 lambda *_: self.log.phase.begin_forward(), prepend=True
@@ -108,7 +105,7 @@ class MemoryLedger:
             hooks.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(attribution.saved_for_backward, lambda tensor: tensor)
             )
-            hooks.enter_context(checkpointing.observed_by(attribution.saved_for_backward))
+            hooks.enter_context(outside_autograd.observed_by(attribution.saved_for_backward, self._weight_update))
             if self.origins is not None:
                 self.origins.name_states()
                 hooks.enter_context(self.origins.recording())

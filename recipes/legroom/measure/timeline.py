@@ -69,7 +69,7 @@ def _first_moment(log: StorageLog) -> int:
 def phases(log: StorageLog, start: int) -> list[tuple[int, str]]:
     """(first moment, name) of each phase of the step, whose first event is `start`.
 
-    With optim.in_backward the optimizer steps between parts of the backward pass. Those steps belong to it: of a
+    An optimizer may step between parts of the backward pass. Those steps belong to it: of a
     hundred phases nobody would see anything.
     """
     found: list[tuple[int, str]] = []

@@ -15,8 +15,8 @@ from transformers.models.auto import modeling_auto
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.models import liger, packing, pretrained
-from legroom.options import attention, kernels
+from legroom.models import pretrained
+from legroom.options import hooks
 from legroom.options import model as model_options
 from legroom.options.model import AUTO
 from legroom.parallelism import unwrap
@@ -49,51 +49,14 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> str:
     task: "language_modelling" or "classification". Returns how the model is called in refusals.
     """
     name = check_kind(cfg, config, task)
-    kind = model_class(config, task)
-    assert kind is not None
-    if cfg.model.attention != AUTO and not transformers_models_private.has_attention(kind, cfg.model.attention):
-        raise Refusal(
-            f"model.attention={cfg.model.attention} is not supported by {kind.__name__}. Type model.attention=auto, "
-            "which takes the best that the model has."
-        )
-    if attention.lacks_dropout(cfg.model.attention) and _attention_dropout(config):
-        raise Refusal(
-            f"model.attention={cfg.model.attention} has no dropout, which {name} has. Type model.attention=sdpa."
-        )
-    if cfg.checkpointing.name != "none" and not kind.supports_gradient_checkpointing:
-        raise Refusal(
-            f"checkpointing={cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
-            "Type checkpointing=none."
-        )
     if task == "classification":
         _check_special_tokens(name, config)
     with pretrained.building(config, cfg.model.pretrained):
         most = positions(config)
     _check_lengths(cfg, name, most)
-    if kernels.is_liger(cfg):
-        liger.check(name, config)
-    if cfg.data.packing:
-        packing.check(cfg, name, config, task)
-    if attention.is_of_hub(cfg.model.attention) and cfg.recipe.name != "estimate":
-        _load_from_hub(cfg.model.attention)
+    for lever in hooks.behaviours(cfg):
+        lever.check_model(name, config, task)
     return name
-
-
-def _load_from_hub(name: str) -> None:
-    """Download an implementation of attention, or raise Refusal; building the model would end in a traceback."""
-    wanted = transformers_models_private.wanted_kernels()
-    if wanted is not None:
-        raise Refusal(
-            f"model.attention={name} needs {wanted} with this transformers: pip install '{wanted}', or choose "
-            "model.attention=sdpa."
-        )
-    try:
-        transformers_models_private.load_hub_attention(name)
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        first = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
-        raise Refusal(
-            f"model.attention={name} cannot be loaded: {printable(first)}. Choose model.attention=sdpa."
-        ) from error
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
@@ -178,12 +141,6 @@ def _check_lengths(cfg: Config, name: str, most: int | None) -> None:
     for key, length in model_options.lengths(cfg).items():
         if most is not None and length > most:
             raise Refusal(f"{key}={length} is longer than the {most} positions of {name}. Type {key}={most} or less.")
-
-
-def _attention_dropout(config: PretrainedConfig) -> float:
-    """The dropout of attention in the configurations of transformers, by any of its names."""
-    text, names = config.get_text_config(), ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
-    return max((getattr(text, name, None) or 0.0 for name in names), default=0.0)
 
 
 def vocabulary(config: PretrainedConfig) -> int | None:

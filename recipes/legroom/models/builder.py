@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +11,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.machine import host
-from legroom.models import architectures, moe, packing, pretrained, quantized
+from legroom.models import architectures, moe, pretrained
 from legroom.models.pretrained import Warn
-from legroom.options import model_families
-from legroom.options.model import AUTO, counts_problems
+from legroom.options import hooks, model_families
+from legroom.options.model import counts_problems
 
 if TYPE_CHECKING:
     from legroom.data.dataset import Data
@@ -49,6 +47,41 @@ def head_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mapping[str
     return None
 
 
+@dataclass
+class Construction:
+    """How a model is made; what `Behaviour.configure_model` changes.
+
+    kind: an auto class. name: of the pretrained weights. new_head: they have no classification head. weights: False
+    reads none. settings: for `from_config` and `from_pretrained`. build: makes the model; the default is random or
+    pretrained weights.
+    """
+
+    kind: Any
+    config: PretrainedConfig
+    name: str | None
+    new_head: bool
+    weights: bool
+    warn: Warn
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.build: Callable[[], PreTrainedModel] = self.pretrained if self.reads_weights else self.random
+
+    @property
+    def reads_weights(self) -> bool:
+        return self.name is not None and self.weights
+
+    def random(self) -> PreTrainedModel:
+        """A model with random weights."""
+        with pretrained.building(self.config, self.name):
+            return self.kind.from_config(self.config, **self.settings)
+
+    def pretrained(self) -> PreTrainedModel:
+        """A model with pretrained weights."""
+        assert self.name is not None
+        return pretrained.load_weights(self.kind, self.name, self.config, self.new_head, self.warn, **self.settings)
+
+
 def build_model(
     cfg: Config, config: PretrainedConfig, data: Data, weights: bool = True, warn: Warn = lambda _: None
 ) -> PreTrainedModel:
@@ -61,50 +94,17 @@ def build_model(
     _check_vocabulary(cfg, config, data)
     kind = architectures.AUTO_CLASSES[data.task]
     new_head = data.task == "classification" and _set_labels(cfg, config, data)
-    settings: dict[str, Any] = {
-        "attn_implementation": None if cfg.model.attention == AUTO else cfg.model.attention,
-        "dtype": getattr(torch, cfg.precision.weights_dtype),
-    }
+    settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.precision.weights_dtype)}
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
     if new_head:
         warn(pretrained.new_head_warning(str(cfg.model.pretrained), config))
-    if bits := cfg.adapter.bits:
-        model = _build_quantised(cfg, config, kind, new_head, settings, bits, weights, warn)
-    elif cfg.model.pretrained and weights:
-        model = pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings)
-    else:
-        model = _from_config(cfg, kind, config, **settings)
-    if cfg.data.packing:
-        packing.keep_samples_apart(model)
+    construction = Construction(kind, config, cfg.model.pretrained, new_head, weights, warn, settings)
+    for lever in hooks.behaviours(cfg):
+        lever.configure_model(construction)
+    model = construction.build()
     model.config.use_cache = False  # the keys and values of every layer, which only generation needs
     return model
-
-
-def _from_config(cfg: Config, kind: Any, config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
-    with pretrained.building(config, cfg.model.pretrained):
-        return kind.from_config(config, **settings)
-
-
-def _build_quantised(
-    cfg: Config,
-    config: PretrainedConfig,
-    kind: Any,
-    new_head: bool,
-    settings: dict[str, Any],
-    bits: int,
-    weights: bool,
-    warn: Warn,
-) -> PreTrainedModel:
-    """The model with linear layers in `bits` bits; a model of several processes has them on its GPU already."""
-    dtype = settings["dtype"] = getattr(torch, cfg.precision.compute_dtype)
-    build = functools.partial(_from_config, cfg, kind, config, **settings)
-    if not (cfg.model.pretrained and weights):
-        return quantized.finish(quantized.random_model(build, bits, dtype, host.device(cfg) if weights else None))
-    with torch.device("meta"):
-        shape = _from_config(cfg, kind, copy.deepcopy(config), **settings)
-    settings |= quantized.loading_arguments(shape, bits, dtype, host.device(cfg))
-    return quantized.finish(pretrained.load_weights(kind, cfg.model.pretrained, config, new_head, warn, **settings))
 
 
 def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None:

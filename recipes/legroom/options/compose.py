@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config
-from legroom.options import accumulation, hydra_errors, menus, save, validate
+from legroom.options import hydra_errors, menus, save, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
 
@@ -48,7 +48,7 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     if cfg.save.final is None:
         cfg.save.final = save.final_by_default(cfg, hydra_config.mode == RunMode.MULTIRUN)
     problems = menus.unused_keys(values, choices, folders) + validate.validate(cfg, given)
-    problems = problems or accumulation.choose(cfg)
+    problems = problems or validate.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)
     key = record.config_key(resolved, environment["versions"])
     return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems

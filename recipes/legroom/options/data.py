@@ -12,17 +12,11 @@ from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
-from legroom.options.hooks import Dimension
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
-
-PACKED_CLASSIFIER = (
-    "data.packing=true is for causal language models, which have a label for each token; this configuration trains a "
-    "classifier. Type data.packing=false."
-)
 
 
 def resolve(cfg: Config) -> list[str]:
@@ -50,7 +44,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + ["data.task=chat with data=text: type data=chat, which reads conversations from files."]
     if data.name == "hub":
         found += _hub_problems(cfg)
-    return found + _file_problems(cfg) + _window_problems(cfg) + _packing_problems(cfg) + _group_problems(cfg)
+    return found + _file_problems(cfg) + _window_problems(cfg) + _group_problems(cfg)
 
 
 def _file_problems(cfg: Config) -> list[str]:
@@ -138,20 +132,6 @@ def even_rows(cfg: Config) -> str:
     )
 
 
-def _packing_problems(cfg: Config) -> list[str]:
-    """Why samples cannot be packed; models are checked where they are built."""
-    if not cfg.data.packing:
-        return []
-    if task.task(cfg) == "classification":
-        return [PACKED_CLASSIFIER]
-    if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
-        return [
-            f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
-            "keeps no mask. Type model.attention=sdpa, which keeps one."
-        ]
-    return []
-
-
 def _tokenizer_problems(cfg: Config) -> list[str]:
     """A folder of pretrained weights that brings no tokenizer, where it is the one to be used."""
     pretrained = cfg.model.pretrained
@@ -219,6 +199,5 @@ HOOKS = hooks.register(
         problems=problems,
         warnings=warnings,
         training_arguments=training_arguments,
-        search=(Dimension("data.packing", 47, (False, True), changes_numbers=True),),
     ),
 )

@@ -8,6 +8,7 @@ from legroom import config
 from legroom.config import Config
 from legroom.machine import gpu_specs, host
 from legroom.options import hooks, requirements
+from legroom.ranks import rank_info
 
 ONE_MACHINE = (
     "gpu.machine_link_gb_per_second is the network between machines, and gpu.machines is 1. Add gpu.machines=2, or "
@@ -19,6 +20,12 @@ NOT_OF_A_SHEET = ("host_factor", "machines", "machine_link_gb_per_second", "pric
 def ranks_per_machine(cfg: Config) -> int:
     """How many of the ranks of an estimate are on one machine."""
     return max(1, (cfg.parallelism.num_processes or 1) // (cfg.gpu.machines or 1))
+
+
+def sharding_group(cfg: Config) -> int:
+    """Ranks that share one copy of the model in the hybrid strategies: `shard_size`, or the ranks of a machine."""
+    rank = rank_info.current_rank()
+    return cfg.parallelism.shard_size or (rank.local_world_size if rank.launched else ranks_per_machine(cfg))
 
 
 def resolve(cfg: Config) -> list[str]:

@@ -1,10 +1,8 @@
-"""Hooks: what the module of a menu or of a section contributes to every run.
-
-`recipes/legroom/options/<field>.py` of a field of `Config` is imported by that name, and registers its hooks:
+"""Hooks: what a lever or a section contributes to every run, and the registry of them, which knows no lever.
 
     HOOKS = hooks.register("optim", hooks.Hooks(problems=problems, training_arguments=training_arguments))
 
-A new menu therefore needs no entry in any list. Never imports torch.
+`levers.load_rules` imports the modules that register. Never imports torch.
 """
 
 from __future__ import annotations
@@ -12,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from legroom.config import Config
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch.optim import Optimizer
+    from transformers import PretrainedConfig, TrainingArguments
 
 STEP = "step"  # the optimizer's step
 PASSES = "passes"  # the forward and the backward pass
@@ -87,84 +84,124 @@ class Dimension:
 
 
 @dataclass(frozen=True)
+class Behaviour:
+    """What a chosen lever does in a process that has torch. A subclass overrides what it needs.
+
+    `training.setup.build` and the loops call the methods of all chosen levers in the order in which they stand here, of
+    one method in the order of the schema's fields: for a training, its memory ledger, an estimate and a benchmark.
+    """
+
+    cfg: Config
+
+    def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
+        """Raises Refusal for a model that the lever does not suit, before data and weights are read. name: as typed."""
+
+    def configure_model(self, construction: Any) -> None:
+        """Changes how the model is made. construction: `models.builder.Construction`."""
+
+    def transform_model(self, model: Any) -> Any:
+        """A changed or wrapped model, on the device where it was made; a rank may make it twice."""
+        return model
+
+    def model_on_device(self, model: Any) -> None:
+        """Changes the model on its device, where its weights may be shards, before the optimizer is built."""
+
+    def wrap_optimizer(self, optimizer: Optimizer) -> None:
+        """Changes the optimizer, before Accelerate wraps it."""
+
+    def accelerator_arguments(self, args: TrainingArguments) -> dict[str, Any]:
+        """Entries for `Accelerator(...)`. Two levers cannot give the same one."""
+        return {}
+
+    def after_prepare(self, loop: Any) -> None:
+        """Changes a loop whose model and optimizer are wrapped. loop: of either recipe."""
+
+    def warnings(self, model: Any) -> list[str]:
+        """What a person may not expect of this model with the lever; a line each."""
+        return []
+
+    def around_step(self) -> AbstractContextManager | None:
+        """A context around the forward and the backward pass of a micro-batch."""
+        return None
+
+
+@dataclass(frozen=True)
 class Hooks:
-    """What a menu or section contributes; every member is optional.
+    """What a menu, section or key contributes; every member is optional.
 
     resolve: fills in keys that are derived from others, in place; returns what prevents it, a line each.
     problems: why a configuration cannot run here, a line each. Its second argument: the keys that a person typed.
+    choose: what takes seconds to derive, in a configuration without problems, in place; returns what prevents it.
     warnings: what runs, but not as a person may expect; a line each.
     training_arguments: entries for transformers.TrainingArguments. Two menus cannot give the same entry.
-    transform_model: changes the built model, or wraps it; returns the model to train. Called before the optimizer
-        is built and before the model is wrapped for several processes.
-    step_context: a context manager around the forward and the backward pass of each micro-batch.
+    apply: the package of the lever, whose module `apply` has what it does as `Apply`, a `Behaviour`. chosen: whether it
+        does anything in a configuration; the module is imported then.
     memory_levers: the changes that may lower the memory of a configuration and that are not made yet.
     search: the dimensions of `fit`. not_searched: why `fit` does not search this menu, key or section.
     """
 
     resolve: Callable[[Config], list[str]] | None = None
     problems: Callable[[Config, Collection[str]], list[str]] | None = None
+    choose: Callable[[Config], list[str]] | None = None
     warnings: Callable[[Config], list[str]] | None = None
     training_arguments: Callable[[Config], dict[str, Any]] | None = None
-    transform_model: Callable[[Config, nn.Module], nn.Module] | None = None
-    step_context: Callable[[Config], AbstractContextManager] | None = None
+    apply: str | None = None
+    chosen: Callable[[Config], bool] | None = None
     memory_levers: Callable[[Config], list[Lever]] | None = None
     search: tuple[Dimension, ...] = ()
     not_searched: str | None = None
 
 
 _REGISTRY: dict[str, Hooks] = {}
+_complete = False
 FIELDS = tuple(each.name for each in dataclasses.fields(Config))
 
 
-def register(section: str, hooks: Hooks) -> Hooks:
-    """Registers the hooks of a field of `Config`: a menu, a section or a plain key. Returns them."""
-    assert section in FIELDS, f"Config has no field {section}"
-    _REGISTRY[section] = hooks
+def register(name: str, hooks: Hooks) -> Hooks:
+    """Registers the hooks of a menu, a section or a key, as `model.attention`. Returns them."""
+    assert name.partition(".")[0] in FIELDS, f"Config has no field {name}"
+    _REGISTRY[name] = hooks
     return hooks
 
 
-@functools.cache
-def _import_sections() -> None:
-    for name in (f"legroom.options.{section}" for section in FIELDS):
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name)
+def all_are_registered() -> None:
+    """Called once the modules of all levers are imported."""
+    global _complete
+    _complete = True
 
 
 def registered() -> dict[str, Hooks]:
-    """Field of `Config` -> its hooks, in the order of the fields."""
-    _import_sections()
-    return {section: _REGISTRY[section] for section in FIELDS if section in _REGISTRY}
+    """Name -> hooks, in the order of the fields of `Config`; a key follows its section."""
+    assert _complete, "call levers.load_rules() first"
+    return {name: _REGISTRY[name] for name in sorted(_REGISTRY, key=lambda name: FIELDS.index(name.partition(".")[0]))}
 
 
 # --- all hooks of a kind, applied ----------------------------------------------------------------
 
 
-def transform_model(cfg: Config, model: nn.Module) -> nn.Module:
-    """The model after every registered `transform_model`, in the order of the schema's fields."""
-    for hooks in registered().values():
-        if hooks.transform_model is not None:
-            model = hooks.transform_model(cfg, model)
-    return model
+def behaviours(cfg: Config) -> list[Behaviour]:
+    """What the chosen levers do, in the order of the schema's fields."""
+    chosen = [each.apply for each in registered().values() if each.chosen is not None and each.chosen(cfg)]
+    return [importlib.import_module(f"{package}.apply").Apply(cfg) for package in chosen]
 
 
-def step_context(cfg: Config) -> AbstractContextManager:
-    """Every registered `step_context` as one context manager, the first field's outermost; for one micro-batch."""
-    contexts = [hooks.step_context(cfg) for hooks in registered().values() if hooks.step_context is not None]
-    if not contexts:
-        return contextlib.nullcontext()
-    return contexts[0] if len(contexts) == 1 else _nested(contexts)
+def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any]:
+    """What the chosen levers give to `Accelerator`."""
+    return {key: value for lever in behaviours(cfg) for key, value in lever.accelerator_arguments(args).items()}
 
 
 @contextlib.contextmanager
-def _nested(contexts: list[AbstractContextManager]) -> Iterator[None]:
+def around_step(levers: list[Behaviour]) -> Iterator[None]:
+    """The `around_step` of all these levers as one context manager, the first one's outermost; for one micro-batch."""
     with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+        for context in (lever.around_step() for lever in levers):
+            if context is not None:
+                stack.enter_context(context)
         yield
 
 
 def memory_levers(cfg: Config, phase: str | None = None) -> list[Lever]:
-    """The levers of all menus that lower the memory of a phase, in the order of the schema's fields.
+    """The changes that lower the memory of a phase, in the order of the schema's fields.
 
     phase: forward, backward, step, or another one, which counts as the passes; None: all levers.
     """

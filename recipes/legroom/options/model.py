@@ -11,8 +11,7 @@ from typing import Any
 
 from legroom.config import Config
 from legroom.config.menus import MOST_LAYERS, MOST_PARTS
-from legroom.options import attention, hooks, model_families, task
-from legroom.options.hooks import PASSES, Dimension, Lever
+from legroom.options import hooks, model_families, task
 from legroom.records.printable import printable
 
 SET_BY_WEIGHTS = {
@@ -55,16 +54,14 @@ def recorded(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Sizes that make no model, attention that the GPU lacks, and data that does not suit the model."""
-    found = attention.problems(cfg)
     if cfg.model.pretrained:
         typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
         typed += sorted(key for key in given if key.startswith("model.config"))
         return [
-            *found,
             *_folder_problems(cfg.model.pretrained, needs_weights=cfg.recipe.name != "estimate"),
             *(f"{key} is set by the weights of model.pretrained. Leave it out." for key in typed),
         ]
-    return found + _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
+    return _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)
 
 
 def _size_problems(cfg: Config) -> list[str]:
@@ -114,22 +111,12 @@ def _data_problems(cfg: Config) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """What is not measured; sizes that leave part of a matrix unit idle, but for BERT's and GPT-2's vocabularies."""
-    found = attention.warnings(cfg)
+    """Sizes that leave part of a matrix unit idle, but for BERT's and GPT-2's vocabularies."""
     if cfg.model.pretrained:
-        return found
+        return []
     sizes = {key: getattr(cfg.model, key) for key in ("width", "feed_forward", "vocab")}
     odd = [f"model.{key}={size}" for key, size in sizes.items() if size % 8 and size not in PUBLISHED_VOCABULARIES]
-    if odd:
-        found.append(f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle.")
-    return found
-
-
-def memory_levers(cfg: Config) -> list[Lever]:
-    """Attention that does not keep the scores of all pairs of tokens."""
-    if cfg.model.attention != "eager":
-        return []
-    return [Lever("model.attention=sdpa", helps_in=(PASSES,))]
+    return [f"{', '.join(odd)}: not a multiple of 8, which leaves part of a GPU's matrix units idle."] if odd else []
 
 
 def _folder_problems(pretrained: str, needs_weights: bool) -> list[str]:
@@ -205,13 +192,4 @@ def lengths(cfg: Config) -> dict[str, int]:
     return {"data.seq_len": cfg.data.seq_len} | ({"eval.window": cfg.eval.window} if cfg.eval.window else {})
 
 
-HOOKS = hooks.register(
-    "model",
-    hooks.Hooks(
-        resolve=resolve,
-        problems=problems,
-        warnings=warnings,
-        memory_levers=memory_levers,
-        search=(Dimension("model.attention", 30, (AUTO, "eager")),),
-    ),
-)
+HOOKS = hooks.register("model", hooks.Hooks(resolve=resolve, problems=problems, warnings=warnings))

@@ -69,9 +69,16 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def section_problems(cfg: Config, section: str, given: Collection[str] = ()) -> list[str]:
-    """The problems of one menu, section or plain key: of its option's facts, and of its hooks."""
-    check = hooks.registered().get(section, hooks.Hooks()).problems
-    return requirements.problems(cfg, section) + (check(cfg, given) if check is not None else [])
+    """The problems of one menu, section or plain key: of its option's facts, and of its hooks and those of its keys."""
+    own = [each for name, each in hooks.registered().items() if name.partition(".")[0] == section]
+    return requirements.problems(cfg, section) + [
+        line for each in own if each.problems is not None for line in each.problems(cfg, given)
+    ]
+
+
+def choose(cfg: Config) -> list[str]:
+    """Fills in what takes seconds to derive, in place; returns what prevents it. cfg: without problems."""
+    return [line for each in hooks.registered().values() if each.choose for line in each.choose(cfg)]
 
 
 def warnings(cfg: Config) -> list[str]:

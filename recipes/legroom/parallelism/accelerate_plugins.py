@@ -6,32 +6,12 @@ from typing import Any
 
 import torch
 from accelerate import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
-from accelerate.utils import TorchDynamoPlugin
-from transformers import TrainingArguments
 
 from legroom.config import Config
 from legroom.parallelism import zero
 from legroom.third_party import accelerate_private, torch_distributed_private, torch_private
 
 DDP_KEYS = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
-
-
-def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any]:
-    """What the raw loop gives to `Accelerator`, read from TrainingArguments as the Trainer does."""
-    return mode_arguments(cfg) | {
-        "mixed_precision": args.mixed_precision,
-        "dynamo_plugin": dynamo_plugin(cfg, args),
-    }
-
-
-def dynamo_plugin(cfg: Config, args: TrainingArguments) -> TorchDynamoPlugin:
-    """What both recipes give to `Accelerator` for torch.compile. TrainingArguments has no name for regions."""
-    return TorchDynamoPlugin(
-        # The stubs name what TorchDynamoPlugin makes of them: it takes a backend's name, and None for the default.
-        backend=args.torch_compile_backend,  # pyright: ignore[reportArgumentType]
-        mode=args.torch_compile_mode,  # pyright: ignore[reportArgumentType]
-        use_regional_compilation=bool(cfg.compile_regions),
-    )
 
 
 def mode_arguments(cfg: Config) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """FSDP2, alone or with tensor parallelism: shards a model over ranks.
 
 The five strategies have the names of FSDP1. FSDP2 has `reshard_after_forward` and a device mesh instead;
-`options.fsdp.STRATEGIES` maps the names to these.
+`config.Parallelism` maps the names to these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.options import fsdp as fsdp_options
+from legroom.options import gpu
 from legroom.ranks import collectives, rank_info
 from legroom.third_party import transformers_models_private
 
@@ -72,11 +72,10 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     Raises Refusal for a model without a plan for tensor parallelism.
     """
     own = cfg.parallelism
-    reshard, _ = fsdp_options.STRATEGIES[own.strategy]
     dtype = DTYPES.get(cfg.precision.name)
     settings: dict[str, Any] = {
         "mesh": _mesh(cfg, model, device),
-        "reshard_after_forward": reshard,
+        "reshard_after_forward": own.reshards,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
         "offload_policy": CPUOffloadPolicy() if own.cpu_offload else OffloadPolicy(),
     }
@@ -103,8 +102,8 @@ def _mesh(cfg: Config, model: PreTrainedModel, device: str) -> DeviceMesh:
         mesh = init_device_mesh(device, shape, mesh_dim_names=("shard", "tensor"))
         split(model, mesh["tensor"])
         return mesh["shard"]
-    if fsdp_options.STRATEGIES[own.strategy][1]:
-        size = fsdp_options.group_size(cfg)
+    if own.in_groups:
+        size = gpu.sharding_group(cfg)
         return init_device_mesh(device, (ranks // size, size), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
 

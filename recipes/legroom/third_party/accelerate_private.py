@@ -51,7 +51,7 @@ def _prepare_fsdp2_with_own_parameters(accelerator: Accelerator, *prepared: Any)
     return result
 
 
-def sync_each_batch(accelerator: Accelerator) -> None:
+def never_postpone_reduction(accelerator: Accelerator) -> None:
     """Afterwards gradients are reduced in every micro-batch. The Trainer asks `accelerator.no_sync` for a context in
     which they are not, and has no setting for it."""
     accelerator.no_sync = lambda *_, **__: contextlib.nullcontext()  # type: ignore[method-assign]

@@ -15,11 +15,11 @@ from legroom.config import Config
 from legroom.data import data_loader
 from legroom.data.data_loader import Batch
 from legroom.data.dataset import Data
+from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks
 from legroom.parallelism import accelerate_plugins, unwrap
 from legroom.ranks import collectives
-from legroom.training import optimizer
 from legroom.training.after_step import AfterStep
 from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
 
@@ -31,9 +31,11 @@ class Loop:
     """
 
     def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
-        self.cfg, self.args, self.data = cfg, args, data
+        self.args, self.data, self.levers = args, data, hooks.behaviours(cfg)
         # `accelerate.Accelerator` by its module, where an estimate replaces it.
-        self.accelerator = accelerate.Accelerator(**accelerate_plugins.accelerator_arguments(cfg, args))
+        self.accelerator = accelerate.Accelerator(
+            mixed_precision=args.mixed_precision, **hooks.accelerator_arguments(cfg, args)
+        )
         self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
         self.bare_model = model
         self.model: Any
@@ -78,7 +80,7 @@ class Loop:
         for index, (batch, share) in enumerate(zip(batches, shares)):
             last = self.accelerator.sync_gradients = index == len(batches) - 1
             sync = nullcontext() if last else self.accelerator.no_sync(self.model)
-            with sync, hooks.step_context(self.cfg):
+            with sync, hooks.around_step(self.levers):
                 losses.append(forward_backward(self.accelerator, self.model, batch, share, self.optimizer))
         norm = None
         if self.args.max_grad_norm > 0:

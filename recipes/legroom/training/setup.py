@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
@@ -16,13 +15,12 @@ from transformers import PreTrainedModel, TrainingArguments
 from legroom.config import Config
 from legroom.data import dataset
 from legroom.data.dataset import Data
-from legroom.machine import host
-from legroom.models import architectures, behaviour, builder, checkpointing, liger, quantized, shifted_loss
-from legroom.options import hooks, precision, task, train
+from legroom.levers.parallelism.apply import model_on_device
+from legroom.models import architectures, behaviour, builder, shifted_loss
+from legroom.options import hooks, task, train
 from legroom.options.training_arguments import training_arguments
-from legroom.parallelism import fsdp, unwrap, zero
 from legroom.third_party import accelerate_private
-from legroom.training import accelerate_loop, optimizer, trainer
+from legroom.training import accelerate_loop, trainer
 
 Loop = accelerate_loop.Loop | trainer.Loop
 BuildModel = Callable[..., PreTrainedModel]
@@ -85,8 +83,9 @@ def prepare(
         model = builder.build_model(cfg, architecture, data, weights, warn)
         if not treats.shifts_labels:
             shifted_loss.use_shifted_loss(model)
-        model = hooks.transform_model(cfg, model)
-        return cast(PreTrainedModel, model)  # an adapter's wrapper passes on what it lacks itself
+        for lever in hooks.behaviours(cfg):
+            model = lever.transform_model(model)
+        return model  # an adapter's wrapper passes on what it lacks itself
 
     return Ingredients(args, data, build_model, warnings)
 
@@ -108,31 +107,14 @@ def build(
     """
     ingredients = prepare(cfg, folder, make_arguments, build_data)
     model = (make_model or model_on_device)(cfg, ingredients.build_model)
-    liger.apply(ingredients.args, unwrap.base_model(model))
-    if cfg.checkpointing.name != "none":
-        checkpointing.enable(model, cfg.checkpointing.name, cfg.checkpointing.every_n_layers or 1)
+    levers = hooks.behaviours(cfg)
+    for lever in levers:
+        lever.model_on_device(model)
     accelerate_private.cache_lomo_check()
     loop_type = trainer.Loop if cfg.recipe.name == "trainer" else accelerate_loop.Loop
     loop = loop_type(cfg, ingredients.args, model, ingredients.data)
-    if cfg.parallelism.sync_each_batch:
-        accelerate_private.sync_each_batch(loop.accelerator)
-    if loop.accelerator.device.type == "cuda":
-        precision.apply_tf32(cfg)  # after Accelerator is constructed, which turns TF32 on if the model is compiled
-    warnings = ingredients.warnings + optimizer.warnings(cfg, model)
-    warnings += train.warmup_warnings(cfg, loop.total_steps)
-    if bits := cfg.adapter.bits:
-        warnings += quantized.warnings(model, bits)
+    for lever in levers:
+        lever.after_prepare(loop)
+    warnings = ingredients.warnings + train.warmup_warnings(cfg, loop.total_steps)
+    warnings += [line for lever in levers for line in lever.warnings(model)]
     return Training(ingredients.args, ingredients.data, model, loop, warnings)
-
-
-def model_on_device(cfg: Config, build_model: BuildModel) -> PreTrainedModel:
-    """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
-    device = host.device(cfg)
-    if cfg.parallelism.sharded:
-        return fsdp.build_sharded(cfg, build_model, device)
-    model = build_model()
-    if cfg.parallelism.name == "zero":
-        zero.to_device(cfg, model, device)
-    else:
-        model.to(device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self
-    return model

@@ -14,13 +14,13 @@ from legroom.config import Config
 from legroom.data import data_loader
 from legroom.data.data_loader import Batch
 from legroom.data.dataset import Data
+from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks
-from legroom.parallelism import accelerate_plugins, unwrap
+from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.third_party import accelerate_private
 from legroom.third_party.transformers_trainer_private import HookedTrainer
-from legroom.training import optimizer
 from legroom.training.after_step import AfterStep
 from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
 
@@ -29,13 +29,12 @@ class LegroomTrainer(HookedTrainer):
     """The Trainer with the data loader, the optimizer and the micro-batch's step that the raw loop has."""
 
     def __init__(self, cfg: Config, args: TrainingArguments, model: PreTrainedModel, data: Data):
-        self.cfg, self.data = cfg, data
+        self.cfg, self.data, self.levers = cfg, data, hooks.behaviours(cfg)
         self.under_ledger = False  # the step for the memory ledger runs on the largest batches of the data
         super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
 
     def extra_accelerator_arguments(self) -> dict[str, Any]:
-        plugin = accelerate_plugins.dynamo_plugin(self.cfg, self.args)
-        return accelerate_plugins.mode_arguments(self.cfg) | {"dynamo_plugin": plugin}
+        return hooks.accelerator_arguments(self.cfg, self.args)
 
     # The Trainer takes any iterable with a length.
     def get_train_dataloader(self):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -58,7 +57,7 @@ class LegroomTrainer(HookedTrainer):
         return batches, None  # the shares replace the Trainer's own count of items
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        with hooks.step_context(self.cfg):
+        with hooks.around_step(self.levers):
             batch = cast(Batch, inputs)  # of our own data loader
             loss = forward_backward(self.accelerator, model, batch, next(self._shares), self.optimizer)
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss

@@ -16,7 +16,7 @@ from fit_search import SameProcessExecutor, planned, searched, tiny
 from legroom.cli import fit
 from legroom.data import dataset
 from legroom.foresight.search import candidates, extrapolation, packed_rows, present, request, space
-from legroom.models import packing
+from legroom.levers.packing import apply as packing
 from legroom.records import record_file
 
 LENGTH = 128

@@ -21,8 +21,8 @@ from legroom.config import Config
 from legroom.foresight.fake_gpu import attention, fake_storages
 from legroom.foresight.fake_gpu.backend import Stream
 from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.levers.attention.rules import FLASH
 from legroom.machine import host
-from legroom.options import attention as attention_options
 from legroom.options import gpu as gpu_options
 from legroom.options import training_arguments
 from legroom.ranks import collectives, rank_info
@@ -96,7 +96,7 @@ def libraries_on(
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
-        if attention_name in attention_options.FLASH:
+        if attention_name in FLASH:
             kernels = transformers_models_private.replaced_attention(attention_name, attention.of_package)
             patches.enter_context(kernels)
         if fake.capability is not None:

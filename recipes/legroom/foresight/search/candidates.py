@@ -20,8 +20,8 @@ from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import not_followed
 from legroom.foresight.search import extrapolation, space
 from legroom.foresight.search.extrapolation import Extrapolation
-from legroom.options.optim import IN_BACKWARD
-from legroom.options.parallelism import SYNC_EACH_BATCH
+from legroom.levers.optim.rules import IN_BACKWARD
+from legroom.levers.parallelism.rules import SYNC_EACH_BATCH
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
 CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it

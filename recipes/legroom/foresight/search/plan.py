@@ -24,8 +24,9 @@ from legroom.foresight.search.space import (
     now,
     typed_value,
 )
+from legroom.levers.parallelism import rules as parallelism
 from legroom.machine import gpu_specs, host
-from legroom.options import menus, parallelism
+from legroom.options import menus
 from legroom.options.overrides import FOLDER_KEYS
 from legroom.paths import CONF
 

@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from legroom import invocation
+from legroom import invocation, levers
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, train, validate
@@ -21,6 +21,7 @@ from legroom.third_party import hydra_private
 BATCH = "batch.per_device"
 PACKING = "data.packing"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
+levers.load_rules()
 DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
 # Values that are not tried together: eager attention is slower and takes more memory, and would double the search.

@@ -1,0 +1,1 @@
+"""accumulation: forward and backward passes in one optimizer step."""

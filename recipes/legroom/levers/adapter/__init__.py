@@ -1,0 +1,1 @@
+"""adapter: small matrices beside frozen layers (LoRA, QLoRA)."""

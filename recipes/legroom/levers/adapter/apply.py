@@ -1,0 +1,106 @@
+"""What an adapter does: layers in few bits while the model is built (qlora), and matrices beside its layers.
+
+LoRA: Hu et al. 2021, arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.machine import host
+from legroom.models import quantized
+from legroom.models.builder import Construction
+from legroom.options.hooks import Behaviour
+from legroom.third_party import transformers_peft_private
+
+LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")  # classes of layers beside which an adapter may lie
+
+
+class Apply(Behaviour):
+    def configure_model(self, construction: Construction) -> None:
+        if self.cfg.adapter.bits:
+            construction.build = functools.partial(_quantised, self.cfg, construction, self.cfg.adapter.bits)
+
+    def transform_model(self, model: Any) -> Any:
+        return with_adapter(self.cfg, model)
+
+    def warnings(self, model: Any) -> list[str]:
+        return quantized.warnings(model, self.cfg.adapter.bits) if self.cfg.adapter.bits else []
+
+
+def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrainedModel:
+    """The model with linear layers in `bits` bits; a model of several processes has them on its GPU already."""
+    dtype = construction.settings["dtype"] = getattr(torch, cfg.precision.compute_dtype)
+    if not construction.reads_weights:
+        device = host.device(cfg) if construction.weights else None
+        return quantized.finish(quantized.random_model(construction.random, bits, dtype, device))
+    with torch.device("meta"):
+        shape = dataclasses.replace(construction, config=copy.deepcopy(construction.config)).random()
+    construction.settings |= quantized.loading_arguments(shape, bits, dtype, host.device(cfg))
+    return quantized.finish(construction.pretrained())
+
+
+def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
+    """The model with its weights frozen and an adapter beside its layers (Hu et al. 2021, arXiv 2106.09685).
+
+    Layers outside of the base model, as a classification head, are trained whole.
+    Raises Refusal if no layer has one of the names of `adapter.targets`, or peft has no such adapter for a layer.
+    """
+    transformers_peft_private.use_peft()
+    import peft
+
+    _check_targets(cfg, model)
+    adapter, classifies = cfg.adapter, type(model).__name__.endswith("ForSequenceClassification")
+    whole = list(adapter.modules_to_save or [])
+    if classifies:
+        prefix = str(getattr(model, "base_model_prefix", ""))
+        whole += [name for name, child in model.named_children() if name != prefix and len(list(child.parameters()))]
+    settings = peft.LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]  (any number)
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.targets,
+        use_dora=adapter.dora,
+        use_rslora=adapter.rslora,
+        modules_to_save=whole or None,
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),  # GPT-2's layers
+        task_type=peft.TaskType.SEQ_CLS if classifies else peft.TaskType.CAUSAL_LM,
+    )
+    try:
+        wrapped = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise Refusal(f"adapter={adapter.name} for this model: {str(error).splitlines()[0]}") from error
+    _train_in_weights_dtype(cfg, wrapped)
+    return wrapped
+
+
+def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
+    """Casts what is trained to the type in which the precision keeps weights.
+
+    peft makes matrices in 32 bits beside weights in 16 (unless `autocast_adapter_dtype=False`), and their products then
+    run in 32 bits where no autocast is. The frozen weights of qlora are in the type of the computation.
+    """
+    dtype = getattr(torch, cfg.precision.weights_dtype)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.to(dtype)
+
+
+def _check_targets(cfg: Config, model: nn.Module) -> None:
+    """Raises Refusal for a name of `adapter.targets` that no layer has."""
+    targets = cfg.adapter.targets if isinstance(cfg.adapter.targets, list) else []
+    layers = [name for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in layers):
+            linear = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
+            names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            raise Refusal(f"adapter.targets: the model has no layer {target}. Its linear layers are {names}.")

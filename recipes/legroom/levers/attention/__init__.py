@@ -1,0 +1,1 @@
+"""model.attention: the implementations of attention."""

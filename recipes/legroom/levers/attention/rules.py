@@ -1,0 +1,131 @@
+"""model.attention: the implementations beside PyTorch's own, what each needs, and when it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from legroom.config import Config
+from legroom.levers.compile.rules import gpu_problems
+from legroom.machine import host
+from legroom.options import hooks
+from legroom.options.hooks import PASSES, Dimension, Lever
+
+FLEX = "flex_attention"
+SDPA = "Choose model.attention=sdpa."
+
+
+@dataclass(frozen=True)
+class Package:
+    """What provides an implementation. module: that it is imported as. install: what installs it."""
+
+    module: str
+    name: str
+    install: str
+
+
+_HUB = Package("kernels", "kernels", "pip install kernels")
+# Flash attention: in 16 bits, on Ampere or newer, without a mask of T x T. Those of a hub are downloaded when the model
+# is built; transformers loads them from this organisation alone.
+FLASH = {
+    "flash_attention_2": Package("flash_attn", "flash-attn", "pip install flash-attn --no-build-isolation"),
+    "flash_attention_3": Package(
+        "flash_attn_interface",
+        "flash-attn-3",
+        "build hopper/ of github.com/Dao-AILab/flash-attention",
+    ),
+    "kernels-community/flash-attn2": _HUB,
+    "kernels-community/flash-attn3": _HUB,
+    "kernels-community/vllm-flash-attn3": _HUB,
+}
+FLASH_CAPABILITY = (8, 0)
+
+
+def is_of_hub(name: str) -> bool:
+    """Whether an implementation is downloaded."""
+    return FLASH.get(name) is _HUB
+
+
+def lacks_dropout(name: str) -> bool:
+    """Whether an implementation has no dropout of the scores: transformers leaves it out, or fails in the step."""
+    return name == FLEX or name.endswith(("_3", "flash-attn3"))
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Why this machine, or another option, cannot have the chosen implementation."""
+    name = cfg.model.attention
+    if name != FLEX and name not in FLASH:
+        return []
+    if host.device(cfg) == "cpu":
+        why = " to train: torch has no backward pass of it on a CPU" if name == FLEX else ""
+        return [f"model.attention={name} needs a GPU{why}. {SDPA}"]
+    if cfg.model.dropout and lacks_dropout(name):
+        return [f"model.attention={name} has no dropout. Type model.dropout=0, or model.attention=sdpa."]
+    return _flex_problems(cfg) if name == FLEX else _flash_problems(cfg, FLASH[name])
+
+
+def _flash_problems(cfg: Config, package: Package) -> list[str]:
+    name, gpu = cfg.model.attention, host.gpu(cfg)
+    if gpu and gpu.capability < FLASH_CAPABILITY:
+        return [
+            f"model.attention={name} needs compute capability 8.0 (Ampere) or newer, which {gpu.name} does not have. "
+            + SDPA
+        ]
+    if not host.has(package.module) and cfg.recipe.name != "estimate":
+        return [
+            f"model.attention={name} needs the package {package.name}: {package.install}, or choose "
+            "model.attention=sdpa."
+        ]
+    if cfg.precision.name not in ("fp16", "bf16", "bf16_pure", "fp8"):
+        return [f"model.attention={name} works in 16 bits only. Choose precision=bf16, or model.attention=sdpa."]
+    return []
+
+
+def _flex_problems(cfg: Config) -> list[str]:
+    if cfg.recipe.name == "estimate":
+        return [
+            "recipe=estimate does not support model.attention=flex_attention, a compiled kernel whose memory is not "
+            "known here. Type model.attention=sdpa, which keeps no scores either."
+        ]
+    found = gpu_problems(f"model.attention={FLEX}", "choose model.attention=sdpa")
+    if found:
+        return found
+    if cfg.measure.operations:
+        return [
+            f"measure.operations=true does not go with model.attention={FLEX}, which is no single operation. Leave "
+            "measure.operations out, or choose model.attention=sdpa."
+        ]
+    if cfg.checkpointing.name == "selective":
+        return [
+            f"checkpointing=selective does not go with model.attention={FLEX}, which is no single operation. Choose "
+            "checkpointing=full, or model.attention=sdpa."
+        ]
+    return []
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What is not measured."""
+    if cfg.model.attention != FLEX or not cfg.measure.ledger:
+        return []
+    return [
+        f"model.attention={FLEX}: the memory ledger cannot run it, so the parts of the memory and the FLOPs are not "
+        "counted. Type measure.ledger=false, or model.attention=sdpa."
+    ]
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Attention that does not keep the scores of all pairs of tokens."""
+    return [Lever("model.attention=sdpa", helps_in=(PASSES,))] if cfg.model.attention == "eager" else []
+
+
+HOOKS = hooks.register(
+    "model.attention",
+    hooks.Hooks(
+        problems=problems,
+        warnings=warnings,
+        apply=__package__,
+        chosen=lambda cfg: cfg.model.attention != "auto",
+        memory_levers=memory_levers,
+        search=(Dimension("model.attention", 30, ("auto", "eager")),),
+    ),
+)

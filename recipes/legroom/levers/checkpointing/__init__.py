@@ -1,0 +1,1 @@
+"""checkpointing: activations that are computed again."""

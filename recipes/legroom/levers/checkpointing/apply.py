@@ -1,0 +1,127 @@
+"""Activation checkpointing of a transformers model: what is kept of a layer until its backward pass, and where."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PretrainedConfig
+
+from legroom.errors import Refusal
+from legroom.measure import outside_autograd
+from legroom.models import architectures
+from legroom.options.hooks import Behaviour
+from legroom.third_party import torch_private, transformers_models_private
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "grouped_mm_fallback")
+
+
+class Apply(Behaviour):
+    def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
+        kind = architectures.model_class(architecture, task)
+        if kind is not None and not kind.supports_gradient_checkpointing:
+            raise Refusal(
+                f"checkpointing={self.cfg.checkpointing.name} is not supported by {kind.__name__} in transformers. "
+                "Type checkpointing=none."
+            )
+
+    def model_on_device(self, model: Any) -> None:
+        enable(model, self.cfg.checkpointing.name, self.cfg.checkpointing.every_n_layers or 1)
+
+
+def enable(model: Any, kind: str, every_n_layers: int = 1) -> None:
+    """Checkpoint the layers of a model, with or without an adapter around it. A Trainer could not be asked to: its
+    arguments are written as JSON, and a function is none.
+
+    kind: 'full', 'selective' or 'offload'. every_n_layers: the first layer is checkpointed, and every n-th after it.
+    Raises Refusal if every_n_layers is not 1 and the model does not say which modules are layers.
+    """
+    # Without reentrance it works with every wrapper, and outer saved-tensor hooks see the layers' inputs.
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if kind == "selective":
+        settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    switch_on = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    switch_on(settings)
+    if kind == "offload":
+        transformers_models_private.checkpoint_inside(model, _inputs_on_the_host)
+    if every_n_layers > 1:
+        _only_every(model, every_n_layers)
+
+
+def _only_every(model: Any, every_n_layers: int) -> None:
+    """transformers has this as an argument in its newest versions only."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise Refusal(
+            f"checkpointing.every_n_layers={every_n_layers}: {type(model).__name__} does not say which of its modules "
+            "are layers. Type checkpointing.every_n_layers=1."
+        )
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % every_n_layers == 0
+
+
+# --- selective ---------------------------------------------------------------------------------------
+
+
+def keeps(operation: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the result of an operation of aten is kept: matrix products, and attention without dropout.
+
+    Attention with dropout draws from the random generator. Were it not computed again, the operations after it would
+    draw other numbers the second time, and the gradients would be wrong.
+    """
+    name, dropout_index = _signature(operation)
+    if name in PRODUCTS:
+        return True
+    if not name.startswith("_scaled_dot_product_") or "backward" in name:
+        return False
+    return not kwargs.get("dropout_p", args[dropout_index] if len(args) > dropout_index else 0.0)
+
+
+@functools.cache
+def _signature(operation: Any) -> tuple[str, int]:
+    """(name without namespace, index of dropout_p among the arguments) of an operation."""
+    names = [argument.name for argument in torch_private.schema(operation).arguments]
+    dropout_index = names.index("dropout_p") if "dropout_p" in names else len(names)
+    return torch_private.op_name(operation), dropout_index
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if not keeps(operation, args, kwargs):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    # torch before 2.13 does not show the result, and a ledger then may count it among the other tensors.
+    result = getattr(context, "op_output", None)
+    for tensor in result if isinstance(result, tuple | list) else (result,):
+        if isinstance(tensor, torch.Tensor):
+            outside_autograd.keeps(tensor)
+    return CheckpointPolicy.MUST_SAVE
+
+
+# --- offload -----------------------------------------------------------------------------------------
+
+
+def _inputs_on_the_host() -> Any:
+    """Around a layer's checkpoint: the hidden states that it keeps lie on the host."""
+    return torch.autograd.graph.saved_tensors_hooks(_to_host, _to_device)
+
+
+def _to_host(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+    """(device to go back to, what is kept). Inputs without a gradient (masks, positions) are shared by all layers."""
+    if not tensor.requires_grad:
+        return None, tensor
+    kept = tensor.detach().to(
+        "cpu", non_blocking=True
+    )  # from a GPU: into pinned memory, behind what the GPU computes now
+    outside_autograd.keeps(kept)
+    return tensor.device, kept
+
+
+def _to_device(packed: tuple[torch.device | None, torch.Tensor]) -> torch.Tensor:
+    device, kept = packed
+    if device is None:
+        return kept
+    with torch.enable_grad():  # as in the recomputation that follows, by which the ledger knows an activation
+        return kept.to(device, non_blocking=True).detach()

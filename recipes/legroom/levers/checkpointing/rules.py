@@ -1,0 +1,78 @@
+"""checkpointing: recompute activations in the backward pass instead of keeping them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.options import hooks
+from legroom.options.hooks import PASSES, Cost, Dimension, Lever
+
+# From little memory saved and little time lost to much of both.
+COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "offload": Cost.HOST_COPIES}
+COPIES = "what its copies between GPU and host take differs by machine, from a fifth to nearly all of the link's rate"
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """What does not go with kept results and with copies."""
+    return _problems(cfg, cfg.checkpointing.name)
+
+
+def _problems(cfg: Config, option: str) -> list[str]:
+    if option not in ("selective", "offload"):
+        return []
+    if cfg.compile:
+        return [
+            f"checkpointing={option} does not go with compile=true. Choose checkpointing=full, or leave compile out."
+        ]
+    if cfg.parallelism.name == "zero" and cfg.parallelism.stage == 3:
+        return [
+            f"checkpointing={option} does not go with parallelism.stage=3, which gathers weights inside the layers. "
+            "Choose checkpointing=full, or parallelism=fsdp."
+        ]
+    return []
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What offload does not do."""
+    if cfg.checkpointing.name != "offload":
+        return []
+    if host.device(cfg) == "cpu":
+        return [
+            "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
+        ]
+    return []
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Options that keep less than the chosen one; and all layers, where only some are checkpointed."""
+    name, every = cfg.checkpointing.name, cfg.checkpointing.every_n_layers or 1
+    stronger = [option for option in COSTS if COSTS[option] > COSTS.get(name, Cost.NO_SPEED)]
+    levers = [
+        Lever(f"checkpointing={option}", COSTS[option], (PASSES,))
+        for option in stronger
+        if not _problems(cfg, option) and not (option == "offload" and host.device(cfg) == "cpu")
+    ]
+    if every > 1:
+        all_layers = "checkpointing.every_n_layers"
+        levers.insert(0, Lever(f"{all_layers}=1", COSTS[name], (PASSES,)))
+    return levers
+
+
+def _not_tried(cfg: Config) -> str | None:
+    """Why fit leaves an option out."""
+    return COPIES if cfg.checkpointing.name == "offload" else None
+
+
+HOOKS = hooks.register(
+    "checkpointing",
+    hooks.Hooks(
+        apply=__package__,
+        chosen=lambda cfg: cfg.checkpointing.name != "none",
+        problems=problems,
+        warnings=warnings,
+        memory_levers=memory_levers,
+        search=(Dimension("checkpointing", 20, not_tried=_not_tried),),
+    ),
+)

@@ -1,0 +1,1 @@
+"""kernels: other implementations of a model's layers."""

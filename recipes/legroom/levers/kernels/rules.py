@@ -1,0 +1,63 @@
+"""kernels: other implementations of a model's layers.
+
+liger: Hsu et al. 2024, arXiv 2410.10989.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.levers.compile.rules import gpu_problems
+from legroom.machine import host
+from legroom.options import hooks, model_families
+
+WHOLE_WEIGHTS = ("single", "ddp")  # modes in which a kernel finds the whole weights of one model
+
+
+def is_liger(cfg: Config) -> bool:
+    """Whether Liger's kernels are used. A configuration of an older record has no such menu."""
+    return cfg.kernels.name == "liger"
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """What does not go with Liger's kernels."""
+    if not is_liger(cfg):
+        return []
+    found = []
+    if not cfg.model.pretrained and cfg.model.family not in model_families.LIGER:
+        found.append(
+            f"kernels=liger has no kernels for model={cfg.model.name} ({cfg.model.family}). Choose model=llama_tiny or "
+            "another llama, or kernels=none."
+        )
+    if cfg.loss.name == "chunked":
+        found.append(
+            "loss=chunked does not go with kernels=liger, which computes the loss in chunks itself. Leave one of them "
+            "out."
+        )
+    if cfg.compile:
+        found.append("kernels=liger does not go with compile=true. Leave one of them out.")
+    if cfg.parallelism.name not in WHOLE_WEIGHTS:
+        found.append(
+            f"kernels=liger does not go with parallelism={cfg.parallelism.name}: its loss reads the output layer's "
+            "weights, which must be whole. Choose parallelism=ddp, or kernels=none with loss=chunked."
+        )
+    if cfg.precision.name == "fp16":
+        found.append(
+            "kernels=liger does not go with precision=fp16: its loss makes the gradients of the logits in fp16 before "
+            "they are scaled, and most of them round to 0. Choose precision=bf16, or loss=chunked."
+        )
+    if cfg.recipe.name != "estimate" and host.device(cfg) == "cuda" and host.has("liger_kernel"):
+        found += gpu_problems("kernels=liger", "choose kernels=none")
+    return found
+
+
+HOOKS = hooks.register(
+    "kernels",
+    hooks.Hooks(
+        apply=__package__,
+        chosen=is_liger,
+        problems=problems,
+        not_searched="the estimate does not know Liger's kernels",
+    ),
+)

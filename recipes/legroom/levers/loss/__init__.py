@@ -1,0 +1,1 @@
+"""loss: how a language model computes its loss."""

@@ -1,0 +1,173 @@
+"""The optimizer, by its name in transformers' table, the same for both recipes.
+
+`Trainer.create_optimizer` does the work, so that every optimizer of that table is available: optimizers of parameter
+groups, of the whole model (LOMO), of their own groups (GaLore, APOLLO), one per parameter (layer-wise), and factories.
+An optimizer that the table lacks is one entry in FACTORIES.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from transformers import Trainer, TrainingArguments
+from transformers.pytorch_utils import Conv1D
+
+from legroom.config import Config
+from legroom.errors import Refusal
+from legroom.options import hooks
+from legroom.third_party.transformers_trainer_private import OptimizerBuilder
+
+Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
+
+
+def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """The optimizer of a model's trainable parameters.
+
+    Biases and norms have no weight decay; 8-bit optimizers keep the states of embeddings in 32 bits.
+    args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has the option.
+    """
+    factory = FACTORIES.get(cfg.optim.name)
+    built = _of_transformers_table(args, model) if factory is None else factory(cfg, args, model)
+    for lever in hooks.behaviours(cfg):
+        lever.wrap_optimizer(built)
+    return built
+
+
+def _of_transformers_table(args: TrainingArguments, model: torch.nn.Module, without: Collection[int] = ()) -> Optimizer:
+    """The optimizer that `args.optim` names. without: ids of weights that it leaves to another optimizer."""
+    optimizer = Trainer.create_optimizer(OptimizerBuilder(args, model, _before_construction))
+    for group in optimizer.param_groups:
+        group["params"] = [weight for weight in group["params"] if id(weight) not in without]
+    # transformers keeps a group without parameters; DeepSpeed cannot partition one.
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    return optimizer
+
+
+def _before_construction(optimizer_class: Any) -> None:
+    if str(getattr(optimizer_class, "__module__", "")).startswith("bitsandbytes"):
+        from legroom.third_party import bitsandbytes_private  # imports bitsandbytes
+
+        bitsandbytes_private.clear_overrides()
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers as one, for a factory that gives different parameters to different optimizers.
+
+    Learning-rate schedules, gradient scaling and checkpoints see all parameter groups and states in one place.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]):
+        self.optimizers = list(optimizers)
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        super().__init__(groups, {"lr": groups[0]["lr"]})  # transformers' polynomial schedule reads defaults["lr"]
+        self._share()
+
+    def _share(self) -> None:
+        """Lets the inner optimizers work on the groups and states of this one."""
+        groups = iter(self.param_groups)
+        for optimizer in self.optimizers:
+            optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
+            optimizer.state = self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by `load_state_dict`, which replaces the groups and the states."""
+        super().__setstate__(state)
+        self.state = defaultdict(dict, self.state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of each optimizer. closure: not supported, as in most optimizers of several steps."""
+        assert closure is None, "CombinedOptimizer takes no closure"
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return None
+
+
+def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The trained matrices of linear layers inside the model's stacks of layers: no embedding, output layer or head."""
+    found: set[int] = set()
+    for stack in (module for module in model.modules() if isinstance(module, torch.nn.ModuleList)):
+        for module in stack.modules():
+            if isinstance(module, (torch.nn.Linear, Conv1D)) and module.weight.dim() == 2:
+                found.add(id(module.weight))
+    return [weight for weight in model.parameters() if id(weight) in found and weight.requires_grad]
+
+
+def _muon(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> CombinedOptimizer:
+    """Muon for `hidden_matrices`, AdamW for the other weights, at one learning rate.
+
+    Raises Refusal for a model without such matrices.
+    """
+    assert cfg.optim.momentum is not None
+    matrices = hidden_matrices(model)
+    if not matrices:
+        raise Refusal("optim=muon is for matrices of stacked layers, and this model trains none. Choose optim=adamw.")
+    muon = torch.optim.Muon(
+        matrices,
+        lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        momentum=cfg.optim.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return CombinedOptimizer([muon, _of_transformers_table(args, model, without=set(map(id, matrices)))])
+
+
+def warnings(cfg: Config, model: torch.nn.Module) -> list[str]:
+    """What a person may not expect of the optimizer that was built for this model; a line each."""
+    if cfg.optim.name != "muon":
+        return []
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    inside = {id(weight): weight for stack in stacks for weight in stack.parameters() if weight.requires_grad}
+    others = sum(weight.numel() for weight in inside.values() if weight.dim() > 2)
+    if not others:
+        return []
+    return [
+        f"optim=muon: AdamW trains {others:,} of the {sum(w.numel() for w in inside.values()):,} parameters of the "
+        "layers, which are in tensors of three or more dimensions (experts, convolutions)."
+    ]
+
+
+def _stable_adamw(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """StableAdamW of optimi without its kernels in Triton, which neither the memory ledger nor an estimate can see.
+
+    It would add its count of steps to a group in the first step; a checkpoint is restored before that.
+    """
+    optimizer = _of_transformers_table(args, model)
+    for group in optimizer.param_groups:
+        group.update(setup=True, step=torch.tensor(0, dtype=torch.int32), triton=False, foreach=False)
+    return optimizer
+
+
+def _torchao(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
+    """AdamW of torchao with states in few bits. On a CPU its step runs as written: compiling it for each shape of a
+    weight takes longer than it saves."""
+    optimizer: Any = _of_transformers_table(args, model)
+    if cfg.optim.name == "adamw_fp8":  # which transformers lacks
+        from torchao.optim import AdamWFp8
+
+        names = ("params", "betas", "eps", "weight_decay")
+        groups = [{key: group[key] for key in names} for group in optimizer.param_groups]
+        optimizer = AdamWFp8(groups, lr=args.learning_rate)
+    if args.device.type == "cpu":
+        optimizer.__class__ = type(type(optimizer).__name__, (_Uncompiled, type(optimizer)), {})
+    return optimizer
+
+
+class _Uncompiled(Optimizer):
+    """In front of an optimizer's class: what its step compiles runs as it is written."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        with torch.compiler.set_stance("force_eager"):
+            return super().step(closure)  # type: ignore[arg-type]
+
+
+FACTORIES: dict[str, Factory] = {
+    "muon": _muon,
+    "stable_adamw": _stable_adamw,
+    **dict.fromkeys(("adamw8bit_ao", "adamw4bit", "adamw_fp8"), _torchao),
+}
+"""Option of the menu `optim` -> its factory, for an optimizer that transformers' table lacks or does not finish."""

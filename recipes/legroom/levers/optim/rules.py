@@ -1,0 +1,170 @@
+"""optim: the optimizer's settings, and which optimizers take less memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+from legroom.config import Config
+from legroom.levers.compile.rules import gpu_problems
+from legroom.machine import host
+from legroom.options import hooks
+from legroom.options.hooks import STEP, Cost, Dimension, Lever
+
+FUSED = ("adamw", "adamw_fused")
+LEAPS = (
+    "optim={}: where the gradients of a block differ by orders of magnitude, the second moment of the small ones "
+    "rounds to zero, and such a weight may move by thousands of learning rates at once. Watch the loss, or choose "
+    "optim=adam8bit."
+)
+IN_BACKWARD, CLIPPING = "optim.in_backward", "train.max_grad_norm"
+
+
+def training_arguments(cfg: Config) -> dict[str, Any]:
+    """Entries for TrainingArguments."""
+    optim = cfg.optim
+    args = {"momentum": optim.momentum} | (optim.args or {})
+    entries = {
+        "optim": optim.transformers_name,
+        "adam_beta1": optim.beta1,
+        "adam_beta2": optim.beta2,
+        "adam_epsilon": optim.epsilon,
+        "optim_args": ",".join(f"{key}={value}" for key, value in args.items() if value is not None) or None,
+    }
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """What needs all gradients at once, where each weight is updated in the backward pass; and compiled steps."""
+    found = _in_backward_problems(cfg) if cfg.optim.in_backward else []
+    return found + (_compiled_step_problems(cfg) if cfg.optim.compiles_step else [])
+
+
+def _compiled_step_problems(cfg: Config) -> list[str]:
+    """Why a step that is compiled on a GPU is not estimated for one, or cannot be compiled."""
+    if host.device(cfg) == "cpu":
+        return []
+    if cfg.recipe.name == "estimate":
+        return [
+            f"recipe=estimate does not support optim={cfg.optim.name} on a GPU: its step is compiled there, and what "
+            "compiled code takes is not known. Choose optim=adam8bit."
+        ]
+    return gpu_problems(f"optim={cfg.optim.name}", "choose optim=adam8bit")
+
+
+def warnings(cfg: Config) -> list[str]:
+    """What the memory ledger does not see, and states whose rounding lets single weights leap."""
+    found = [LEAPS.format(cfg.optim.name)] if cfg.optim.facts.rounds_to_zero else []
+    if not cfg.optim.compiles_step or host.device(cfg) == "cpu" or not cfg.measure.ledger:
+        return found
+    return found + [
+        f"optim={cfg.optim.name}: the five parts of memory are of its step as it is written; the training compiles it, "
+        "and it takes less besides weights, gradients and states."
+    ]
+
+
+def _in_backward_problems(cfg: Config) -> list[str]:
+    """Why weights cannot be updated in the backward pass of this configuration, a line each."""
+    this, mode, found = "optim.in_backward=true", cfg.parallelism, []
+    if cfg.train.max_grad_norm:
+        found.append(
+            f"{this} frees each gradient at once, and train.max_grad_norm={cfg.train.max_grad_norm} clips by the norm "
+            "of all. Type train.max_grad_norm=0, or leave optim.in_backward out."
+        )
+    if cfg.accumulation.steps > 1:
+        found.append(
+            f"{this} updates the weights in every backward pass, and accumulation adds up the gradients of several. "
+            "Leave the accumulation out, or optim.in_backward."
+        )
+    if cfg.precision.name == "fp16":
+        found.append(
+            f"{this} does not go with precision=fp16, whose scaling looks for infinities in all gradients before the "
+            "step. Choose precision=bf16, or leave optim.in_backward out."
+        )
+    if mode.name in ("dp", "ddp", "zero") or mode.strategy == "no_shard":
+        alone = f"parallelism={mode.name}" + (" parallelism.strategy=no_shard" if mode.strategy == "no_shard" else "")
+        found.append(
+            f"{this} does not go with {alone}, which keeps or reduces gradients itself. Choose parallelism=fsdp, or "
+            "leave optim.in_backward out."
+        )
+    if mode.cpu_offload:
+        found.append(
+            f"{this} does not go with parallelism.cpu_offload=true: the gradients lie in the host's memory. Leave one "
+            "of them out."
+        )
+    if cfg.compile:
+        found.append(
+            f"{this} saves nothing with compile=true: compiled code returns all gradients at once. Leave one of them "
+            "out."
+        )
+    return found
+
+
+def _in_backward_lever(cfg: Config) -> list[Lever]:
+    """Gradients that do not outlive their weight's step; without clipping, which needs all of them."""
+    changed = copy.deepcopy(cfg)
+    changed.optim.in_backward, changed.train.max_grad_norm = True, 0.0
+    if cfg.optim.in_backward is not False or _in_backward_problems(changed):  # None: the option lacks the key
+        return []
+    if not cfg.train.max_grad_norm:
+        return [Lever(f"{IN_BACKWARD}=true", Cost.NO_SPEED)]
+    return [Lever(f"{IN_BACKWARD}=true {CLIPPING}=0", Cost.NO_CLIPPING)]
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Optimizers with smaller states, or with smaller temporaries in the step; steps inside the backward pass."""
+    name, mode = cfg.optim.name, cfg.parallelism.name
+    whole_weights = mode in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
+    fused = name == "adamw" and mode != "fsdp_tp"
+    in_8_bits = name in ("adamw", "adamw_fused") and whole_weights
+    levers = [
+        # The fused kernel has no temporary copy of all weights.
+        Lever("optim=adamw_fused", Cost.NO_SPEED if fused else None, (STEP,)),
+        Lever("optim=adafactor"),
+        Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None),
+    ]
+    return [lever for lever in levers if lever.overrides != f"optim={name}"] + _in_backward_lever(cfg)
+
+
+def not_tried(cfg: Config) -> str | None:
+    """Why `fit` leaves an optimizer out."""
+    if cfg.optim.facts.pages_to_host:
+        return "what paging costs differs by machine, from a fifth to nearly all of the rate of the link to the host"
+    if cfg.optim.facts.not_searched:
+        return "it trains differently at the same learning rate. fit does not choose it; typed, it is kept"
+    return None
+
+
+def alike(cfg: Config) -> tuple[str, ...]:
+    """The optimizers that compute what the chosen one does, in other kernels."""
+    return FUSED if cfg.optim.name in FUSED else ()
+
+
+def alike_in_backward(cfg: Config) -> tuple[bool, ...]:
+    """Without clipping, steps inside the backward pass compute what steps after it do."""
+    return () if cfg.train.max_grad_norm or cfg.optim.in_backward is None else (False, True)
+
+
+def without_clipping(cfg: Config, in_backward: bool) -> dict[str, Any]:
+    """What steps inside the backward pass need besides."""
+    return {CLIPPING: 0.0} if in_backward and cfg.train.max_grad_norm else {}
+
+
+HOOKS = hooks.register(
+    "optim",
+    hooks.Hooks(
+        apply=__package__,
+        chosen=lambda cfg: True,
+        problems=problems,
+        warnings=warnings,
+        training_arguments=training_arguments,
+        memory_levers=memory_levers,
+        search=(
+            Dimension("optim", 40, changes_numbers=True, alike=alike, not_tried=not_tried),
+            Dimension(
+                IN_BACKWARD, 42, (False, True), True, alike_in_backward, also=without_clipping, refuses_others=True
+            ),
+        ),
+    ),
+)

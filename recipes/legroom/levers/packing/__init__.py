@@ -1,0 +1,1 @@
+"""data.packing: several samples in one row, none of which sees another."""

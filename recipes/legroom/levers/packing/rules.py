@@ -1,0 +1,39 @@
+"""data.packing: when it is refused; models are checked where they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.options import hooks, task
+from legroom.options.hooks import Dimension
+
+CLASSIFIER = (
+    "data.packing=true is for causal language models, which have a label for each token; this configuration trains a "
+    "classifier. Type data.packing=false."
+)
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Why samples cannot be packed."""
+    if not cfg.data.packing:
+        return []
+    if task.task(cfg) == "classification":
+        return [CLASSIFIER]
+    if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
+        return [
+            f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
+            "keeps no mask. Type model.attention=sdpa, which keeps one."
+        ]
+    return []
+
+
+HOOKS = hooks.register(
+    "data.packing",
+    hooks.Hooks(
+        problems=problems,
+        apply=__package__,
+        chosen=lambda cfg: cfg.data.packing,
+        search=(Dimension("data.packing", 47, (False, True), changes_numbers=True),),
+    ),
+)

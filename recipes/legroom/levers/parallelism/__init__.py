@@ -1,0 +1,1 @@
+"""parallelism: what ranks share."""

@@ -1,0 +1,36 @@
+"""What a mode of parallelism does to the model and to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedModel, TrainingArguments
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.options.hooks import Behaviour
+from legroom.parallelism import accelerate_plugins, fsdp, zero
+from legroom.third_party import accelerate_private
+
+
+class Apply(Behaviour):
+    def accelerator_arguments(self, args: TrainingArguments) -> dict[str, Any]:
+        return accelerate_plugins.mode_arguments(self.cfg)
+
+    def after_prepare(self, loop: Any) -> None:
+        if self.cfg.parallelism.sync_each_batch:
+            accelerate_private.never_postpone_reduction(loop.accelerator)
+
+
+def model_on_device(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
+    device = host.device(cfg)
+    if cfg.parallelism.sharded:
+        return fsdp.build_sharded(cfg, build_model, device)
+    model = build_model()
+    if cfg.parallelism.name == "zero":
+        zero.to_device(cfg, model, device)
+    else:
+        model.to(device)  # pyright: ignore[reportArgumentType]  # transformers' decorator hides the method's self
+    return model

@@ -1,0 +1,74 @@
+"""parallelism=fsdp and fsdp_tp: the sharding strategies, and when they are refused."""
+
+from __future__ import annotations
+
+from legroom.config import Config
+from legroom.options import gpu as gpu_options
+
+
+def problems(cfg: Config, on_gpu: bool) -> list[str]:
+    """Options that sharded weights do not support. For configurations that shard."""
+    own, found = cfg.parallelism, []
+    if cfg.optim.facts.needs_whole_weights:
+        found.append(
+            f"optim={cfg.optim.name} works on whole weights, and parallelism={own.name} gives each rank a part. "
+            "Choose optim=adamw or optim=sgd, or parallelism=ddp."
+        )
+    if cfg.eval.precision:
+        found.append(f"eval.precision casts the whole model, which parallelism={own.name} has sharded. Leave it out.")
+    if own.in_groups:
+        size, count = gpu_options.sharding_group(cfg), own.num_processes
+        if count is not None and (count % size or count == size):
+            found.append(
+                f"parallelism.strategy={own.strategy} needs several groups of parallelism.shard_size ranks: "
+                f"{count} ranks in groups of {size} are not. Type another shard_size, or "
+                "parallelism.strategy=full_shard."
+            )
+        found += _machines_problems(cfg, "parallelism.shard_size", size)
+    elif own.shard_size is not None:
+        found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
+    if own.cpu_offload and not on_gpu:
+        found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
+    return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
+
+
+def _machines_problems(cfg: Config, key: str, size: int) -> list[str]:
+    """Groups of `size` ranks of an estimate, of which some would cross between machines and others not."""
+    here = gpu_options.ranks_per_machine(cfg)
+    if (cfg.gpu.machines or 1) == 1 or not here % size or not size % here:
+        return []
+    return [
+        f"groups of {key}={size} ranks lie unevenly on machines of {here}. Type {key}={here}, or another number that "
+        "divides it."
+    ]
+
+
+def _tensor_problems(cfg: Config) -> list[str]:
+    own, found = cfg.parallelism, _machines_problems(cfg, "parallelism.tensor_size", cfg.parallelism.tensor_size)
+    if own.strategy not in ("full_shard", "shard_grad_op"):
+        found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
+    if own.num_processes is not None and own.num_processes % own.tensor_size:
+        found.append(
+            f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
+            f"{own.tensor_size}. Change one of them."
+        )
+    if cfg.optim.facts.needs_uniform_sharding:
+        found.append(
+            f"optim={cfg.optim.name} needs all weights sharded alike, and fsdp_tp shards some twice. "
+            "Choose optim=adamw."
+        )
+    if cfg.model.pretrained:
+        return found  # whether it has a plan is checked when it is loaded
+    if cfg.model.family != "llama":
+        found.append(
+            f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
+            "them, or parallelism=fsdp."
+        )
+    for key in ("heads", "kv_heads", "feed_forward"):
+        size = getattr(cfg.model, key)
+        if size is not None and size % own.tensor_size:
+            found.append(
+                f"model.{key}={size} cannot be split over parallelism.tensor_size={own.tensor_size} ranks. "
+                "Change one of them."
+            )
+    return found

@@ -1,0 +1,162 @@
+"""parallelism: how many ranks a configuration has, what they share, and when a mode is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from legroom.config import Config
+from legroom.levers.parallelism import fsdp_rules, launcher_conflicts, zero_rules
+from legroom.machine import host
+from legroom.options import hooks
+from legroom.options.hooks import Dimension
+from legroom.ranks import rank_info
+
+SYNC_EACH_BATCH = "parallelism.sync_each_batch"
+RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
+
+
+def replicas(cfg: Config) -> int:
+    """How many micro-batches are trained on at a time. Does not need a resolved configuration."""
+    if cfg.parallelism.name == "dp":
+        return max(1, len(host.gpus()))
+    return max(1, processes(cfg) // (cfg.parallelism.tensor_size or 1))
+
+
+def processes(cfg: Config) -> int:
+    """How many ranks a configuration has on this machine, or under this launcher."""
+    if cfg.parallelism.one_process:
+        return 1
+    rank = rank_info.current_rank()
+    on_gpu = host.device(cfg) == "cuda"
+    return rank.world_size if rank.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def resolve(cfg: Config) -> list[str]:
+    """Fill in the number of ranks, and how many micro-batches they train on at a time."""
+    mode, rank, given = cfg.parallelism.name, rank_info.current_rank(), cfg.parallelism.num_processes
+    one = cfg.parallelism.one_process
+    if rank.launched and one and rank.world_size > 1:
+        return [
+            f"parallelism={mode} is one process, and the launcher started {rank.world_size}. Type parallelism=ddp or "
+            "parallelism=fsdp, or start it without the launcher."
+        ]
+    if rank.launched and not one and given not in (None, rank.world_size):
+        return [f"parallelism.num_processes={given}, but the launcher started {rank.world_size}. Leave the key out."]
+    if not rank.launched and not one and given is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return [
+            "accelerate launch started one process without ranks (it does so with --cpu, and without --multi_gpu where "
+            f"there is no GPU), and parallelism={mode} has several. Type accelerate launch --multi_gpu "
+            "--num_processes N, or say how many with parallelism.num_processes=N."
+        ]
+    cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
+    if cfg.parallelism.sync_each_batch is None and mode in ("fsdp", "fsdp_tp"):
+        cfg.parallelism.sync_each_batch = cfg.parallelism.strategy != "no_shard"
+    return []
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """Modes that this machine, the launcher or another option does not support."""
+    mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
+    found = launcher_conflicts.problems(cfg)
+    on_gpu, visible = host.device(cfg) == "cuda", len(host.gpus())
+    if mode == "dp" and visible > 1 and cfg.precision.autocast:
+        found.append(
+            f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
+            "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
+        )
+    local = rank_info.current_rank().local_world_size if rank_info.current_rank().launched else count
+    if on_gpu and not cfg.parallelism.one_process and (local or 0) > visible and cfg.recipe.name != "estimate":
+        found.append(
+            f"{local} ranks need as many GPUs on a machine, and {visible} {'is' if visible == 1 else 'are'} visible "
+            f"here. Type parallelism.num_processes={visible}, or device=cpu."
+        )
+    cores = host.usable_cores()
+    started_here = not on_gpu and cfg.recipe.name != "estimate" and not rank_info.current_rank().launched
+    if started_here and (count or 1) > RANKS_PER_CORE * cores and not cfg.launch.oversubscribe:
+        found.append(
+            f"parallelism.num_processes={count} is more than {RANKS_PER_CORE} ranks for each of {cores} CPU cores, "
+            f"which is slow. Type parallelism.num_processes={cores}, or launch.oversubscribe=true to start them."
+        )
+    if cfg.parallelism.static_graph and cfg.accumulation.steps > 1:
+        found.append(
+            "parallelism.static_graph=true does not go with accumulation: DDP learns the graph from a first pass "
+            "that sends gradients, and only the last of a step does. Leave it out."
+        )
+    if mode == "zero" and cfg.recipe.name != "estimate":  # which does not support it, whatever is installed
+        found += zero_rules.problems(cfg, on_gpu)
+    elif cfg.parallelism.sharded:
+        found += fsdp_rules.problems(cfg, on_gpu)
+    return found + _typed_problems(cfg, given)
+
+
+def _typed_problems(cfg: Config, given: Collection[str]) -> list[str]:
+    """Typed keys that another key of the mode makes meaningless."""
+    own = cfg.parallelism
+    if "parallelism.wrap_min_parameters" in given and own.wrap != "size":
+        return [
+            f"parallelism.wrap_min_parameters is not used with parallelism.wrap={own.wrap}. Type "
+            "parallelism.wrap=size, or leave it out."
+        ]
+    whole = {"parallelism.wrap", "parallelism.shard_size", "parallelism.cpu_offload"} & set(given)
+    if own.strategy == "no_shard" and whole:
+        return [
+            "parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.wrap, shard_size and "
+            "cpu_offload are not used. Leave them out."
+        ]
+    if "parallelism.live_parameters" in given and own.stage in (1, 2):
+        return [
+            f"parallelism.live_parameters is not used with parallelism.stage={own.stage}, which keeps "
+            "all weights. Type parallelism.stage=3, or leave it out."
+        ]
+    return []
+
+
+def warnings(cfg: Config) -> list[str]:
+    """More ranks than cores; what a mode does not do."""
+    count, cores = cfg.parallelism.num_processes, host.usable_cores()
+    found = zero_rules.warnings(cfg) if cfg.parallelism.name == "zero" else []
+    if host.device(cfg) == "cpu" and (count or 1) > cores and not rank_info.current_rank().launched:
+        found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
+    return found
+
+
+def ignored(cfg: Config, overrides: Collection[str]) -> list[str]:
+    """A number of processes that was typed for a mode of one process. A sweep over the modes may have it, so that it is
+    not refused; `resolve` has replaced it in the configuration. overrides: as they were typed."""
+    typed = next((text for text in reversed([*overrides]) if text.startswith("parallelism.num_processes=")), "")
+    count = typed.partition("=")[2]
+    if not cfg.parallelism.one_process or count in ("", "null", "1"):
+        return []
+    return [
+        f"parallelism.num_processes={count} is not used by parallelism={cfg.parallelism.name}, which is one process. "
+        f"Type parallelism=ddp or parallelism=fsdp for {count}."
+    ]
+
+
+def sync_has_effect(cfg: Config) -> bool:
+    """Whether `sync_each_batch` changes what is sent and kept: FSDP with several micro-batches.
+
+    DDP keeps whole gradients in any case, so that more messages would gain nothing.
+    """
+    return cfg.parallelism.sharded and cfg.accumulation.steps > 1
+
+
+# Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
+HOOKS = hooks.register(
+    "parallelism",
+    hooks.Hooks(
+        apply=__package__,
+        chosen=lambda cfg: True,
+        resolve=resolve,
+        problems=problems,
+        warnings=warnings,
+        search=(
+            Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),
+            Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""precision: the floating-point types."""

@@ -1,0 +1,93 @@
+"""precision: the floating-point types of the weights and of the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from legroom.config import Config
+from legroom.machine import host
+from legroom.options import hooks, model_families
+from legroom.options.hooks import PASSES, STEP, Cost, Dimension, Lever
+
+WHOLE_WEIGHTS = (None, "single", "ddp")  # modes that precision=fp8 goes with; doctor asks about no mode
+
+
+def training_arguments(cfg: Config) -> dict[str, Any]:
+    """Entries for TrainingArguments."""
+    return {
+        "fp16": cfg.precision.name == "fp16",
+        "bf16": cfg.precision.autocast == "bf16",
+        "tf32": cfg.precision.name == "tf32" if host.device(cfg) == "cuda" else None,
+    }
+
+
+def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
+    """What does not go with 8-bit products."""
+    if cfg.precision.name != "fp8":
+        return []
+    found = []
+    if cfg.adapter.is_used:
+        found.append(
+            f"precision=fp8 does not go with adapter={cfg.adapter.name}, whose layers stand in for the linear ones. "
+            "Choose precision=bf16."
+        )
+    if cfg.parallelism.name not in WHOLE_WEIGHTS:
+        found.append(
+            f"precision=fp8 does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp, or "
+            "precision=bf16."
+        )
+    if cfg.checkpointing.name == "selective":
+        found.append(
+            "checkpointing=selective does not go with precision=fp8, whose products are of tensors of its own kind. "
+            "Choose checkpointing=full."
+        )
+    if cfg.model.family in model_families.NOT_LINEAR:
+        found.append(
+            f"precision=fp8 is for linear layers, and the matrices of model={cfg.model.name} are in layers of another "
+            "kind. Choose precision=bf16."
+        )
+    return found
+
+
+def warnings(cfg: Config) -> list[str]:
+    """The casts to 8 bits take longer than the products save, unless they are compiled into other kernels."""
+    if cfg.precision.name != "fp8" or cfg.compile:
+        return []
+    return ["precision=fp8 is slower than bf16 as long as its casts are kernels of their own. Type compile=true."]
+
+
+def not_tried(cfg: Config) -> str | None:
+    """Why `fit` leaves an option out."""
+    return "the estimate does not know the times of 8-bit products" if cfg.precision.name == "fp8" else None
+
+
+def memory_levers(cfg: Config) -> list[Lever]:
+    """Smaller types: autocast for the activations, bf16 weights for the rest too."""
+    name, gpu = cfg.precision.name, host.gpu(cfg)
+    has_bf16 = gpu is None or gpu.capability >= (8, 0)
+    wide = name in ("fp32", "tf32")
+    costs = {
+        "fp16": Cost.LOW_PRECISION_PRODUCTS if wide and not has_bf16 else None,
+        "bf16": Cost.LOW_PRECISION_PRODUCTS if wide and has_bf16 else None,
+        "bf16_pure": Cost.LOW_PRECISION_WEIGHTS if has_bf16 else None,
+    }
+    return [
+        Lever(f"precision={option}", cost, (STEP,) if option == "bf16_pure" else (PASSES,))
+        for option, cost in costs.items()
+        if option != name
+    ]
+
+
+HOOKS = hooks.register(
+    "precision",
+    hooks.Hooks(
+        problems=problems,
+        warnings=warnings,
+        training_arguments=training_arguments,
+        apply=__package__,
+        chosen=lambda cfg: True,
+        memory_levers=memory_levers,
+        search=(Dimension("precision", 10, changes_numbers=True, not_tried=not_tried),),
+    ),
+)

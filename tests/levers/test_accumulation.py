@@ -1,0 +1,96 @@
+"""accumulation=auto: the largest batch that is predicted to fit, and who chose it."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import compose, small
+from fit_search import GPU, tiny
+
+from legroom import config
+from legroom.levers.accumulation import rules as accumulation
+from legroom.machine import host
+from legroom.options import batch
+
+AUTO = (
+    "recipe=estimate",
+    "accumulation=auto",
+    "batch.effective=12",
+    "model.width=128",
+    "model.feed_forward=512",
+    "model.vocab=2048",
+    "data.samples=16",
+    "estimate.margin=0",
+)
+
+
+def limit(gib: float) -> str:
+    return f"launch.memory_limit_gib={gib}"
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["accumulation=auto", "batch.effective=null"], "batch.effective=64"),
+        ([*AUTO, "batch.per_device=3"], "accumulation=auto chooses batch.per_device"),
+        ([*AUTO, "accumulation.steps=3"], "accumulation=auto chooses accumulation.steps"),
+        ([*AUTO, "parallelism=ddp"], "parallelism=ddp has several"),
+        pytest.param(
+            [*AUTO, limit(0.001)], "not even batch.per_device=1 fits NVIDIA GeForce RTX 4090", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_it_is_refused_where_it_cannot_choose(words, said):
+    problems = compose(*tiny(*words)).problems
+    assert any(said in problem for problem in problems), problems
+
+
+def test_a_run_on_a_cpu_is_refused(monkeypatch):
+    monkeypatch.setattr(host, "gpus", lambda: ())
+    words = [word for word in tiny(*AUTO[1:]) if word != GPU]
+    (problem,) = compose(*words).problems
+    assert "accumulation=auto chooses the largest batch that fits a GPU" in problem
+
+
+@pytest.mark.slow
+def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path):
+    from legroom.foresight import prediction
+    from legroom.foresight.search import runner
+
+    words = [word for word in tiny(*AUTO) if not word.startswith("accumulation")]
+    by_hand = {size: runner.predict([*words, f"batch.per_device={size}"])[0] for size in (1, 2, 3, 4, 6, 12)}
+    peaks = {size: outcome.memory.peak_reserved_bytes for size, outcome in by_hand.items()}
+    assert sorted(peaks.values()) == list(peaks.values()) and peaks[4] < peaks[12]
+    gib = (peaks[4] + peaks[6]) / 2 / 2**30 if peaks[4] < peaks[6] else (peaks[6] + peaks[12]) / 2 / 2**30
+    expected = max(size for size, peak in peaks.items() if peak <= gib * 2**30)
+    told = compose(*tiny(*AUTO, limit(gib)))
+    assert not told.problems
+    chosen = told.record.config
+    assert (chosen["batch"]["per_device"], chosen["accumulation"]["steps"]) == (expected, 12 // expected)
+    assert (
+        chosen["accumulation"]["name"] == "auto" and f"batch.per_device={expected}" in chosen["accumulation"]["reason"]
+    )
+    larger = min(size for size in peaks if size > expected)
+    free, missing = ((gib * 2**30 - peaks[expected]) / 2**20, (peaks[larger] - gib * 2**30) / 2**20)
+    assert f"{free:,.0f} MiB stay free, and {larger} would miss by {missing:,.0f}" in chosen["accumulation"]["reason"]
+    assert accumulation.warnings(told.cfg) == [chosen["accumulation"]["reason"]]
+    assert accumulation.resolve(told.cfg) == [], "a configuration that has been resolved stays as it is"
+    assert told.cfg.batch.per_device == expected and prediction.allocator_bytes(told.cfg) == int(gib * 2**30)
+
+
+def test_a_failure_of_the_estimate_is_said(monkeypatch):
+    monkeypatch.setattr(accumulation, "CHOOSE", "raise ValueError('no such thing')")
+    accumulation._ask.cache_clear()
+    (problem,) = compose(*tiny(*AUTO)).problems
+    accumulation._ask.cache_clear()
+    assert "ValueError: no such thing" in problem and "Choose batch.per_device yourself" in problem
+
+
+def test_a_resolved_configuration_can_be_checked_again():
+    told = compose("device=cpu", "batch.effective=8", "batch.per_device=2")
+    assert not told.problems and accumulation.resolve(config.from_dict(config.to_dict(told.cfg))) == []
+
+
+@pytest.mark.parametrize("size,halved", [(8, 4), (6, 3)])
+def test_half_the_batch_says_what_it_changes(size, halved):
+    *_, lever = batch.memory_levers(compose(*small(f"batch.per_device={size}", "data.samples=64")).cfg)
+    assert lever.overrides == f"batch.per_device={halved} accumulation=x2"

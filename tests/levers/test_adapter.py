@@ -1,0 +1,190 @@
+"""adapter: LoRA trains the same in both recipes, resumes exactly, and is opened by peft."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compose
+from safetensors import safe_open
+
+from legroom.data import dataset
+from legroom.levers.adapter import apply as adapter
+from legroom.machine import host
+from legroom.models import builder
+from legroom.options import task
+from legroom.records import checkpoint_files, run_folder
+
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+
+RECIPES = ["trainer", "accelerate"]
+LORA = ["adapter=lora", "train.max_steps=4", "data.samples=16", "train.schedule=constant"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=llama_tiny", "model.dropout=0"],
+        ["model=gpt2_tiny", "adapter.dropout=0.1", "accumulation=x2"],
+        ["model=bert_tiny", "checkpointing=full", "precision=bf16"],
+        ["model=llama_tiny", "precision=bf16_pure", "optim=adafactor"],
+        ["model=llama_tiny", "adapter.dora=true", "adapter.rslora=true"],
+        ["model=mixtral_tiny"],
+    ],
+    ids=" ".join,
+)
+def test_both_recipes_train_the_same_adapter(train, words):
+    one, other = (train(*LORA, f"recipe={recipe}", *words).record for recipe in RECIPES)
+    assert one.training.losses == other.training.losses
+    assert one.memory.peak_tensor_bytes == pytest.approx(other.memory.peak_tensor_bytes, rel=1e-3)
+    assert one.training.losses[0] != one.training.losses[-1]
+    assert 0 < one.model.trained_parameters < 0.5 * one.memory.parameter_count
+
+
+def test_weights_that_are_not_trained_have_no_gradients_and_no_states(train):
+    lora, whole = (
+        train(*LORA, "model=llama_tiny", "adapter.rank=1").record,
+        train("model=llama_tiny", "train.max_steps=4").record,
+    )
+    trained, most = lora.model.trained_parameters, lora.memory.largest_bytes
+    assert most["gradients"] == 4 * trained and most["optimizer"] == pytest.approx(8 * trained, rel=0.05)
+    assert most["parameters"] == 4 * lora.memory.parameter_count
+    assert lora.memory.parameter_count == whole.memory.parameter_count + trained
+    assert lora.speed.model_flops_per_step < 0.8 * whole.speed.model_flops_per_step
+
+
+def test_recomputation_changes_no_loss(train):
+    kept, recomputed = (train(*LORA, "model=llama_tiny", f"checkpointing={name}").record for name in ("none", "full"))
+    assert kept.training.losses == recomputed.training.losses
+    assert recomputed.memory.activations_bytes < kept.memory.activations_bytes
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "words", [["adapter=lora", "model=gpt2_tiny"], ["adapter=qlora", "model=llama_tiny"]], ids=["lora", "qlora"]
+)
+def test_a_resumed_adapter_is_the_one_that_was_never_stopped(train, again, tmp_path, recipe, words):
+    if "adapter=qlora" in words:
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
+    options = [*LORA[1:], *words, f"recipe={recipe}", "adapter.dropout=0.1", "save.every_steps=2"]
+    run = train(*options)
+    checkpoint = run.folder / "checkpoints" / checkpoint_files.folder_name(2)
+    with safe_open(next(checkpoint.glob("*weights*.safetensors")), "pt") as file:
+        assert file.keys() and all("lora_" in name for name in file.keys())  # noqa: SIM118  (a file)
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.rename(tmp_path / "checkpoints" / checkpoint.name)
+    resumed, warned = again(tmp_path, *options, "resume=latest")
+    assert not warned and resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == run.record.training.losses
+
+
+@pytest.mark.parametrize("model", ["llama_tiny", "bert_tiny"])
+def test_peft_opens_what_was_saved_and_it_answers_as_it_was_evaluated(train, model):
+    base = train(f"model={model}", "save.final=true").folder / run_folder.MODEL_FOLDER
+    asked = [*LORA, f"model.pretrained={base}", "train.learning_rate=0.05", "save.final=true"]
+    run = train(*asked)
+    assert run.record.config["train"]["learning_rate"] == 0.05
+    cfg = compose("recipe=accelerate", "device=cpu", "data.seq_len=32", *asked).cfg
+    cfg.data.eval_samples = run.record.config["data"]["eval_samples"]
+    architecture = builder.configuration(cfg)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    bare = builder.build_model(cfg, architecture, rows)
+    answers = peft.PeftModel.from_pretrained(bare, str(run.folder / run_folder.MODEL_FOLDER)).eval()
+    batch = {key: torch.stack([row[key] for row in rows.eval]) for key in rows.eval[0]}
+    with torch.no_grad():
+        loss, without = answers(**batch).loss, answers.unload()(**batch).loss
+    assert loss.item() == pytest.approx(run.record.evaluation.loss, rel=1e-5) != without.item()
+
+
+def test_two_ranks_train_the_adapter_that_one_trains(train):
+    words = [*LORA, "model=llama_tiny", "recipe=accelerate"]
+    one = train(*words, "batch.per_device=4").record
+    two = train(*words, "batch.per_device=2", "parallelism=ddp", "parallelism.num_processes=2").record
+    assert two.training.losses == pytest.approx(one.training.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_sharded_ranks_train_the_adapter_that_one_trains_and_save_it(train, again, tmp_path, recipe):
+    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
+    words = [*LORA, f"model.pretrained={base}", f"recipe={recipe}", "save.final=true"]
+    words += ["optim=sgd", "train.learning_rate=1"]  # its steps are linear in the gradients
+    one = train(*words, "batch.per_device=4")
+    sharded = [*words, "batch.per_device=2", "parallelism=fsdp", "parallelism.num_processes=2", "save.every_steps=2"]
+    two = train(*sharded)
+    assert two.record.training.losses == pytest.approx(one.record.training.losses, rel=1e-5)
+    saved, whole = ({}, {})
+    for run, found in ((two, saved), (one, whole)):
+        with safe_open(run.folder / run_folder.MODEL_FOLDER / "adapter_model.safetensors", "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a file)
+    assert saved.keys() == whole.keys()
+    assert all(torch.allclose(saved[name], whole[name], atol=1e-5) for name in whole)
+    assert any(whole[name].abs().max() > 1e-3 for name in whole if "lora_B" in name), "it has learnt"
+    checkpoint = two.folder / "checkpoints" / checkpoint_files.folder_name(2)
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint.rename(tmp_path / "checkpoints" / checkpoint.name)
+    resumed, _ = again(tmp_path, *sharded, "resume=latest")
+    assert resumed.training.losses == two.record.training.losses
+
+
+def test_named_layers_alone_have_an_adapter():
+    cfg = compose(
+        "device=cpu", "model=llama_tiny", "adapter=lora", "adapter.targets=[q_proj,v_proj]", "adapter.rank=4"
+    ).cfg
+    architecture = builder.configuration(cfg)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    model = adapter.with_adapter(cfg, builder.build_model(cfg, architecture, rows))
+    trained = {name.split(".")[-4]: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert set(trained) == {"q_proj", "v_proj"} and 4 in trained["q_proj"].shape
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+@pytest.mark.parametrize("precision, dtype", [("bf16", torch.float32), ("bf16_pure", torch.bfloat16)])
+def test_an_adapter_is_trained_in_the_type_of_the_weights(name, precision, dtype):
+    """In 16 bits under bf16_pure: in 32 its products, which no autocast casts, would run in 32 as well."""
+    if name == "qlora":
+        pytest.importorskip("bitsandbytes")
+    words = [f"adapter={name}", f"precision={precision}", "model=llama_tiny", "adapter.dora=true"]
+    cfg = compose("device=cpu", *words).cfg
+    architecture = builder.configuration(cfg)
+    rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
+    model = adapter.with_adapter(cfg, builder.build_model(cfg, architecture, rows))
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {dtype}
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["parallelism=fsdp_tp", "parallelism.num_processes=2", "model=llama_tiny"], "Choose parallelism=ddp"),
+        (["adapter.targets=[]"], "adapter.targets=[q_proj,v_proj]"),
+        (["adapter.targets=7"], "adapter.targets=[q_proj,v_proj]"),
+        (["adapter.rank=0"], "adapter.rank"),
+    ],
+)
+def test_it_is_refused_in_words(words, said):
+    (problem,) = compose("device=cpu", "adapter=lora", *words).problems
+    assert said in problem
+
+
+def test_an_adapter_that_peft_lacks_for_a_layer_is_refused(train):
+    refused = train("model=mixtral_tiny", "adapter=lora", "adapter.dora=true", status="refused").record
+    assert refused.error.message.startswith("adapter=lora for this model:")
+
+
+def test_a_layer_that_is_not_there_is_refused_with_those_that_are(train):
+    refused = train("model=llama_tiny", "adapter=lora", "adapter.targets=[query]", status="refused").record
+    assert "q_proj, k_proj, v_proj" in refused.error.message
+
+
+def test_without_peft_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(host, "has", lambda package: package != "peft")
+    (problem,) = compose("device=cpu", "adapter=lora").problems
+    assert "peft" in problem and "adapter=none" in problem
+
+
+def test_one_name_of_a_layer_is_a_list_of_one():
+    words = ["model=llama_tiny", "adapter=lora", "device=cpu"]
+    assert compose(*words, "adapter.targets=q_proj").cfg.adapter.targets == ["q_proj"]
+    assert compose(*words, "adapter.targets=all-linear").cfg.adapter.targets == "all-linear"
+    assert compose(*words, "adapter.targets='.*[qv]_proj'").cfg.adapter.targets == ".*[qv]_proj"
