@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from legroom.checkpoint import merged, reopened
 from legroom.errors import Refusal
 from legroom.models import trained
-from legroom.options import adapter
+from legroom.parallelism import unwrap
 from legroom.records import model_card
 from legroom.records.record import Record
 
@@ -28,7 +28,7 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> list
     """
     model, _, notes = trained.open_adapter(folder, found, device, as_trained=True)
     kinds = {settings.task_type: settings for settings in model.peft_config.values()}
-    dtype = adapter.base_model(model).dtype
+    dtype = unwrap.base_model(model).dtype
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
