@@ -39,6 +39,7 @@ RECIPES = ("trainer", "accelerate")
 MENUS = ("precision", "optim", "checkpointing", "adapter", "loss", "accumulation", "kernels")
 UNCHANGED = 0.5  # how often a menu or a key keeps its default
 RANKS_SHARE = 0.12  # of the configurations that train on two ranks
+COMPILED_SHARE = 0.02  # of those that torch compiles, which takes a minute each
 STEPS, SAVED_STEP, JOB_SECONDS = 4, 2, 180
 BASE = ["device=cpu", "tracker=none", "data.samples=24", "data.eval_samples=4", "measure.warmup_steps=0"]
 BASE += [f"train.max_steps={STEPS}", f"launch.timeout_seconds={JOB_SECONDS}"]
@@ -125,6 +126,8 @@ def draw(chance: random.Random, options: dict[str, list[str]], data: dict[str, P
         possible = key not in NEEDS or any(word.startswith(NEEDS[key]) for word in overrides)
         if chance.random() < KEY_SHARE and possible:
             overrides.append(f"{key}={chance.choice(values)}")
+    if chance.random() < COMPILED_SHARE:
+        overrides.append("compile=true")
     return tuple(overrides)
 
 
@@ -186,7 +189,9 @@ class Runs:
             if record.status != "ok":
                 return "failed", f"{recipe}: {record.status}: {record.error}"
             records.append(record)
-        wrong = [*differences(*records), *self._estimate(folder, overrides, records[1])]
+        wrong = differences(*records)
+        if "compile=true" not in overrides:  # an estimate is of the step as it is written
+            wrong += self._estimate(folder, overrides, records[1])
         if saving:
             wrong += self._resume(folder, number, [*overrides, *saving], records)
         return ("failed", "; ".join(wrong)) if wrong else ("ok", "")
@@ -268,16 +273,18 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2, help="configurations at a time (default: 2)")
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.count} configurations", flush=True)
-    counts, start, fork_server = Counter(), time.monotonic(), fork_client.ForkServer()
+    counts, ends, start, fork_server = Counter(), "none", time.monotonic(), fork_client.ForkServer()
     folder = Path(tempfile.mkdtemp(prefix="legroom-runs-"))
     try:
         for outcome in check_all(options.count, options.seed, Runs(folder, fork_server), options.at_once):
             counts[outcome.kind] += 1
+            ends = ", ".join(f"{counts[kind]} {kind}" for kind in ("ok", "refused", "failed"))
             if outcome.kind == "failed":
                 print(f"failed: {shlex.join([*BASE, *outcome.overrides])}\n  {outcome.why}", flush=True)
+            if counts.total() % 20 == 0:  # what was seen, should the rest not be waited for
+                print(f"{time.monotonic() - start:.0f} s so far: {ends}", flush=True)
     finally:
         fork_server.close()
-    ends = ", ".join(f"{counts[kind]} {kind}" for kind in ("ok", "refused", "failed"))
     print(f"{time.monotonic() - start:.0f} s: {ends}")
     if counts["failed"]:
         print(f"What is left of them: {folder}")

@@ -28,16 +28,21 @@ JOBS = {
     "single": RUN,
     "ddp": [*RUN, "parallelism=ddp", *TWO],
     "fsdp": [*RUN, "parallelism=fsdp", *TWO],
+    # the levers that keep states of their own, or train other weights
+    "8 bits": [*RUN, "precision=bf16", "optim=adam8bit", "accumulation=x2", "checkpointing=full", "recipe=trainer"],
+    "adapter": [*RUN, "model=gpt2_tiny", "adapter=lora", "loss=chunked", "optim=schedule_free", "save.final=true"],
+    "in backward": [*RUN, "optim=adafactor", "optim.in_backward=true", "train.max_grad_norm=0", "precision=bf16_pure"],
 }
 SWEEP = ["-m", *SMALL, *RUN, "train.seed=0,1,2", "hydra.sweep.dir=sweep"]
 COUNTS = {"single": 10, "single, while it saves": 8, "ddp": 6, "fsdp": 6, "the command": 4, "sweep": 6}
+COUNTS |= {"8 bits, while it saves": 4, "adapter, while it saves": 4, "in backward, while it saves": 4}
 EXPECTED = "no step that a checkpoint has is lost; no process is left; what is left is a whole checkpoint"
 GONE_SECONDS = 10.0
 LEFT_BEHIND = "left by a kill"  # a file that marks a checkpoint that an earlier kill left half written
 
 
 def cases(seed: int) -> list[Case]:
-    """Forty kills, and for each kind of run one that ends. Each kind is a chain: a kill hits the run that goes on."""
+    """52 kills, and for each kind of run one that ends. Each kind is a chain: a kill hits the run that goes on."""
     made = []
     for kind, count in COUNTS.items():
         draw = random.Random(f"{seed} {kind}")
@@ -230,6 +235,7 @@ def _last(kind: str) -> Callable[[Workbench], str]:
             alone = {each.config["train"]["seed"]: each for each in _alone_by_seed(bench, kind)}
             expect(sorted(alone) == sorted(r.config["train"]["seed"] for r in records), f"{len(records)} records")
         left = [path.name for path in folder.rglob(".step-*")] + [path.name for path in folder.rglob(".result-*")]
+        left += [path.name for path in folder.rglob(".model*")]
         expect(not left, left)
         for record in records:
             expect(record.training.losses == alone[record.config["train"]["seed"]].training.losses, "other losses")
