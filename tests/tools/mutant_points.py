@@ -235,12 +235,15 @@ def pytest_runtest_logreport(report):
 """
 
 
-def tests_by_mutant(mutants: Sequence[Mutant], root: Path, folder: Path) -> dict[str, dict[str, float]]:
-    """Run all quick tests once. Mutant's name -> the tests that execute its point and pass, with their seconds.
+def tests_by_mutant(
+    mutants: Sequence[Mutant], root: Path, folder: Path, tests: Sequence[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Run all quick tests once, or those of `tests`. Mutant's name -> the tests that execute its point and pass, with
+    their seconds.
 
     Jobs in other processes count for the test that runs when they begin. Kept in the folder for these changes.
     """
-    kept = folder / f"tests-{digest(mutants, root)}.json"
+    kept = folder / f"tests-{digest(mutants, root)}{'-'.join(tests).replace('/', '.')}.json"
     if kept.exists():
         return json.loads(kept.read_text())
     copy = folder / "instrumented"
@@ -257,7 +260,7 @@ def tests_by_mutant(mutants: Sequence[Mutant], root: Path, folder: Path) -> dict
     for name in ("hits", "seconds"):
         (folder / name).unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "mutant_plugin", "-p", "no:cacheprovider"]
-    subprocess.run([*command, "-n", "2", "--dist", "loadfile"], cwd=copy, env=environment)
+    subprocess.run([*command, "-n", "2", "--dist", "loadfile", *tests], cwd=copy, env=environment)
     seconds = dict(line.rsplit("\t", 1) for line in (folder / "seconds").read_text().splitlines())
     found: dict[str, dict[str, float]] = {mutant.name: {} for mutant in mutants}
     for line in (folder / "hits").read_text().splitlines():

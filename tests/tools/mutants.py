@@ -3,13 +3,15 @@
     python tests/tools/mutants.py                     100 changes drawn with seed 0; some 40 minutes on two cores
     python tests/tools/mutants.py --list              only say which changes are drawn
     python tests/tools/mutants.py --count 20 --seed 7
+    python tests/tools/mutants.py --count 20 --seed 7 --packages report --tests tests/report tests/cli
 
 The list is drawn from the seed and the sources alone. All quick tests run once, to see which of them execute each
 point. Then each change is made in a copy of the checkout and tried against those tests, and against the files that
 they are in; the first failure ends it, if that test fails again with the change and passes without it. Results are kept
 in --cache, so that a run that was stopped goes on. --again TESTS then tries what survived against new tests.
-Writes docs/results/mutants.md when all are done. Changes that survive need a test, or a reason in NOTES why no test
-could notice.
+Writes docs/results/mutants.md when all are done; with --packages or --tests, which say less, it only prints. The
+pages' JavaScript is not changed: what runs it is a browser, in tests that are left out without one. Changes that
+survive need a test, or a reason in NOTES why no test could notice.
 """
 
 from __future__ import annotations
@@ -33,7 +35,19 @@ from mutant_points import Mutant, copy_checkout, digest, every_point, tests_by_m
 
 TABLE = ROOT / "docs" / "results" / "mutants.md"
 NOTES = ROOT / "docs" / "results" / "mutants_notes.json"  # "file:line change" -> why no test could notice
-PACKAGES = ("training", "data", "models", "measure", "checkpoint", "parallelism", "foresight", "records", "options")
+PACKAGES = (
+    "training",
+    "data",
+    "models",
+    "measure",
+    "checkpoint",
+    "parallelism",
+    "foresight",
+    "records",
+    "options",
+    "cli",
+)
+PACKAGES += ("report", "jobs", "tracking", "doctor", "machine", "ranks", "config")
 NO_TESTS = 5  # pytest's exit code where every test is left out
 SECONDS = 600  # for one run of tests; a change that makes them hang is noticed
 
@@ -138,20 +152,24 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "legroom-mutants"))
     parser.add_argument("--again", nargs="+", metavar="TESTS", help="try what survived against these new tests")
+    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=PACKAGES)
+    parser.add_argument("--tests", nargs="+", default=(), help="find the tests of a change among these alone")
     asked = parser.parse_args()
-    points = every_point(ROOT, PACKAGES)
+    points = every_point(ROOT, asked.packages)
     chosen = random.Random(asked.seed).sample(points, min(asked.count, len(points)))
     print(f"{len(points)} points, {len(chosen)} drawn with seed {asked.seed}", flush=True)
     if asked.list:
         print("\n".join(mutant.name for mutant in chosen))
         return 0
     asked.cache.mkdir(parents=True, exist_ok=True)
-    executing = tests_by_mutant(chosen, ROOT, asked.cache)
+    executing = tests_by_mutant(chosen, ROOT, asked.cache, asked.tests)
     before = run(chosen, "txt", lambda mutant: stages(mutant, executing[mutant.name]), asked)
     survivors = [mutant for mutant, test in before.items() if not test]
     after = run(survivors, "again", lambda _: [asked.again], asked) if asked.again else {}
-    TABLE.write_text(table(before, after, asked.seed))
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} noticed; {TABLE.relative_to(ROOT)}")
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} noticed")
+    if asked.packages == PACKAGES and not asked.tests:
+        TABLE.write_text(table(before, after, asked.seed))
+        print(TABLE.relative_to(ROOT))
     return 0
 
 
