@@ -1,6 +1,7 @@
 """Legroom: Hydra recipes that fit a bigger model and train it faster.
 
-`estimate_step` says what a training step that you wrote would take on a GPU (docs/api.md). Importing this package
+`estimate_step` says what a training step that you wrote would take on a GPU, and `check` what a whole script would
+(docs/api.md). Importing this package
 imports no torch; `python -m legroom` lists its commands.
 """
 
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legroom.errors import Refusal
+    from legroom.foresight.programs.check import check
     from legroom.foresight.step_estimate import StepEstimate, estimate_step
 
 __version__ = "0.1.0"
-__all__ = ["Refusal", "StepEstimate", "__version__", "estimate_step"]
+__all__ = ["Refusal", "StepEstimate", "__version__", "check", "estimate_step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +22,8 @@ def __getattr__(name: str) -> Any:
         from legroom import errors as module
     elif name in ("StepEstimate", "estimate_step"):
         from legroom.foresight import step_estimate as module
+    elif name == "check":
+        from legroom.foresight.programs import check as module
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(module, name)

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("legroom.cli.train", "train a model; with -m once for each combination of options"),
     "estimate": ("legroom.cli.train", "what a GPU that need not be here would say: train recipe=estimate"),
     "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
+    "check": ("legroom.cli.check", "will my script fit? Any training script, unmodified, on a GPU that is not here"),
     "chat": ("legroom.cli.chat", "talk to a trained model"),
     "export": ("legroom.cli.export", "merge a trained adapter, make a GGUF file, upload to the hub"),
     "report": ("legroom.cli.report", "the table, pictures and page of runs that are there"),

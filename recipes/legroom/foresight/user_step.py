@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,38 +58,46 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
     def disabled_scaler(_: torch.amp.GradScaler) -> None:
         fake.warnings[DISABLED_SCALER] = None
 
+    with (
+        explained(),
+        fake,
+        user_code.as_on_a_gpu(fake),
+        torch_private.observed_disabled_scalers(disabled_scaler),
+        torch_private.uncompiled(compiled),
+    ):
+        if make is None:
+            model_of(given[0])  # refused before anything is copied
+            optimizer_of(given[1])
+            modules, optimizers, inputs = _copied(given, fake)
+        else:
+            with fake.building(user_code.without_initialisation):
+                modules, optimizers, inputs = _three(make())
+        model = model_of(modules)
+        _check_device(model, fake)
+        trace = OpTrace(fake, model, optimizer_of(optimizers), record_origins=True)
+        result = None
+        for _ in range(STEPS):
+            trace.log.phase.begin_forward()
+            with trace:
+                result = step(modules, optimizers, inputs)
+        del result  # alive until the next step returns, as a loop's own variable is
+        if not any(tally.counts for tally in (trace.tally, *trace.passes)):
+            raise Refusal(
+                "the step computed nothing on the GPU when it was called the second time. It is called twice: have "
+                "its inputs last for both (a list in place of an iterator), and use the module that it is given."
+            )
+    return seen_in(trace, gpu, capacity_bytes, list(fake.warnings))
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Inside, what the fake device cannot follow is a Refusal that names the user's line."""
     try:
-        with (
-            fake,
-            user_code.as_on_a_gpu(fake),
-            torch_private.observed_disabled_scalers(disabled_scaler),
-            torch_private.uncompiled(compiled),
-        ):
-            if make is None:
-                model_of(given[0])  # refused before anything is copied
-                optimizer_of(given[1])
-                modules, optimizers, inputs = _copied(given, fake)
-            else:
-                with fake.building(user_code.without_initialisation):
-                    modules, optimizers, inputs = _three(make())
-            model = model_of(modules)
-            _check_device(model, fake)
-            trace = OpTrace(fake, model, optimizer_of(optimizers), record_origins=True)
-            result = None
-            for _ in range(STEPS):
-                trace.log.phase.begin_forward()
-                with trace:
-                    result = step(modules, optimizers, inputs)
-            del result  # alive until the next step returns, as a loop's own variable is
-            if not any(tally.counts for tally in (trace.tally, *trace.passes)):
-                raise Refusal(
-                    "the step computed nothing on the GPU when it was called the second time. It is called twice: have "
-                    "its inputs last for both (a list in place of an iterator), and use the module that it is given."
-                )
+        yield
     except UnknownOperation as error:
         if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__ from None  # shapes that do not match: the step fails on a GPU, too
-        raise Refusal(unknown(error)) from error
+        raise Refusal(_unknown(error)) from error
     except RuntimeError as error:
         if "SparseTensorImpl" in str(error):
             raise Refusal(
@@ -96,8 +105,7 @@ def simulate(step: Callable, make: Callable | None, given: tuple, gpu: Gpu, capa
             ) from error
         if DEVICE_TYPE not in str(error) and "PrivateUse1" not in str(error):
             raise
-        raise Refusal(unknown(error)) from error
-    return seen_in(trace, gpu, capacity_bytes, list(fake.warnings))
+        raise Refusal(_unknown(error)) from error
 
 
 def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) -> SimulatedUserStep:
@@ -119,7 +127,7 @@ def _differences(model: torch.nn.Module) -> list[str]:
     return [RECURRENT] * any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
-def unknown(error: BaseException) -> str:
+def _unknown(error: BaseException) -> str:
     """What cannot be followed, and the user's line."""
     where = user_code.user_line(list(traceback.extract_tb(error.__traceback__))) or "the backward pass"
     what = str(error).splitlines()[0].replace(DEVICE_TYPE, "cuda")

@@ -58,6 +58,11 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager:
 without_functions = torch._C.DisableTorchFunction
 
 
+# What a mode of functions receives where a program reads or sets these attributes of a tensor.
+get_is_cuda = vars(torch._C.TensorBase)["is_cuda"].__get__
+set_data = vars(torch._C.TensorBase)["data"].__set__
+
+
 def swap_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """`tensor.data = data` where the two are on different types of device, one of them written in Python: torch swaps
     only tensors of one type. The tensor stays the same object."""

@@ -76,13 +76,13 @@ class FakeDevice(DispatchMode):
             self._building = False
 
     @contextlib.contextmanager
-    def observed_by(self, observer: OpObserver) -> Iterator[None]:
+    def observed_by(self, observer: OpObserver | None) -> Iterator[None]:
         """Inside, the observer receives every operation, those on the host too."""
-        self._observer = observer
+        before, self._observer = self._observer, observer
         try:
             yield
         finally:
-            self._observer = None
+            self._observer = before
 
     # --- operations ---
 

@@ -1,0 +1,144 @@
+"""The command `check`: whether a training script that somebody wrote fits a GPU, and how fast it is there."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from typing import Any
+
+from legroom import invocation
+from legroom.cli.commands import REFUSED
+from legroom.errors import Refusal
+from legroom.foresight.programs import check, command
+from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.records.record import DOES_NOT_FIT
+from legroom.units import GIB, MIB
+
+OUT_OF_MEMORY = 3
+LARGEST = 5  # tensors that are printed
+USAGE = "{check} [--gpu GPU[,GPU]] [options] [--] SCRIPT [its arguments]"
+EXAMPLES = """
+  {check} --gpu rtx4090_24gb train.py --batch_size 12
+  {check} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
+  {check} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
+  {check} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
+
+The script runs unchanged, on tensors without data, until its second optimizer step is over. What it writes and sends is
+held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Returns its exit code."""
+    asked = _parser().parse_args(argv)
+    try:
+        return _checked(asked)
+    except Refusal as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    name = invocation.command("check")
+    parser = argparse.ArgumentParser(
+        prog=name,
+        usage=USAGE.format(check=name),
+        description=(__doc__ or "").partition(": ")[2],
+        epilog=EXAMPLES.format(check=name),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
+    add("--gpus", type=int, metavar="N", help="rank 0 of N, where the command line has no launcher")
+    add("--budget", type=_bytes_of, metavar="SIZE", help="exit code 3 above so much device memory, as in 24GiB")
+    add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
+    add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
+    add("--offline", action="store_true", help="the script downloads nothing")
+    add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
+    add("--json", action="store_true", help="print the figures as JSON, and nothing else")
+    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _bytes_of(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text}: write a size as 24GiB, 24GB or 900MiB")
+    unit = {"GB": 10**9, "MB": 10**6, "MiB": MIB, "M": MIB}.get(found[2] or "GiB", GIB)
+    return int(float(found[1]) * unit)
+
+
+def _checked(asked: argparse.Namespace) -> int:
+    names = list(dict.fromkeys(asked.gpu.split(",")))
+    gpus = {name: gpu_of(name) for name in names}
+    if not 0 <= asked.margin < 1:
+        raise Refusal(f"--margin {asked.margin}: it must be a share of the reserved memory, at least 0 and below 1.")
+    program = command.parse(asked.program)
+    settings = check.Settings(asked.margin, asked.strict, asked.gpus, asked.seconds, asked.offline)
+    runs = check.followed(program, gpus, settings, _Progress(program.name) if not asked.json else lambda _: None)
+    estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
+    if asked.json:
+        print(json.dumps({name: _plain(estimates[name]) for name in names if name in estimates}, indent=1))
+    for index, name in enumerate(names if not asked.json else ()):
+        if name in estimates:
+            print("\n" * (index > 0) + text_of(estimates[name]))
+    notes = dict.fromkeys(note for run in runs for note in run.outcome.notes)
+    if not asked.json:
+        print("".join(f"  note: {note}\n" for note in notes), end="")
+    for run in runs:
+        if run.why:
+            print(_tail(run.outcome.output) + f"no verdict: {run.why}", file=sys.stderr)
+    return _code(estimates, any(run.why for run in runs), asked.budget)
+
+
+def _code(estimates: dict[str, StepEstimate], failed: bool, budget: int | None) -> int:
+    """The exit code of the command."""
+    if failed:
+        return REFUSED
+    over = [one for one in estimates.values() if budget is not None and one.device_used_bytes > budget]
+    return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates.values()) else 0
+
+
+def text_of(estimate: StepEstimate) -> str:
+    """The verdict, its figures, and the largest tensors."""
+    lines = str(estimate).splitlines()
+    rows = [
+        f"  {row['bytes'] * row['count'] / MIB:>10,.1f} MiB  {row['part']}, {row['made_by'] or 'made before the step'}"
+        + (f", {row['count']} of {row['bytes'] / MIB:,.1f}" if row["count"] > 1 else "")
+        for row in estimate.largest[:LARGEST]
+    ]
+    notes = next((index for index, line in enumerate(lines) if line.startswith("  note:")), len(lines))
+    return "\n".join([*lines[:notes], "  largest at the peak", *rows, *lines[notes:]])
+
+
+def _plain(estimate: StepEstimate) -> dict[str, Any]:
+    fields = [
+        one.name for one in dataclasses.fields(estimate) if not one.name.startswith("_") and one.name != "timeline"
+    ]
+    return {name: getattr(estimate, name) for name in fields}
+
+
+def _tail(output: str) -> str:
+    """The end of what the script printed."""
+    lines = output.rstrip().splitlines()[-12:]
+    return "".join(f"  | {line}\n" for line in lines)
+
+
+class _Progress:
+    """A line on stderr that says how far the script is."""
+
+    def __init__(self, name: str):
+        self.name, self.draws = name, sys.stderr.isatty()
+        self._show("is read")
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        if message.get("kind") == "step":
+            self._show(f"has taken {message['step']} of {check.STEPS} steps, after {message['seconds']:.0f} s")
+
+    def _show(self, text: str) -> None:
+        if self.draws:
+            print(f"\r\033[K{self.name} {text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,123 @@
+"""`legroom.check`: what somebody's training script would take on a GPU. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from legroom.config import Gpu
+from legroom.errors import Refusal
+from legroom.foresight.programs import command, process
+from legroom.foresight.programs.command import Program
+from legroom.foresight.step_estimate import MARGIN, StepEstimate, gpu_of
+
+OBSERVER = "legroom.foresight.programs.played_run:observe"
+STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
+SECONDS = 600.0
+
+
+@dataclass
+class Checked:
+    """What a script came to.
+
+    outcome: how its process ended. estimates: by the GPU's name. why: there is none.
+    """
+
+    program: Program
+    outcome: process.Outcome
+    estimates: dict[str, StepEstimate] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
+    training; None: as many as the command line's launcher starts. seconds: that the script may take. offline: nothing
+    is downloaded."""
+
+    margin: float = MARGIN
+    strict: bool = False
+    ranks: int | None = None
+    seconds: float = SECONDS
+    offline: bool = False
+
+
+def check(
+    script: str | os.PathLike,
+    argv: Sequence[str] = (),
+    *,
+    gpu: str | Mapping[str, Any] = "auto",
+    margin: float = MARGIN,
+    gpus: int | None = None,
+    strict: bool = False,
+    seconds: float = SECONDS,
+) -> StepEstimate:
+    """Predict memory and time of a training script on a GPU that need not be there. The script is not changed.
+
+    It runs in a process of its own until its second optimizer step is over, on tensors without data; what it would
+    write or send is held back.
+
+    script: its file, or "torchrun" and its like with all that follows in argv. gpu, margin: as for `estimate_step`.
+    gpus: rank 0 of so many. strict: refuse a script that decides by a number that nobody computed. seconds: the most
+    that it may take.
+
+    Raises Refusal for a script that cannot be followed, or that ends with an error of its own, which is named.
+    """
+    program = command.parse([os.fspath(script), *argv])
+    (found,) = followed(program, {"": gpu_of(gpu)}, Settings(margin, strict, gpus, seconds))
+    if not found.estimates:
+        raise Refusal(found.why)
+    return found.estimates[""]
+
+
+def followed(
+    program: Program,
+    gpus: dict[str, Gpu],
+    settings: Settings,
+    on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> list[Checked]:
+    """Run a program once for all GPUs whose rules are the same. Returns what came of each run."""
+    if settings.ranks is not None:
+        program = dataclasses.replace(
+            program, ranks=settings.ranks, environment=program.environment | command.rank_environment(settings.ranks)
+        )
+    runs: dict[Any, dict[str, Gpu]] = {}
+    for name, gpu in gpus.items():  # the script may ask for the capability, the name and the memory of its card
+        runs.setdefault(gpu.capability, {})[name] = gpu
+    return [_one(program, group, settings, on_message) for group in runs.values()]
+
+
+def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message: Callable) -> Checked:
+    options = {"gpus": gpus, "margin": settings.margin, "strict": settings.strict, "ranks": program.ranks or 1}
+    limits = process.Limits(seconds=settings.seconds)
+    outcome = process.run(process.Asked(program, OBSERVER, options, STEPS, limits, settings.offline), on_message)
+    found = (outcome.found or {}).get("estimates", {})
+    if found:
+        return Checked(program, outcome, {name: _estimate(fields) for name, fields in found.items()})
+    return Checked(program, outcome, why=_why(program, outcome))
+
+
+def _estimate(fields: dict[str, Any]) -> StepEstimate:
+    values: dict[str, Any] = {**fields, "largest": tuple(fields["largest"]), "notes": tuple(fields["notes"])}
+    return StepEstimate(**values | {"timeline": tuple(map(tuple, fields["timeline"])), "_trace": None})
+
+
+def _why(program: Program, outcome: process.Outcome) -> str:
+    """Why there is no verdict, in a line: whose fault it was, and where."""
+    where = f"{outcome.line}: " if outcome.line and outcome.line not in outcome.error else ""
+    if outcome.status == process.REFUSED:
+        return f"{where}{outcome.error}"
+    if outcome.status == process.FAILED:
+        return f"the script fails: {where}{outcome.error}"
+    if outcome.status == process.ENDED:
+        code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
+        return (
+            f"the script ended{code} after {outcome.steps} optimizer steps, and {STEPS} are followed: "
+            f"{Path(program.target).name} must train with a torch.optim.Optimizer."
+        )
+    reached = f" It was at {outcome.reached or outcome.line}." if outcome.reached or outcome.line else ""
+    return f"{outcome.error or outcome.status}{reached}"

@@ -1,0 +1,164 @@
+"""What a script's Python code sees of tensors on the played GPU: they say that they are on cuda:0."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections import Counter
+from typing import Any
+
+import torch
+
+from legroom.errors import Refusal
+from legroom.foresight.fake_gpu import fake_storages, known_values
+from legroom.foresight.fake_gpu.device import CPU, FakeDevice
+from legroom.foresight.fake_gpu.user_code import UserCode, reading_line, user_line
+from legroom.third_party import torch_private
+
+HERE = torch.device("cuda", 0)
+MOST_DECISIONS = 5000  # at one line: a loop that a number would end
+_COMPARED = {torch.equal, torch.allclose, torch.Tensor.equal, torch.Tensor.allclose}
+# Functions whose numbers are sizes or positions.
+_SIZED = re.compile(
+    r"(new_)?(zeros|ones|empty|full)|rand|randn|randint|randperm|arange|linspace|view|reshape|expand|repeat|narrow|unflatten"
+    r"|split|chunk|tile|one_hot|pad|interpolate|topk|repeat_interleave|__(get|set)item__|unfold|roll|bincount|resize_"
+)
+
+
+class Decisions:
+    """Numbers that nobody computed, and what decides by them. strict: nothing may."""
+
+    def __init__(self, fake: FakeDevice, strict: bool = False):
+        self.fake, self.strict = fake, strict
+        self.counts: Counter[str] = Counter()
+
+    def no(self, where: str) -> bool:
+        """The answer to a comparison, with a note. Raises Refusal where nothing may decide, or a loop never ends."""
+        self.counts[where] += 1
+        if self.strict:
+            raise Refusal(f"{where}: the script decides by a number that only a run computes (--strict).")
+        if self.counts[where] > MOST_DECISIONS:
+            raise Refusal(
+                f"{where}: the script has decided {MOST_DECISIONS:,} times by a number that only a run computes: a "
+                "loop that this number would end cannot be followed."
+            )
+        self.fake.warnings[f"{where} decides by a number that nobody computed; the answer is taken to be no."] = None
+        return False
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
+_CALCULATED = (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "abs")
+
+
+def _number(base: type) -> type:
+    """A class of numbers that are not known: printed and summed as 1, a comparison is answered no."""
+
+    def calculated(name: str) -> Any:
+        operation = getattr(float, name)
+
+        def calculate(self: Any, *others: Any) -> Any:
+            if any(not isinstance(other, (int, float)) for other in others):
+                return NotImplemented
+            return UnknownFloat(1.0, self.decisions) if operation else NotImplemented
+
+        return calculate
+
+    def compared(self: Any, *_: Any) -> bool:
+        return self.decisions.no(here())
+
+    def make(cls: Any, value: Any, decisions: Decisions) -> Any:
+        number = base.__new__(cls, value)
+        number.decisions = decisions
+        return number
+
+    methods = {f"__{name}__": calculated(f"__{name}__") for name in _CALCULATED}
+    methods |= {f"__{name}__": compared for name in ("lt", "le", "gt", "ge", "eq", "ne", "bool")}
+    methods |= {"__new__": make, "__hash__": base.__hash__, "__reduce__": lambda self: (base, (1,))}
+    return type(f"Unknown{base.__name__.title()}", (base,), methods)
+
+
+UnknownFloat, UnknownInt = _number(float), _number(int)
+
+
+def here() -> str:
+    """file:line of the script, or of the library, that runs now."""
+    return reading_line() or known_values.reader()
+
+
+class PlayedCode(UserCode):
+    """UserCode for a whole script, whose tensors say that they are on cuda:0."""
+
+    def __init__(self, fake: FakeDevice, decisions: Decisions):
+        super().__init__(fake)
+        self.decisions = decisions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and first.device.type == fake_storages.DEVICE_TYPE:
+            answer = _ANSWERS.get(func)
+            if answer is not None:
+                return answer
+        if func is torch.device:
+            named = args and isinstance(args[0], int) and not isinstance(args[0], bool)
+            return torch.device("cuda", args[0]) if named else func(*args, **kwargs)
+        if func is torch_private.set_data and first is not None and first.device != args[1].device:
+            return torch_private.swap_data(first, args[1])
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (first, HERE, *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs = kwargs | {"device": HERE}
+        if func in _COMPARED and any(isinstance(one, torch.Tensor) and fake_storages.is_fake(one) for one in args[:2]):
+            return self.decisions.no(here())
+        name = getattr(func, "__name__", "")
+        if _SIZED.fullmatch(name) and any(map(_is_unknown, (*args[1:], *args[:1], *kwargs.values()))):
+            raise Refusal(
+                f"{here()}: a size or a position is a number that only a run computes ({name}). Pad to a fixed size."
+            )
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        known = known_values.value_of(tensor)
+        if known is not None:
+            return func(known, *args[1:], **kwargs)
+        if func is torch.Tensor.__bool__:
+            return self.decisions.no(here())
+        if func in self.arrays:
+            return self._array(func, tensor)
+        kind = UnknownFloat if tensor.is_floating_point() else UnknownInt
+        if func is torch.Tensor.item:
+            return self.decisions.no(here()) if tensor.dtype == torch.bool else kind(1, self.decisions)
+        return self.numbers[func](1)
+
+    def _array(self, func: Any, tensor: torch.Tensor) -> Any:
+        """`numpy` and `tolist` of numbers that nobody computed: ones, where they are not sizes or indices."""
+        if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            raise Refusal(
+                f"{here()}: the script reads the values of a tensor ({func.__name__}), which only a run computes."
+            )
+        if tensor.numel() > known_values.MAX_ELEMENTS:
+            raise Refusal(f"{here()}: the script copies {tensor.numel():,} numbers that nobody computed to the host.")
+        self.fake.warnings[f"{here()} reads numbers that nobody computed; they are taken as 1."] = None
+        return func(torch.ones(tensor.shape, dtype=tensor.dtype, device=CPU))
+
+
+_ANSWERS = {
+    torch.Tensor.device.__get__: HERE,
+    torch_private.get_is_cuda: True,
+    torch.Tensor.get_device: 0,
+    torch.Tensor.is_pinned: False,
+}
+
+
+def _is_unknown(value: Any) -> bool:
+    if isinstance(value, (UnknownInt, UnknownFloat)):
+        return True
+    if isinstance(value, slice):
+        return any(map(_is_unknown, (value.start, value.stop, value.step)))
+    return isinstance(value, (list, tuple)) and len(value) < 32 and any(map(_is_unknown, value))
+
+
+def where(frames: list[traceback.FrameSummary]) -> str:
+    """file:line of the script's own code in a traceback, or of its last line."""
+    return user_line(frames) or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")

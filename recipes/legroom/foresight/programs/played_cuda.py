@@ -1,0 +1,252 @@
+"""torch.cuda and its kin on a machine with the GPU that is predicted: what a script may ask, and the answers.
+
+Names are replaced where they are looked up; what a library has copied before (`from torch.cuda import ...`) is not. The
+machine has one GPU for this process. Nothing runs on it, so that streams and events are over as soon as they are asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.cuda import nccl
+
+from legroom.config import Gpu
+from legroom.foresight.fake_gpu import user_code
+from legroom.foresight.fake_gpu.backend import Stream, no_stream
+from legroom.foresight.memory import allocator
+from legroom.foresight.programs.played_code import HERE, Decisions, PlayedCode
+from legroom.foresight.programs.played_device import PlayedDevice
+from legroom.third_party import played_private, torch_private
+from legroom.third_party.patching import patched
+
+CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION = "13.0", 91900, (2, 28, 9)
+THREADS_PER_SM = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
+
+
+class PlayedStream(Stream):
+    """A stream or an event of the played GPU."""
+
+    device, device_index, cuda_stream, stream_id, priority = HERE, 0, 0, 0, 0
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __enter__(self) -> PlayedStream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+class Meter:
+    """What the allocator would say at this moment. requests: gives all of the trace so far."""
+
+    def __init__(self, requests: Callable[[], list[tuple[int, int]]], capacity_bytes: int, gpu: Gpu, others_bytes: int):
+        self._requests, self._capacity, self._gpu, self._others = requests, capacity_bytes, gpu, others_bytes
+        self._allocator, self._held, self._at = allocator.Allocator(capacity_bytes, grow=True), {}, 0
+
+    def _now(self) -> allocator.Allocator:
+        events = self._requests()
+        for event in events[self._at :]:
+            allocator.request(self._allocator, self._held, *event)
+        self._at = len(events)
+        return self._allocator
+
+    def allocated(self, *_: Any, **__: Any) -> int:
+        return self._now().allocated
+
+    def reserved(self, *_: Any, **__: Any) -> int:
+        return self._now().reserved
+
+    def peak_allocated(self, *_: Any, **__: Any) -> int:
+        return self._now().peak_allocated
+
+    def peak_reserved(self, *_: Any, **__: Any) -> int:
+        return self._now().peak_reserved
+
+    def reset(self, *_: Any, **__: Any) -> None:
+        now = self._now()
+        now.peak_allocated, now.peak_reserved = now.allocated, now.reserved
+
+    def free_and_total(self, *_: Any, **__: Any) -> tuple[int, int]:
+        """cudaMemGetInfo."""
+        total = self._gpu.memory_bytes
+        return max(0, total - self._others - self._now().reserved), total
+
+    def stats(self, *_: Any, **__: Any) -> OrderedDict[str, int]:
+        """The figures of `torch.cuda.memory_stats` that scripts read; all others are 0."""
+        now = self._now()
+        found: OrderedDict[str, int] = _Zeros()
+        for name, current, peak in (
+            ("allocated_bytes", now.allocated, now.peak_allocated),
+            ("active_bytes", now.allocated, now.peak_allocated),
+            ("reserved_bytes", now.reserved, now.peak_reserved),
+        ):
+            found |= {f"{name}.all.current": current, f"{name}.all.peak": peak}
+        return found
+
+
+class _Zeros(OrderedDict):
+    def __missing__(self, _: str) -> int:
+        return 0
+
+
+def properties_of(gpu: Gpu) -> SimpleNamespace:
+    """torch.cuda.get_device_properties."""
+    major, _, minor = gpu.capability.partition(".")
+    return SimpleNamespace(
+        name=gpu.device_name,
+        major=int(major),
+        minor=int(minor),
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.sm_count,
+        max_threads_per_multi_processor=THREADS_PER_SM.get(gpu.capability, 2048),
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+        L2_cache_size=0,
+        pci_bus_id=1,
+        pci_device_id=0,
+        pci_domain_id=0,
+        uuid="GPU-00000000-0000-0000-0000-000000000000",
+    )
+
+
+def _answers(gpu: Gpu, meter: Meter, count: int) -> dict[str, Any]:
+    """Name in torch.cuda -> its replacement."""
+    major, _, minor = gpu.capability.partition(".")
+    modern = int(major) >= 8
+    nothing = ("synchronize init ipc_collect manual_seed manual_seed_all seed seed_all set_device "
+               "set_stream set_rng_state set_rng_state_all set_per_process_memory_fraction set_sync_debug_mode "
+               "reset_accumulated_memory_stats")  # fmt: skip
+    constants = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": count,
+        "current_device": 0,
+        "get_device_name": gpu.device_name,
+        "get_device_capability": (int(major), int(minor)),
+        "get_device_properties": properties_of(gpu),
+        "is_tf32_supported": modern,
+        "initial_seed": 0,
+        "get_arch_list": [f"sm_{major}{minor}"],
+        "can_device_access_peer": True,
+        "utilization": 100,
+        "temperature": 60,
+        "memory_usage": 0,
+        "is_current_stream_capturing": False,
+        "memory_snapshot": [],
+        "memory_summary": "",
+        "list_gpu_processes": "",
+        "get_sync_debug_mode": 0,
+    }
+    found: dict[str, Any] = {name: _answer(None) for name in nothing.split()}
+    found |= {name: _answer(value) for name, value in constants.items()}
+    found |= dict.fromkeys(("Event", "Stream"), PlayedStream)
+    found |= dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: PlayedStream())
+    found |= {
+        "is_bf16_supported": lambda including_emulation=True: modern or including_emulation,
+        "stream": no_stream,
+        "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+        "device": _DeviceContext,
+        "device_of": _DeviceContext,
+        "mem_get_info": meter.free_and_total,
+        "device_memory_used": lambda *_, **__: gpu.memory_bytes - meter.free_and_total()[0],
+        "memory_allocated": meter.allocated,
+        "max_memory_allocated": meter.peak_allocated,
+        "memory_reserved": meter.reserved,
+        "memory_cached": meter.reserved,
+        "max_memory_reserved": meter.peak_reserved,
+        "max_memory_cached": meter.peak_reserved,
+        "memory_stats": meter.stats,
+        "reset_peak_memory_stats": meter.reset,
+        "reset_max_memory_allocated": meter.reset,
+        "reset_max_memory_cached": meter.reset,
+    }
+    return found
+
+
+def _answer(value: Any) -> Callable:
+    return lambda *_, **__: value
+
+
+class _DeviceContext:
+    """`with torch.cuda.device(0):`"""
+
+    def __init__(self, device: Any = None):
+        self.idx, self.prev_idx = 0, 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def _accelerator(answers: dict[str, Any], count: int) -> dict[str, Any]:
+    """Name in torch.accelerator -> its replacement."""
+    same = "is_available device_count synchronize current_stream set_stream memory_allocated max_memory_allocated "
+    same += "memory_reserved max_memory_reserved memory_stats reset_peak_memory_stats reset_accumulated_memory_stats "
+    same += "empty_cache get_device_capability"
+    found = {name: answers[name] for name in same.split() if name in answers}
+    found |= {"current_accelerator": _answer(torch.device("cuda")), "get_memory_info": answers["mem_get_info"]}
+    found |= {name: _answer(0) for name in ("current_device_index", "current_device_idx")}
+    found |= {name: _answer(None) for name in ("set_device_index", "set_device_idx")}
+    return {name: value for name, value in found.items() if hasattr(torch.accelerator, name)}
+
+
+@contextlib.contextmanager
+def machine_with(
+    gpu: Gpu, fake: PlayedDevice, meter: Meter, emptied: Callable[[], None], decisions: Decisions, count: int = 1
+) -> Iterator[None]:
+    """Inside, this process is on a machine with `count` GPUs of that kind, and uses the first.
+
+    emptied: is called where the script gives cached memory back.
+    """
+    answers = _answers(gpu, meter, count) | {"empty_cache": lambda *_, **__: emptied()}
+    with contextlib.ExitStack() as patches:
+        code = functools.partial(PlayedCode, fake, decisions)
+        for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            found = {name: value for name, value in answers.items() if name in vars(owner)}
+            patches.enter_context(patched(owner, **found))
+        patches.enter_context(patched(torch.accelerator, **_accelerator(answers, count)))
+        patches.enter_context(patched(torch.version, cuda=CUDA_VERSION))
+        patches.enter_context(patched(torch.backends.cuda, is_built=_answer(True)))
+        cudnn = {"is_available": _answer(True), "version": _answer(CUDNN_VERSION), "is_acceptable": _answer(True)}
+        patches.enter_context(patched(torch.backends.cudnn, **cudnn))
+        patches.enter_context(patched(nccl, version=_answer(NCCL_VERSION), is_available=_answer(True)))
+        patches.enter_context(patched(torch.utils.data.DataLoader, __init__=_in_this_process()))
+        patches.enter_context(played_private.observed_loading(fake.loading))
+        patches.enter_context(played_private.cuda_as(fake.device, code, generator=torch.Generator()))
+        patches.enter_context(torch_private.mixed_precision_on(fake.device.type))
+        patches.enter_context(user_code.kept_identity())
+        patches.enter_context(code())
+        yield
+
+
+def _in_this_process() -> Callable:
+    """`DataLoader.__init__` without processes of its own: a few batches are read."""
+    init = torch.utils.data.DataLoader.__init__
+
+    @functools.wraps(init)
+    def init_here(self: Any, *args: Any, **settings: Any) -> None:
+        args = (*args[:5], 0, *args[6:]) if len(args) > 5 else args  # num_workers
+        settings |= {} if len(args) > 5 else {"num_workers": 0}
+        for name, value in {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}.items():
+            if name in settings:
+                settings[name] = value
+        settings.pop("multiprocessing_context", None)
+        settings.pop("timeout", None)
+        init(self, *args, **settings)
+
+    return init_here

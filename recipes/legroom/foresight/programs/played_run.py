@@ -1,0 +1,77 @@
+"""The observer of `legroom check`: a machine with the GPU that is predicted, and what two steps come to there.
+
+Runs in the script's own process (process.py), as the observer of its optimizer steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from legroom.config import Gpu
+from legroom.foresight import prediction, user_step
+from legroom.foresight.programs import played_cuda, played_device, weights
+from legroom.foresight.programs.played_code import Decisions
+from legroom.foresight.programs.steps import Watch
+from legroom.foresight.programs.trace import ProgramTrace
+from legroom.foresight.step_estimate import estimate_of
+from legroom.third_party import torch_private
+
+OBSERVER = f"{__name__}:observe"
+
+
+@contextlib.contextmanager
+def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Inside, the script runs on the played GPU. The value returns what was found: `estimates`, of each GPU.
+
+    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks. watch: stops the script; its limit is the
+    number of steps.
+    """
+    gpus: dict[str, Gpu] = options["gpus"]
+    gpu = next(iter(gpus.values()))
+    fake = played_device.PlayedDevice(user_step.capability_of(gpu))
+    followed = ProgramTrace(fake)
+    usable = prediction.usable_bytes(gpu, 0, None)
+    others = prediction.context(gpu)[0]
+    meter = played_cuda.Meter(lambda: followed.trace.allocator_events(), usable, gpu, others)
+    found: dict[str, Any] = {}
+
+    def noted(text: str) -> None:
+        fake.warnings[text] = None
+
+    def stepped(number: int, optimizers: list) -> None:
+        if number != watch.limit:
+            followed.stepped(optimizers)
+            return
+        followed.end()
+        found["estimates"] = {name: _estimate(followed, one, options["margin"]) for name, one in gpus.items()}
+
+    watch.on_step.append(stepped)
+    decisions = Decisions(fake, options.get("strict", False))
+    machine = played_cuda.machine_with(gpu, fake, meter, lambda: followed.trace.emptied(), decisions, options["ranks"])
+    try:
+        with (
+            user_step.explained(),
+            fake,
+            machine,
+            weights.by_shape(noted),
+            torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN)),
+        ):
+            followed.start()
+            yield lambda: found
+    finally:
+        followed.leave()
+
+
+def _estimate(followed: ProgramTrace, gpu: Gpu, margin: float) -> dict[str, Any]:
+    """The fields of a StepEstimate on one GPU, as JSON knows them."""
+    usable = prediction.usable_bytes(gpu, 0, None)
+    seen = user_step.seen_in(followed.trace, gpu, usable, list(followed.fake.warnings))
+    estimate = estimate_of(seen, gpu, margin, usable)
+    return {
+        each.name: getattr(estimate, each.name)
+        for each in dataclasses.fields(estimate)
+        if not each.name.startswith("_")
+    }

@@ -1,0 +1,100 @@
+"""Private names of torch that a played GPU (foresight/programs) replaces, each with its reason. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _device, checkpoint
+from torch.utils.data import dataloader
+
+from legroom.third_party.patching import patched
+
+# What libraries ask torch.cuda below its public functions, and the answers of a machine with one GPU.
+OF_CUDA = {"_lazy_init": None, "_is_in_bad_fork": False, "_exchange_device": 0, "_maybe_exchange_device": 0}
+
+
+def _answer(value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
+@contextlib.contextmanager
+def observed_loading(loading: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
+    """Inside, every batch is read in the context `loading()`. Iterators of a DataLoader have no public class."""
+    read = dataloader._BaseDataLoaderIter.__next__
+
+    def observed(iterator: Any) -> Any:
+        with loading():
+            return read(iterator)
+
+    with patched(dataloader._BaseDataLoaderIter, __next__=observed):
+        yield
+
+
+@contextlib.contextmanager
+def cuda_as(device: torch.device, code: Callable, generator: torch.Generator) -> Iterator[None]:
+    """Inside, what torch asks below its functions about "cuda" is answered for another device.
+
+    device: the one that stands for cuda. code: makes a TorchFunctionMode; torch leaves all modes while it runs a
+    backward pass, and hooks and recomputed forward passes are Python code that runs there. generator: of the GPU.
+
+    - `torch.device` as a context, and `torch.set_default_device`, pass the device on behind every mode (DeviceContext).
+    - autocast's functions know types of devices by name.
+    - `torch.Generator("cuda")` is a class of C++ that asks no mode.
+    - checkpointing compares what it saved outside of every mode with what it sees in the backward pass, devices too.
+    """
+    init = _device.DeviceContext.__init__
+
+    def context(self: Any, given: Any) -> None:
+        init(self, device if torch.device(given).type == "cuda" else given)
+
+    def of_type(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def asked(device_type: Any = None, *args: Any) -> Any:
+            if isinstance(device_type, bool):  # set_autocast_enabled(True) means CUDA
+                device_type, args = None, (device_type,)
+            return function(device.type if device_type in (None, "cuda") else device_type, *args)
+
+        return asked
+
+    def backward(run: Callable) -> Callable:
+        @functools.wraps(run)
+        def passed(*args: Any, **settings: Any) -> Any:
+            with code():
+                return run(*args, **settings)
+
+        return passed
+
+    compared = {"default": lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}}
+    checks = checkpoint._allowed_determinism_checks_to_fns
+    asking = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
+    here, graph = torch.autograd, torch.autograd.graph
+    with (
+        patched(_device.DeviceContext, __init__=context),
+        patched(torch, **{name: of_type(getattr(torch, name)) for name in asking}),
+        patched(torch, get_autocast_gpu_dtype=lambda: torch.get_autocast_dtype("cuda")),
+        patched(here, _engine_run_backward=backward(here._engine_run_backward)),
+        patched(graph, _engine_run_backward=backward(graph._engine_run_backward)),
+        patched(torch, Generator=_generators(torch.Generator)),
+        patched(checkpoint, _allowed_determinism_checks_to_fns=checks | compared),
+        patched(torch.cuda, **{name: functools.partial(_answer, value) for name, value in OF_CUDA.items()}),
+        patched(torch.cuda, default_generators=(generator,)),
+    ):
+        yield
+
+
+def _generators(kind: type) -> Any:
+    """`torch.Generator` that makes one of the host's for every device."""
+
+    class Kind(type(kind)):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, kind)
+
+    class Generator(kind, metaclass=Kind):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return super().__new__(cls, device="cpu")
+
+    return Generator

@@ -1,0 +1,198 @@
+"""Scripts that know nothing of us on the played GPU: their verdicts, what they are answered, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT
+from played_scripts import GPU, play
+
+from legroom import Refusal
+from legroom.cli import check as command
+from legroom.units import MIB
+
+LAYERS = 8
+LOOP = """
+import torch, torch.nn as nn, torch.nn.functional as F
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)){moved}
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(1000):
+    x = torch.randn(64, 256).to(device)
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    {after}
+"""
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, index):
+        ids = torch.arange({length}) % 50
+        return dict(input_ids=ids, labels=ids)
+
+sizes = dict(vocab_size={vocab}, n_positions={positions}, n_embd={width}, n_layer={layers}, n_head={heads})
+none = dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+none |= dict(use_cache=False, attn_implementation="sdpa")
+model = GPT2LMHeadModel(GPT2Config(n_inner={feed_forward}, **sizes, **none))
+{model}
+arguments = TrainingArguments("out", per_device_train_batch_size=32, report_to="none", weight_decay=0.01, {arguments})
+Trainer(model=model, args=arguments, train_dataset=Rows()).train()
+"""
+LORA = """
+from peft import LoraConfig, get_peft_model
+model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+"""
+
+
+def loop(moved=".to(device)", after=""):
+    return LOOP.format(moved=moved, after=after)
+
+
+# --- the figures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, arguments, model",
+    [
+        ("optim=adamw", "optim='adamw_torch'", ""),
+        ("precision=bf16 accumulation=x4 optim=adamw_fused", "bf16=True, gradient_accumulation_steps=4", ""),
+        ("precision=bf16 checkpointing=full", "bf16=True, optim='adamw_torch', gradient_checkpointing=True", ""),
+        ("precision=bf16 adapter=lora", "bf16=True, optim='adamw_torch'", LORA),
+        ("precision=fp16 optim=adafactor", "fp16=True, optim='adafactor'", ""),
+    ],
+)
+def test_a_trainer_script_is_what_the_recipe_predicts(predicted, tmp_path, words, arguments, model):
+    """The Trainer's own operations (counts of tokens, checks for NaN) are some thirty calls more a step."""
+    sizes = [f"model.layers={LAYERS}", "model.positions=128", "data.seq_len=128", "data.samples=256"]
+    recipe = predicted(
+        "model=gpt2_tiny", f"gpu={GPU}", "eval.enabled=false", "batch.per_device=32", *sizes, *words.split()
+    )
+    values = recipe.config["model"]
+    names = ("vocab", "positions", "width", "layers", "heads", "feed_forward")
+    text = TRAINER.format(length=128, arguments=arguments, model=model, **{name: values[name] for name in names})
+    found, memory, speed = play(tmp_path, text), recipe.memory, recipe.speed
+    assert found.reserved_bytes == pytest.approx(memory.peak_reserved_bytes, rel=0.01)
+    assert found.allocated_bytes == pytest.approx(memory.peak_allocated_bytes, rel=0.01)
+    assert found.tensor_bytes == pytest.approx(memory.peak_tensor_bytes, rel=0.002)
+    assert found.parts["optimizer"] == memory.optimizer_bytes
+    assert found.parts["parameters"] == memory.parameters_bytes
+    assert found.step_seconds == pytest.approx(speed.step_seconds_median, rel=0.02)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("moved", [".cuda()", '.to(torch.device("cuda", 0))', ".to(0)", '; model.to("cuda:0")'])
+def test_every_way_to_say_the_gpu(tmp_path, moved):
+    found = play(tmp_path, loop(moved))
+    count = 4 * (2 * 256 * 1024 + 1024 + 256)
+    assert found.parts["parameters"] == count and found.parts["optimizer"] == pytest.approx(2 * count, rel=1e-3)
+    assert found.verdict == "fits" and found.step_seconds > 0
+
+
+def test_the_machine_answers_as_the_card_would(tmp_path):
+    """Also from the simulation itself: what is allocated now, and at most."""
+    found = play(
+        tmp_path,
+        loop(after="")
+        + """
+    if step == 0:
+        weight = model[0].weight
+        assert weight.is_cuda and str(weight.device) == "cuda:0" == str(loss.device) and weight.get_device() == 0
+        assert weight.grad.device == torch.device("cuda", 0) and not torch.zeros(3).is_cuda
+        assert torch.cuda.get_device_name(0) == "NVIDIA A100-SXM4-80GB" and torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability() == (8, 0) and torch.cuda.is_bf16_supported()
+        assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1] > 2**36
+        assert torch.accelerator.current_accelerator().type == "cuda"
+        assert 4 * sum(p.numel() for p in model.parameters()) * 4 <= torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated() <= torch.cuda.max_memory_reserved()
+        assert torch.cuda.memory_reserved() % 2**21 == 0 < torch.cuda.memory_stats()["active_bytes.all.peak"]
+        with torch.cuda.stream(torch.cuda.Stream()), torch.device("cuda"):
+            assert torch.zeros(2).is_cuda
+        assert torch.rand(2, generator=torch.Generator("cuda"), device="cuda").is_cuda
+        torch.cuda.synchronize()
+""",
+    )
+    assert found.verdict == "fits"
+
+
+def test_an_empty_cache_is_given_back_where_the_script_does(tmp_path):
+    before = "big = torch.empty(64, 2**20, device='cuda')\ndel big\n"
+    emptied = before + "torch.cuda.empty_cache()\nassert not torch.cuda.memory_reserved()\n"
+    kept, empty = (play(tmp_path, loop().replace("model = ", first + "model = ")) for first in (before, emptied))
+    assert kept.reserved_bytes > empty.reserved_bytes >= 256 * MIB, "the weights found no room in what was cached"
+    assert kept.tensor_bytes == empty.tensor_bytes < 64 * MIB, "the peak of tensors is that of a step"
+
+
+def test_weights_take_no_memory_here(tmp_path):
+    """40 GB of fp32 weights, built on the host and moved."""
+    text = loop().replace("256, 1024", "256, 20_000_000").replace("1024, 256", "20_000_000, 256")
+    found = play(tmp_path, text)
+    assert found.parts["parameters"] > 40e9 and found.verdict == "does not fit" and found.left_bytes < 0
+
+
+# --- numbers that nobody computed -------------------------------------------------------------------
+
+
+def test_a_number_may_be_printed_and_summed_and_a_comparison_is_answered_no_with_a_note(tmp_path, capsys):
+    after = """
+    total = sum([loss.item(), float(loss)]) / 2
+    print(f"{loss.item():.3f} {total:.1f}", int(loss.argmax()))
+    if loss.item() < 1e9 or loss < 3 or loss.isnan().any() or not torch.isfinite(loss):
+        raise SystemExit("decided")
+"""
+    found = play(tmp_path, loop(after=after.strip()))
+    assert capsys.readouterr().out.startswith("1.000")
+    assert [note for note in found.notes if "script.py:14 decides" in note]
+
+
+@pytest.mark.parametrize(
+    "after, why",
+    [
+        ("torch.zeros(int(loss.long().item()) + 4, device='cuda')[:loss.long().item()]", "only a run computes"),
+        ("model(x[x[:, 0] > 0])", "depends on the values"),
+        ("while not loss.item() < 0.1: pass", "a loop"),
+    ],
+)
+def test_sizes_that_depend_on_values_and_loops_that_they_end_are_refused(tmp_path, after, why):
+    with pytest.raises(Refusal, match="script.py:12") as refused:
+        play(tmp_path, loop(after=after))
+    assert why in str(refused.value)
+
+
+def test_strictly_nothing_may_decide(tmp_path):
+    with pytest.raises(Refusal, match="script.py:12: .*--strict"):
+        play(tmp_path, loop(after="if loss.item() < 3: pass"), strict=True)
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def test_the_command_says_its_verdict_and_its_exit_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))
+    (tmp_path / "script.py").write_text(loop(after="open('log', 'w').write('one step')"))
+    assert (
+        command.main(["--gpu", "rtx4090_24gb,l4_24gb", "--budget", "100MiB", "--json", "script.py", "--lr", "1"]) == 3
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["rtx4090_24gb", "l4_24gb"] and found["l4_24gb"]["verdict"] == "fits"
+    assert found["rtx4090_24gb"]["device_used_bytes"] > 100 * MIB
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_the_scripts_own_error_is_shown_as_the_scripts(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))
+    (tmp_path / "script.py").write_text("import torch\ntorch.zeros(3, device='cuda') @ torch.zeros(4)\n")
+    assert command.main(["--gpu", "rtx4090_24gb", "script.py"]) == 2
+    assert "the script fails" in capsys.readouterr().err
+    assert command.main(["--gpu", "rtx4090", "script.py"]) == 2
+    assert "rtx4090_24gb" in capsys.readouterr().err
+    assert not torch.cuda.is_available(), "nothing of the played machine is left in this process"

@@ -1,0 +1,34 @@
+"""Scripts on the played GPU in this process, for tests: what the child of `legroom check` does, without its start."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from legroom.foresight.programs import check, played_run, steps
+from legroom.foresight.step_estimate import gpu_of
+
+GPU = "a100_80gb"
+
+
+def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = False, **options: Any) -> SimpleNamespace:
+    """The estimate of a script: StepEstimate's fields as attributes."""
+    file = folder / "script.py"
+    file.write_text(textwrap.dedent(text))
+    watch = steps.Watch(check.STEPS)
+    asked = {"gpus": {gpu: gpu_of(gpu)}, "margin": 0.03, "strict": strict, "ranks": 1} | options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(file), *argv])
+        patch.chdir(folder)
+        random = torch.random.get_rng_state()
+        with pytest.raises(steps.Enough), played_run.observe(asked, watch) as found, watch.watching():
+            runpy.run_path(str(file), run_name="__main__")
+        torch.random.set_rng_state(random)
+    return SimpleNamespace(**found()["estimates"][gpu])

@@ -1,0 +1,54 @@
+"""The private names of torch that a played GPU replaces behave as legroom.third_party.played_private says."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from legroom.third_party import played_private
+
+
+class Seen(TorchFunctionMode):
+    """Counts the functions that were called."""
+
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        Seen.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_cuda_is_answered_for_another_device():
+    with played_private.cuda_as(torch.device("meta"), Seen, torch.Generator()):
+        with torch.device("cuda"):
+            assert torch.zeros(2).is_meta
+        assert torch.Generator("cuda").device.type == "cpu" and isinstance(torch.default_generator, torch.Generator)
+    with played_private.cuda_as(torch.device("cpu"), Seen, torch.Generator()), torch.autocast("cpu", torch.bfloat16):
+        assert torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    assert torch.Generator is type(torch.default_generator)
+
+
+def test_a_mode_sees_what_runs_in_the_backward_pass():
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda gradient: gradient * 2)
+    with played_private.cuda_as(torch.device("meta"), Seen, torch.Generator()):
+        loss = weight.sum()
+        Seen.calls = 0
+        loss.backward()
+    assert Seen.calls and weight.grad.tolist() == [2, 2]
+
+
+def test_the_reading_of_a_batch_is_seen():
+    reads = []
+
+    @contextlib.contextmanager
+    def loading():
+        reads.append(1)
+        yield
+
+    with played_private.observed_loading(loading):
+        assert len(list(DataLoader(range(4), batch_size=2))) == 2
+    assert len(reads) == 3, "the last finds the end"

@@ -1,0 +1,34 @@
+"""The private names of transformers' loading behave as legroom.third_party.transformers_loading_private says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from legroom.third_party import transformers_loading_private
+
+SIZES = dict(n_embd=8, n_layer=1, n_head=2, vocab_size=16, n_positions=8)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_checkpoint_without_weights_is_loaded_by_its_shapes(tmp_path, dtype):
+    GPT2Config(**SIZES, dtype=dtype).save_pretrained(tmp_path)
+    lacking = []
+    with transformers_loading_private.weights_by_shape(lacking.append):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+        wide = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert lacking == [str(tmp_path)] * 2
+    assert model.lm_head.weight is model.transformer.wte.weight and not model.training
+    assert model.dtype == (torch.bfloat16 if dtype else torch.float32) and wide.dtype == torch.float32
+    with pytest.raises(OSError, match="model.safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_weights_that_are_there_are_not_read(tmp_path):
+    model = GPT2LMHeadModel(GPT2Config(**SIZES))
+    model.save_pretrained(tmp_path)
+    with transformers_loading_private.weights_by_shape(pytest.fail):
+        found = GPT2LMHeadModel.from_pretrained(tmp_path)
+    shapes = {name: weight.shape for name, weight in found.state_dict().items()}
+    assert shapes == {name: weight.shape for name, weight in model.state_dict().items()}
