@@ -18,6 +18,7 @@ from legroom import invocation, levers
 COMMANDS = {
     "train": ("legroom.cli.train", "train a model; with -m once for each combination of options"),
     "estimate": ("legroom.cli.train", "what a GPU that need not be here would say: train recipe=estimate"),
+    "measure": ("legroom.cli.measure", "run a training script of your own for some steps, and count what it takes"),
     "fit": ("legroom.cli.fit", "the fastest configurations that fit a GPU"),
     "check": ("legroom.cli.check", "will my script fit? Any training script, unmodified, on a GPU that is not here"),
     "chat": ("legroom.cli.chat", "talk to a trained model"),

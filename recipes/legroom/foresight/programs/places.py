@@ -11,11 +11,13 @@ _FOLDERS = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib
 _FOLDERS.append(Path(__file__).parents[2])  # legroom
 LIBRARIES = tuple({f"{each}/" for folder in _FOLDERS for each in (folder, folder.resolve())})  # .venv may be a link
 
+PACKAGES = {"site-packages", "dist-packages"}  # also those of a user, or of another environment
+
 
 def is_own(file: str) -> bool:
     """Whether a file of code is the script's: its main file wherever it lies, or any outside of the libraries."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return file == main or not file.startswith((*LIBRARIES, "<"))
+    return file == main or not (file.startswith((*LIBRARIES, "<")) or PACKAGES.intersection(Path(file).parts))
 
 
 def own_line(frame: FrameType | None) -> str:

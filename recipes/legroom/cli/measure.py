@@ -1,0 +1,91 @@
+"""The command `measure`: run a training script for some steps, and count what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from legroom import invocation
+from legroom.errors import Refusal
+from legroom.foresight.programs import command, measure, process
+from legroom.units import MIB
+
+REFUSED = 2
+EPILOG = """
+  {measure} train.py --batch_size 12
+  {measure} --share record.json -- torchrun --nproc_per_node 1 train.py
+
+The script really runs, on the GPU if it uses one and otherwise on the CPU, for --steps optimizer steps. The tensors of
+the first two are counted, one by one; the steps after them are timed without that. What the script writes and sends is
+held back. Exit code 0 when it was measured, 2 when it was not. --share writes sizes, times and versions, and neither
+names nor paths nor data.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Returns its exit code."""
+    name = invocation.command("measure")
+    parser = argparse.ArgumentParser(
+        prog=name,
+        usage=f"{name} [options] [--] SCRIPT [its arguments]",
+        description=(__doc__ or "").partition(": ")[2],
+        epilog=EPILOG.format(measure=name),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
+    add("--seconds", type=float, default=600.0, help="the most that the script may take (%(default)g)")
+    add("--offline", action="store_true", help="the script downloads nothing")
+    add("--share", type=Path, metavar="FILE", help="write the figures to a file that may be given to others")
+    add("--json", action="store_true", help="print the figures as JSON, and nothing else")
+    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    asked = parser.parse_args(argv)
+    try:
+        if asked.steps < 2:
+            raise Refusal(f"--steps {asked.steps}: it takes two steps until one is like every later one.")
+        program = command.parse(asked.program)
+        done = measure.measure(program, process.Limits(asked.seconds), asked.steps, asked.offline, _progress(program))
+    except Refusal as error:
+        if isinstance(error, measure.NotMeasured):
+            lines = error.outcome.output.rstrip().splitlines()[-12:]
+            print("".join(f"  | {line}\n" for line in lines), end="", file=sys.stderr)
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    if asked.share is not None:
+        measure.write_shared(done, asked.share)
+    print(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
+    return 0
+
+
+def _progress(program: command.Program) -> Any:
+    """Draws on stderr how far the script is."""
+
+    def show(message: dict[str, Any]) -> None:
+        if message.get("kind") == "step" and sys.stderr.isatty():
+            print(f"\r\033[K{program.name}: step {message['step']}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def text_of(done: measure.Measurement, program: command.Program) -> str:
+    """The figures, with those of the prediction beside them where there is one."""
+    found, predicted = done.found, done.predicted or {}
+    head = f"{program.name} on {found['device_name']}: {found['steps']} optimizer steps"
+    lines = [head, " " * 26 + ("predicted    " if predicted else "") + "measured"]
+    for name, value in done.measured.items():
+        if value is None:
+            continue
+        unit, factor = ("MiB", MIB) if name.endswith("_bytes") else ("ms", 1e-3)
+        shown = [predicted.get(name)] * bool(predicted) + [value]
+        cells = "".join(f"{'' if each is None else f'{each / factor:,.2f}':>13}" for each in shown)
+        lines.append(f"  {name.rpartition('_')[0]:<16}{cells} {unit}")
+    phase = {"step": "optimizer's update"}.get(found["peak_phase"], f"{found['peak_phase']} pass")
+    lines.append(f"  peak in the {phase} of the second step; {found['parameters']:,} parameters")
+    notes = [*found["notes"], *done.outcome.notes]
+    if found["skipped_steps"]:
+        notes.append(f"{found['skipped_steps']} steps were left out by a gradient scaler.")
+    return "\n".join([*lines, *(f"  note: {note}" for note in notes)])

@@ -1,0 +1,145 @@
+"""A real run of somebody's script beside its prediction, and the record of both that may be given away.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import Refusal
+from legroom.foresight.programs import process
+from legroom.foresight.programs.command import Program
+from legroom.units import PARTS
+
+STEPS = 8
+OBSERVER = "legroom.foresight.programs.measured:observe"
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "lightning", "diffusers", "timm", "bitsandbytes")
+# What is measured and predicted alike, by the names of both; bytes, and the last in seconds.
+COMPARED = (
+    "tensor_bytes",
+    *(f"{part}_bytes" for _, part in PARTS),
+    "allocated_bytes",
+    "reserved_bytes",
+    "step_seconds",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedRecord:
+    """What a person may send to others: sizes, times and versions; no path, no name of a file or a model, no data.
+
+    measured and predicted: the figures named in COMPARED, null where there is none. parameters: their number. schema:
+    of this record.
+    """
+
+    schema: int
+    legroom: str
+    versions: dict[str, str]
+    device: str
+    device_name: str
+    steps: int
+    parameters: int
+    trained_parameters: int
+    model_flops: int | None
+    device_used_bytes: int | None
+    measured: dict[str, float | None]
+    predicted: dict[str, float | None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """found: what the observer saw (measured.py). outcome: how the run ended. predicted: by the names of COMPARED."""
+
+    outcome: process.Outcome
+    found: dict[str, Any]
+    predicted: dict[str, float | None] | None = None
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """The figures that are compared; None: the device has none, or the script took too few steps."""
+        found = self.found
+        own = {"tensor_bytes": "peak_tensor_bytes", "step_seconds": "step_seconds_median"}
+        own |= {f"{name}_bytes": f"peak_{name}_bytes" for name in ("allocated", "reserved")}
+        return {name: found.get(own.get(name, name)) for name in COMPARED}
+
+    def shared(self) -> SharedRecord:
+        """The record that may be given away."""
+        versions = {}
+        for name in LIBRARIES:
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        kept = {
+            name: self.found[name] for name in ("device", "device_name", "steps", "parameters", "trained_parameters")
+        }
+        return SharedRecord(
+            schema=1,
+            legroom=metadata.version("legroom"),
+            versions=versions,
+            model_flops=self.found["model_flops"],
+            device_used_bytes=self.found["device_used_bytes"],
+            measured=self.measured,
+            predicted=self.predicted,
+            **kept,
+        )
+
+
+def measure(
+    program: Program,
+    limits: process.Limits,
+    steps: int = STEPS,
+    offline: bool = False,
+    on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Measurement:
+    """Run a script for some optimizer steps under the observers of a prediction.
+
+    Raises Refusal where nothing was measured: it failed, was ended, or took fewer than two steps.
+    """
+    outcome = process.run(process.Asked(program, OBSERVER, {}, steps, limits, offline), on_message)
+    found = outcome.found or {}
+    if not found.get("peak_tensor_bytes"):
+        raise NotMeasured(outcome, _why(outcome))
+    return Measurement(outcome, found)
+
+
+class NotMeasured(Refusal):
+    """A script of which nothing was measured. outcome: how its run ended."""
+
+    def __init__(self, outcome: process.Outcome, why: str):
+        super().__init__(why)
+        self.outcome = outcome
+
+
+def _why(outcome: process.Outcome) -> str:
+    where = f" at {outcome.line or outcome.reached}" if outcome.line or outcome.reached else ""
+    if outcome.status == process.ENDED:
+        said = f"the script ended with exit code {outcome.exit_code} after {outcome.steps} optimizer steps"
+        return f"{said}; two are needed."
+    if outcome.status == process.FAILED:
+        return f"the script failed{where}: {outcome.error}"
+    return f"{outcome.error or 'the script was ended.'}{where and f' It was{where}.'}"
+
+
+def read_shared(path: Path) -> SharedRecord:
+    """A record that somebody shared. Raises Refusal, with the file, for one that is not of this schema."""
+    try:
+        values = json.loads(path.read_text())
+        record = SharedRecord(**values)
+    except (OSError, ValueError, TypeError) as error:
+        raise Refusal(f"{path}: {error}") from error
+    numbers = [*record.measured.values(), *(record.predicted or {}).values()]
+    right = record.schema == 1 and all(value is None or isinstance(value, int | float) for value in numbers)
+    if not right or set(record.measured) != set(COMPARED):
+        raise Refusal(f"{path}: it is no record of `legroom measure --share` of schema 1.")
+    return record
+
+
+def write_shared(measurement: Measurement, path: Path) -> None:
+    path.write_text(json.dumps(dataclasses.asdict(measurement.shared()), indent=1) + "\n")

@@ -1,0 +1,66 @@
+"""`legroom measure`: the live tensors of a script's second step, and what may be given to others."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from legroom.cli import measure as measure_command
+from legroom.errors import Refusal
+from legroom.foresight.programs import measure, process
+
+WIDTH, ROWS = 64, 32
+SCRIPT = f"""
+import sys
+import torch
+model = torch.nn.Sequential(torch.nn.Linear({WIDTH}, {WIDTH}, bias=False), torch.nn.ReLU())
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+rows = torch.randn({ROWS}, {WIDTH})
+for _ in range(int(sys.argv[1])):
+    for _ in range(2):
+        model(rows).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_what_a_step_takes_is_counted_and_given_away(script, capsys):
+    assert measure_command.main(["--share", "record.json", "--steps", "5", "--json", "--", "train.py", "9"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    weight, rows = 4 * WIDTH * WIDTH, 4 * ROWS * WIDTH
+    assert (found["steps"], len(found["step_seconds"]), found["peak_phase"]) == (5, 2, "step")
+    assert (found["parameters_bytes"], found["gradients_bytes"]) == (weight, weight)
+    assert found["optimizer_bytes"] == 2 * weight + 4  # two moments, and the count of steps
+    assert found["peak_tensor_bytes"] == 4 * weight + 4 + rows + 2 * weight  # AdamW's update has two of its own
+    assert found["parameters"] == WIDTH * WIDTH
+    record = measure.read_shared(script / "record.json")
+    assert record.measured["tensor_bytes"] == found["peak_tensor_bytes"] and record.predicted is None
+    text = json.dumps(asdict(record))
+    assert str(script) not in text and "train" not in text.replace("trained_parameters", "")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no", '{"schema": 2}'])
+def test_another_record_is_refused(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(Refusal, match=r"other\.json"):
+        measure.read_shared(tmp_path / "other.json")
+
+
+def test_too_few_steps_are_no_measurement(script, capsys, monkeypatch):
+    ended = process.Outcome(process.ENDED, {"steps": 1}, exit_code=0, steps=1, output="the end of its output")
+    monkeypatch.setattr(process, "run", lambda *_: ended)
+    assert measure_command.main(["train.py", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "after 1 optimizer steps" in said and "the end of its output" in said
+
+
+def test_a_command_line_that_names_nothing_to_measure_is_refused(script):
+    assert measure_command.main(["--steps", "1", "train.py", "9"]) == 2
+    assert measure_command.main(["missing.py"]) == 2
