@@ -30,7 +30,7 @@ CASES = [
     Case("vae", "pytorch-examples", "{repository}/vae/main.py --batch-size 64 --epochs 1", MNIST, (), {}),
     Case("dcgan", "pytorch-examples", "{repository}/dcgan/main.py --dataset fake --batchSize 8 --niter 1 --workers 0"),
     Case("imagenet", "pytorch-examples", "{repository}/imagenet/main.py --dummy --batch-size 4 --workers 0 --epochs 1"),
-    Case("gat", "pytorch-examples", "{repository}/gat/main.py --epochs 10", ("cora",)),
+    Case("gat", "pytorch-examples", "{repository}/gat/main.py --epochs 10 --hidden-dim 16 --num-heads 4", ("cora",)),
     Case("nlp_example", "accelerate", "{repository}/examples/nlp_example.py", GLUE),
     Case("cv_example", "accelerate", "{repository}/examples/cv_example.py --data_dir pets", ("pets", "resnet50d")),
     Case(

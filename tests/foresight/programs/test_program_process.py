@@ -98,6 +98,12 @@ def test_a_signal_that_a_script_sends_itself(program):
     assert (done.status, done.by_us) == (process.KILLED, False) and "SIGKILL" in done.error
 
 
+def test_a_crash_of_c_code_has_its_line(program):
+    done = program("import ctypes\n\nctypes.string_at(0)\n")
+    assert (done.status, done.by_us) == (process.KILLED, False) and "SIGSEGV" in done.error
+    assert done.reached.endswith("script.py:3")
+
+
 def test_an_endless_loop_ends_with_its_line(program):
     done = program("n = 0\nwhile True:\n    n += 1\n", seconds=3)
     assert (done.status, done.by_us) == (process.TIMEOUT, True)

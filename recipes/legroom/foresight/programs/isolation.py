@@ -45,6 +45,7 @@ NOTHING = {
     "torch.serialization": ("save",),
     "torch": ("save",),
     "torch.distributed.checkpoint": ("save", "async_save"),
+    "torchvision.utils": ("save_image",),
     "safetensors.torch": ("save_file", "save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase.save_pretrained",),

@@ -55,6 +55,7 @@ def _become_the_program(folder: str, descriptor: int, asked: process.Asked) -> N
         resource.setrlimit(limit, (value if hard < 0 else min(value, hard), hard))
     dump = open(Path(folder, "stack"), "w")  # noqa: SIM115  # open as long as the process lives
     faulthandler.register(signal.SIGUSR2, file=dump, all_threads=False)
+    faulthandler.enable(dump, all_threads=False)  # after a SIGSEGV the line is there
     code = 1
     try:
         from legroom.foresight.programs import child
@@ -98,7 +99,11 @@ class _Warden:
             time.sleep(POLL_SECONDS)
             seen = self._ended() or self._beyond(deadline)
         if seen["wins"]:
-            seen["reached"] = self._line()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child, signal.SIGUSR2)
+                time.sleep(0.2)
+        with contextlib.suppress(OSError):
+            seen["reached"] = places.own_line_of_dump((self.folder / "stack").read_text(), self.target) or None
         self._end_all()
         return seen
 
@@ -137,14 +142,6 @@ class _Warden:
             )
             return {"wins": True, "status": process.MEMORY, "error": text}
         return None
-
-    def _line(self) -> str:
-        """The line of the script that runs now; '' where nobody can say."""
-        with contextlib.suppress(OSError):
-            os.kill(self.child, signal.SIGUSR2)
-            time.sleep(0.2)
-            return places.own_line_of_dump((self.folder / "stack").read_text(), self.target)
-        return ""
 
     def _end_all(self) -> None:
         """Kill until nothing is left: what is killed may have forked a moment before."""
