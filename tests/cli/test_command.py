@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import CONF, compose, small, start_legroom
 
-from legroom.cli import console
+from legroom.cli import console, help_text
 from legroom.config import GROUPS
 from legroom.options import hydra_errors
 from legroom.records import record, record_file
@@ -251,7 +251,7 @@ def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tm
 
 def test_help_lists_each_menu_with_its_options(legroom):
     start = time.monotonic()
-    ended = legroom("--help")
+    ended = legroom("--help", "all")
     assert ended.code == 0 and ended.err == "" and time.monotonic() - start < 2
     lines = ended.out.splitlines()
     for group in GROUPS:
@@ -259,6 +259,15 @@ def test_help_lists_each_menu_with_its_options(legroom):
         for path in (CONF / group).glob("*.yaml"):
             described = path.read_text().splitlines()[0].removeprefix("#").strip()
             assert any(line.split()[:1] == [path.stem] and line.endswith(described) for line in lines), path
+
+
+def test_the_first_help_fits_a_screen_and_names_every_menu(monkeypatch):
+    monkeypatch.setattr("legroom.invocation.command", lambda name="train", **_: f"python scripts/{name}.py")
+    lines = help_text.text(CONF, ["--help"]).splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
+    options = {line.split()[0]: line.split()[1].rstrip(",") for line in lines if line.startswith("  ")}
+    assert all(options[group] == help_text._options(CONF, group)[0].stem for group in GROUPS)
+    assert any("--help all" in line for line in lines)
 
 
 def test_the_help_of_a_menu_that_does_not_exist_is_refused_and_the_version_is_ours(legroom):
@@ -321,6 +330,7 @@ def test_cfg_job_prints_the_configuration_and_runs_nothing(command, tmp_path):
 def test_a_whole_run_from_the_shell(legroom, tmp_path, recipe):
     """Done when, 2: `precision=bf16 optim=adam8bit` ends ok, with every field that this device can fill."""
     ended = legroom(
+        "--verbose",
         f"recipe={recipe}",
         "precision=bf16",
         "optim=adam8bit",

@@ -116,9 +116,9 @@ def test_a_run_whose_loss_is_no_number_has_its_summary(command, model):
     assert "Traceback" not in ended.err + ended.out
 
 
-def test_warnings_are_shown_while_it_runs_and_at_the_end(command):
+def test_warnings_are_shown_while_it_runs_and_counted_at_the_end(command):
     ended = command(*small("batch.per_device=3"))
-    assert "warning: batch.per_device=3" in ended.err and "batch.per_device=3" in ended.out
+    assert "warning: batch.per_device=3" in ended.err and "1 warning above" in ended.out
 
 
 def test_a_reader_that_has_left_is_no_failure():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from legroom.cli import summary
+from legroom.cli import brief, summary
 from legroom.cli.job_state import JobState, clock
 from legroom.ranks import rank_info
 from legroom.records.messages import Estimated, Message, PhaseStarted, Shown, StepsDone, WarningRaised
@@ -19,7 +21,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress
 
+    from legroom.records.record import Record
+
 ASCII_LINES = str.maketrans("─━│┃╇┼", "--||++")  # rich's lines, for a terminal that cannot show them
+
+
+LINE_SECONDS = 60.0  # between two lines where there is no terminal to draw on
+VERBOSE = False  # set by --verbose: the summary has all figures
 
 
 def spinner(encoding: str) -> str:
@@ -52,6 +60,8 @@ class Console:
         self.label = label
         self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
         self.state = JobState()
+        self.said: set[str] = set()  # the warnings that were printed
+        self._said_at = 0.0  # when the last line was printed off a terminal
         self.answered = False  # whether the figures of an estimate have been printed
         self.progress = _progress(self, quiet)
         self.task = self.progress.add_task(self.state.phase, total=None, text="", left="")
@@ -73,9 +83,16 @@ class Console:
             self._show(message.text)
         elif isinstance(message, Estimated) and not self.quiet:
             self.progress.stop()  # it draws on the same terminal
-            say(summary.answer(message.record))
+            say((summary if VERBOSE else brief).answer(message.record))
             self.answered = True
             self.progress.start()
+
+    def finish(self, outcome: Record, folder: Path) -> None:
+        """Print what the run came to."""
+        if VERBOSE:
+            say(summary.summary(outcome, folder, self.answered))
+        else:
+            say(brief.brief(outcome, folder, self.answered, self.said))
 
     def lines(self) -> tuple[str, str]:
         """What stands above the bar and below it."""
@@ -87,6 +104,7 @@ class Console:
     def warn(self, text: str) -> None:
         """Print a warning, in a line of its own."""
         if not self.quiet:
+            self.said.add(text)
             with contextlib.suppress(OSError):
                 self.console.print(f"warning: {printable(text)}", style="yellow", markup=False)
 
@@ -110,7 +128,12 @@ class Console:
             return
         steps, left = f"{state.step}/{state.total}", clock(state.seconds_left())
         self.progress.update(self.task, completed=state.step, text=steps, left=f"{left} left" if left else "")
-        if not self.draws and not self.in_sweep:
+        if (
+            not self.draws
+            and not self.in_sweep
+            and (not self._said_at or time.monotonic() - self._said_at >= LINE_SECONDS)
+        ):
+            self._said_at = time.monotonic()
             if isinstance(message, StepsDone):
                 self.console.print(f"{steps}  loss {message.loss:.4f}  {message.samples_per_second:.1f} samples/s")
             else:

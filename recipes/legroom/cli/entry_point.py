@@ -31,6 +31,7 @@ from legroom.ranks.rank_info import RankInfo, current_rank
 from legroom.third_party import hydra_code_private, hydra_private
 
 REFUSED = single_run.EXIT_CODES["refused"]
+VERBOSE = "--verbose"  # the one flag that is not Hydra's
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
 
 
@@ -45,7 +46,8 @@ def run(conf: Path) -> int:
 def _run(conf: Path) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and hydra_errors explains
     compose.store_schema()
-    typed, problems = _checked(conf, sys.argv[1:])
+    console.VERBOSE = VERBOSE in sys.argv[1:]
+    typed, problems = _checked(conf, [text for text in sys.argv[1:] if text != VERBOSE])
     if problems:
         return _refuse(*problems)
     sys.argv[1:] = typed

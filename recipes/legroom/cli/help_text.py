@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,26 +12,32 @@ from typing import NamedTuple
 import yaml
 
 from legroom import __version__, invocation
-from legroom.cli import console
+from legroom.cli import commands, console
 from legroom.config import GROUPS
 from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.options import hydra_errors, keys, menus, suggestions
 
-HEAD = """Legroom trains a transformer, and says what it takes in memory and time.
+FIRST = """Legroom trains a transformer, and says what it takes in memory and time.
 
-  {train}                                        a tiny model, anywhere
-  {train} precision=bf16 optim=adam8bit          pick options by name
-  {train} model=bert_large batch.per_device=8    set any key
-  {train} -m precision=fp32,bf16 optim=adamw,sgd sweep over several
-  {train} --cfg job                              print the whole configuration, run nothing
-  {train} --help optim                           one menu in full, each option with its own values
-
-Menus (the first option is the default), and the keys of their options:
+  {train}                                    a tiny model, anywhere
+  {train} model.pretrained=MODEL data=chat data.path=FILE adapter=lora
+  {train} recipe=estimate gpu=rtx4090_24gb model=llama_8b
+  {train} -m precision=fp32,bf16 optim=adamw,sgd
+  {chat} RUN                         talk to what was trained
+"""
+LAST = """
+--help all: every option and key   --help MENU or SECTION: one of them in full
+--cfg job: print the configuration, run nothing   --verbose: a longer summary
+Other commands: {others}"""
+HEAD = """Menus (the first option is the default), and the keys of their options:
 """
 FOOT = """
 Shell completion: eval "$({train} -sc install=bash)" (also zsh, fish). Hydra's own flags: --hydra-help.
 """
+MOST_NEEDED = ("batch.per_device", "batch.effective", "train.max_steps", "train.epochs", "train.learning_rate")
+MOST_NEEDED += ("eval.generate", "save.every_steps", "resume", "device")
+ALL, COLUMNS, NAME_WIDTH = "all", 80, 16
 KEY_WIDTH = 36  # of the column of keys, with the space behind it
 NOT_LISTED = {*menus.MENUS_OWN, "defaults", "hydra"}
 PACKAGES = ("torch", "transformers", "accelerate", "hydra-core")
@@ -55,13 +62,15 @@ def say(conf: Path, argv: list[str]) -> int:
 
 
 def text(conf: Path, argv: list[str]) -> str:
-    """What the command line with --help asks for: everything, or the menus and sections that it names.
+    """What the command line with --help asks for: what one needs first, everything, or menus and sections by name.
 
     conf: the folder of the menus. Raises Refusal for a name that is no menu and no section.
     """
     named = [each.partition("=")[0] for each in argv if not each.startswith("-")]
-    if not named or any("=" in each for each in argv):
+    if named == [ALL]:
         return describe(conf)
+    if not named or any("=" in each for each in argv):
+        return first(conf)
     known = [name for name in keys.schema() if keys.is_section(name)]
     for name in named:
         if name not in known:
@@ -76,10 +85,32 @@ def version() -> str:
     return f"legroom {__version__}, with {', '.join(packages)}"
 
 
+def first(conf: Path) -> str:
+    """What one needs first, in 40 lines of 80 columns. conf: the folder of the menus."""
+    train = invocation.command()
+    lines = [FIRST.format(train=train, chat=invocation.command("chat")), "Menus (the first option is the default):"]
+    for group in GROUPS:
+        names, left = [path.stem for path in _options(conf, group)], COLUMNS - NAME_WIDTH - 2
+        fit = names if len(", ".join(names)) <= left else []
+        for name in names if not fit else []:
+            if len(", ".join([*fit, name])) + len(f", ... ({len(names)})") > left:
+                break
+            fit.append(name)
+        more = f", ... ({len(names)})" if len(fit) < len(names) else ""
+        lines.append(f"  {group:<{NAME_WIDTH}}{', '.join(fit)}{more}")
+    found = {key.name: key for key in keys_of(conf / "config.yaml")}
+    lines.append("\nKeys that most runs need:")
+    for name in MOST_NEEDED:
+        about = textwrap.shorten(found[name].comment, COLUMNS - KEY_WIDTH, placeholder=" ...")
+        lines.append(f"  {f'{name}={found[name].value}':<{KEY_WIDTH - 4}}{about}".rstrip())
+    others = ", ".join(name for name in commands.COMMANDS if name not in ("train", "chat"))
+    return "\n".join([*lines, LAST.format(others=others)])
+
+
 def describe(conf: Path) -> str:
     """The whole help text. conf: the folder of the menus."""
     train = invocation.command()
-    lines = [HEAD.format(train=train)]
+    lines = [HEAD]
     for group in GROUPS:
         paths = _options(conf, group)
         lines += [group, *(f"  {path.stem:<18}{_first_line(path)}" for path in paths), *_shared_keys(group, paths)]

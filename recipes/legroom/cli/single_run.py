@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import invocation
-from legroom.cli import console, live, summary
+from legroom.cli import console, live
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import launch, post_mortem, run_lock, supervise
@@ -69,7 +69,7 @@ def _refuse(problems: list[str]) -> str:
 
 def _report_finished(cfg: Config, before: record.Record, folder: Path) -> str:
     """Print the summary of a run that resume=latest finds finished."""
-    console.say(summary.summary(before, folder))
+    console.Console().finish(before, folder)
     if resume.model_missing(cfg, folder):
         console.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")
     return "ok"
@@ -110,13 +110,13 @@ def _run_and_report(
     except OSError as error:
         trained = isinstance(error, post_mortem.UnwrittenRecord)
         if trained:
-            console.say(summary.summary(error.record, folder))
+            display.finish(error.record, folder)
         console.say_problems([unwritable(error)])
         return "failed" if trained else "refused"
     if outcome.status == "refused" and outcome.error is not None:
         console.say_problems(outcome.error.message.splitlines())
     else:
-        console.say(summary.summary(outcome, folder, display.answered))
+        display.finish(outcome, folder)
     return outcome.status
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from legroom import invocation
+from legroom.cli import ending
 from legroom.options.model import AUTO
-from legroom.records import model_card
 from legroom.records.record import Estimate, Memory, Operations, Record, Speed, shown_status, verdict_of
-from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
+from legroom.records.run_folder import PAGE_FILES
 from legroom.report import predicted
 from legroom.units import MIB, PARTS
 
-SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 Row = tuple[str, str, str]  # name, value, note
 FLOP_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -25,34 +22,36 @@ def summary(outcome: Record, folder: Path, answered: bool = False) -> str:
     answered: `answer` has been printed, and the rest follows.
     """
     lines = [] if answered else [answer(outcome)]
-    if outcome.estimate is not None:
-        lines += _lines(_explanation_rows(outcome.estimate))
-    lines += _advice_lines(outcome, folder)
+    lines += explanation_lines(outcome)
+    lines += ending.advice_lines(outcome, folder)
     lines += [f"  warning: {text}" for text in outcome.warnings]
-    for each in outcome.evaluation.generated if outcome.evaluation is not None else []:
-        lines.append(f"  Text:   ...{each['prompt'][-SHOWN_CHARACTERS:]!r}")
-        lines += [f"  {when + ':':<8}{each[when][:SHOWN_CHARACTERS]!r}" for when in ("before", "after")]
-    page = folder / PAGE_FILES[0]
-    lines.append(f"  Record: {_shorter(folder / 'result.json')}{f'   Page: {page.name}' if page.is_file() else ''}")
-    return "\n".join(lines + _model_lines(outcome, folder))
+    lines += ending.generated_lines(outcome)
+    page = f"   Page: {PAGE_FILES[0]}" if (folder / PAGE_FILES[0]).is_file() else ""
+    lines.append(f"  Record: {ending.shorter(folder / 'result.json')}{page}")
+    return "\n".join(lines + ending.model_lines(outcome, folder))
 
 
-def _model_lines(outcome: Record, folder: Path) -> list[str]:
-    """Where the trained model is and what to type to use it, or how to save one."""
-    if outcome.status != "ok" or outcome.estimate is not None:
-        return []
-    if not (folder / MODEL_FOLDER).is_dir():
-        return ["  Model: not saved. Type save.final=true to keep what is trained."]
-    use = model_card.usage(outcome, _shorter(folder), invocation.command("chat"))
-    return [f"  Model: {_shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
+def explanation_lines(outcome: Record) -> list[str]:
+    """What takes the memory of an estimate, and what would save some (estimate.explain)."""
+    return _lines(_explanation_rows(outcome.estimate)) if outcome.estimate is not None else []
+
+
+def operation_lines(operations: Operations) -> list[str]:
+    """The groups of operations of one step."""
+    return _lines(_operation_rows(operations))
+
+
+def estimate_lines(estimate: Estimate, memory: Memory) -> list[str]:
+    """What an estimate says of more than one step on the longest rows."""
+    return _lines([*_lengths_rows(estimate), *_evaluation_row(estimate, memory)])
 
 
 def answer(outcome: Record) -> str:
     """The status, the figures, and what went wrong."""
-    return "\n".join([_headline(outcome), *_lines(_rows(outcome)), *_error_lines(outcome)])
+    return "\n".join([_headline(outcome), *_lines(_rows(outcome)), *ending.error_lines(outcome)])
 
 
-def _lines(rows: Iterator[Row]) -> list[str]:
+def _lines(rows: Iterable[Row]) -> list[str]:
     return [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in rows]
 
 
@@ -158,14 +157,14 @@ def _predicted_note(speed: Speed) -> str:
 def _result_rows(outcome: Record) -> Iterator[Row]:
     training, evaluation, estimate = outcome.training, outcome.evaluation, outcome.estimate
     if training.losses:
-        yield "Loss", _number(training.final_loss), f"from {_number(training.losses[0])}"
+        yield "Loss", ending.number(training.final_loss), f"from {ending.number(training.losses[0])}"
     if evaluation is not None:
-        quality = f"perplexity {_number(evaluation.perplexity, 2)}"
+        quality = f"perplexity {ending.number(evaluation.perplexity, 2)}"
         if evaluation.accuracy is not None:
             quality = f"accuracy {evaluation.accuracy:.1%}"
         bounded = (evaluation.available_samples or 0) > evaluation.samples
         samples = f"{evaluation.samples}{f' of {evaluation.available_samples}' if bounded else ''} samples"
-        yield "Evaluation loss", _number(evaluation.loss), f"{quality}, {samples}"
+        yield "Evaluation loss", ending.number(evaluation.loss), f"{quality}, {samples}"
     if estimate is not None:
         margin, capacity = estimate.margin_bytes / MIB, estimate.capacity_bytes / MIB
         left = "stay free" if margin >= 0 else "are missing"
@@ -265,32 +264,3 @@ def _explanation_rows(estimate: Estimate) -> Iterator[Row]:
         saved = lever["saved_bytes"]
         what = "saved by" if saved > 0 else "more with" if saved < 0 else "of difference:"
         yield name, f"{abs(saved) / MIB:.0f} MiB", f"{what} {lever['words']}{seconds}"
-
-
-def _error_lines(outcome: Record) -> list[str]:
-    """What went wrong."""
-    error = outcome.error
-    if error is None:
-        return []
-    rank = f" on rank {error.rank}" if outcome.config["parallelism"]["num_processes"] > 1 else ""
-    return [f"  {error.type} in {error.phase}{rank}: {error.message.splitlines()[0]}"]
-
-
-def _advice_lines(outcome: Record, folder: Path) -> list[str]:
-    """What to do about it."""
-    error = outcome.error
-    if error is None:
-        return []
-    lines = [f"  {error.hint}"] if error.hint else []
-    if outcome.status == "failed":
-        lines.append(f"  The libraries' output: {folder / log_name(error.rank)}")
-    return lines
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "not a number" if value is None or value != value else f"{value:.{digits}f}"
-
-
-def _shorter(path: Path) -> str:
-    """The path, absolute or relative to the working directory, whichever is shorter."""
-    return min(str(path), os.path.relpath(path), key=len)

@@ -173,7 +173,7 @@ def suggestion(key: str, value: str | None) -> str:
         own = [each for each in schema() if each.startswith(head + ".")]
         listed = f" {head} has {', '.join(own)}." if own else f" {head} has no keys: type {head}=<option>."
         return suggestions.nearest(key, own) or listed
-    return suggestions.nearest(name, schema()) or " --help lists all."
+    return suggestions.nearest(name, schema()) or " --help all lists them."
 
 
 def _known(name: str, value: str | None) -> str | None:

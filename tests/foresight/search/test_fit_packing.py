@@ -196,7 +196,7 @@ def test_its_commands_give_what_its_table_says(talks, command, tmp_path):
     assert set(firsts) == {False, True}
     for packed, row in firsts.items():
         _, _, *words = shlex.split(search.command(row.chosen))
-        ended = command(*words, "recipe=estimate", f"hydra.run.dir={tmp_path / str(packed)}")
+        ended = command("--verbose", *words, "recipe=estimate", f"hydra.run.dir={tmp_path / str(packed)}")
         assert ended.code == 0, ended.err
         pasted = record_file.read(tmp_path / str(packed))
         assert pasted.speed == row.outcome.speed and pasted.config == row.outcome.config

@@ -1,0 +1,141 @@
+"""A finished run in about six lines: what happened, then what most want to know. `summary` has the rest."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Collection
+from pathlib import Path
+
+from legroom.cli import ending, summary
+from legroom.options.model import AUTO
+from legroom.records.record import FITS, Record, shown_status, verdict_of
+from legroom.records.run_folder import PAGE_FILES
+from legroom.report import predicted
+from legroom.units import GIB, MIB, PARTS
+
+NARROWEST, WIDEST = 40, 100  # columns
+BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stands on one line, to be copied
+LABEL = 10  # columns of the name of a line, with what stands before and behind it
+
+
+def brief(outcome: Record, folder: Path, answered: bool = False, said: Collection[str] = ()) -> str:
+    """What a run came to. folder: the run's. answered: `answer` has been printed, and the rest follows. said: warnings
+    that were printed already."""
+    lines = [] if answered else [answer(outcome)]
+    lines += summary.explanation_lines(outcome)
+    lines += [_wrapped("", line.strip()) for line in ending.advice_lines(outcome, folder)]
+    lines += [_wrapped("Warning", text) for text in outcome.warnings if text not in said]
+    lines += ending.generated_lines(outcome)
+    page = folder / PAGE_FILES[0]
+    count = sum(text in said for text in outcome.warnings)
+    above = f", {count} warning{'s' * (count > 1)} above" if count else ""
+    details = f"--verbose, or {ending.shorter(page if page.is_file() else folder / 'result.json')}{above}"
+    return "\n".join([*lines, f"  {'Details':<{LABEL - 2}}{details}", *ending.model_lines(outcome, folder)])
+
+
+def answer(outcome: Record) -> str:
+    """The verdict or the status, the figures, and what went wrong."""
+    config = outcome.config
+    model, device = config["model"]["pretrained"] or config["model"]["name"], outcome.environment["device_name"]
+    head, estimate = f"{shown_status(outcome)}: {model} on {config['data']['name']}, {device}", outcome.estimate
+    if estimate is not None:
+        verdict = verdict_of(estimate)
+        margin = (
+            f"{abs(estimate.margin_bytes) / GIB:.3g} GiB {'stay free' if estimate.margin_bytes >= 0 else 'are missing'}"
+        )
+        kept = (
+            f" ('fits' keeps {estimate.kept_bytes / GIB:.2g} free)" if estimate.kept_bytes and verdict != FITS else ""
+        )
+        head = f"{verdict}: {model} on {device}: {margin} of {estimate.capacity_bytes / GIB:.3g}{kept}; all predicted"
+    rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
+    lines = [_wrapped(name, text) for name, text in rows.items() if text]
+    if estimate is not None:
+        lines += summary.estimate_lines(estimate, outcome.memory)
+    elif outcome.operations is not None:  # measure.operations=true asks for them
+        lines += summary.operation_lines(outcome.operations)
+    return "\n".join([_filled(head, "", "  "), *lines, *_errors(outcome)])
+
+
+def _time(outcome: Record) -> str:
+    speed, training, step = outcome.speed, outcome.training, predicted.step_seconds(outcome)
+    found = []
+    if step is not None:
+        found.append(f"{predicted.interval_text(step, 1e-3)} ms a step, bound by {speed.bound_by}")
+    elif speed.train_seconds is not None:
+        since = f" since step {training.resumed_from_step}" if training.resumed_from_step else ""
+        found.append(
+            f"{speed.train_seconds:.2f} s for {training.steps - (training.resumed_from_step or 0)} steps{since}"
+        )
+        if speed.step_seconds_median is not None:
+            milliseconds = speed.step_seconds_median * 1000
+            found.append(f"{milliseconds:,.0f} ms a step" if milliseconds >= 100 else f"{milliseconds:.3g} ms a step")
+    if speed.samples_per_second is not None:
+        rates = (speed.samples_per_second, speed.tokens_per_second or 0)
+        samples, tokens = (float(predicted.two_digits(rate)) for rate in rates) if step is not None else rates
+        found.append(f"{samples:,.3g} samples/s, {tokens:,.0f} tokens/s")
+    cost = predicted.cost_of_million_tokens(outcome)
+    found += [f"{predicted.two_digits(cost)} for a million tokens"] if cost is not None else []
+    return ", ".join(found)
+
+
+def _loss(outcome: Record) -> str:
+    training, evaluation = outcome.training, outcome.evaluation
+    found = (
+        [f"{ending.number(training.final_loss)} from {ending.number(training.losses[0])}"] if training.losses else []
+    )
+    if evaluation is not None:
+        quality = f"perplexity {ending.number(evaluation.perplexity, 2)}"
+        quality = quality if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.1%}"
+        found.append(f"evaluation {ending.number(evaluation.loss)}, {quality}, on {evaluation.samples} samples")
+    return "; ".join(found)
+
+
+def _memory(outcome: Record) -> str:
+    memory, found = outcome.memory, []
+    if memory.device_used_bytes is not None:
+        found.append(f"{memory.device_used_bytes / GIB:.3g} GiB of the GPU")
+    if memory.peak_tensor_bytes is not None:
+        unit, name = (GIB, "GiB") if memory.peak_tensor_bytes >= GIB / 10 else (MIB, "MiB")
+        parts = [(part, getattr(memory, f"{field}_bytes") or 0) for part, field in PARTS]
+        shown = ", ".join(f"{part} {size / unit:.2g}" for part, size in parts if size * 200 >= memory.peak_tensor_bytes)
+        when = f" (in the {memory.peak_phase})" if memory.peak_phase else ""
+        found.append(f"{memory.peak_tensor_bytes / unit:.3g} {name} of tensors at the peak{when}: {shown}")
+    return "; ".join(found)
+
+
+def _setup(outcome: Record) -> str:
+    config = outcome.config
+    size, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
+    mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"] or 1
+    batch = " x ".join(str(each) for each in (size, steps, replicas) if each > 1) or "1"
+    named = [config["precision"]["name"], config["optim"]["name"], f"batch {batch}"]
+    named += [f"checkpointing {config['checkpointing']['name']}"] if config["checkpointing"]["name"] != "none" else []
+    named += [
+        value for value in (mode, (config.get("adapter") or {}).get("name")) if value not in (None, "none", "single")
+    ]
+    attention = outcome.model.attention if outcome.model is not None else None
+    named += [f"attention {attention}{' (auto)' * (config['model']['attention'] == AUTO)}"] if attention else []
+    return ", ".join([outcome.recipe, *named])
+
+
+def _errors(outcome: Record) -> list[str]:
+    if outcome.estimate is not None and outcome.status == "oom":
+        return []  # the verdict has said so
+    return [_wrapped("", line.strip()) for line in ending.error_lines(outcome)]
+
+
+def _wrapped(name: str, text: str) -> str:
+    """A line of the summary, wrapped between words; a path, a word or the keys of a command stay whole."""
+    first = f"  {name:<{LABEL - 2}}" if name else "  "
+    rest = " " * LABEL if name else "  "
+    whole = BETWEEN_KEYS.sub("\\1\0", text)
+    return _filled(whole, first, rest).replace("\0", " ")
+
+
+def _filled(text: str, first: str, rest: str) -> str:
+    columns = min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
+    return textwrap.fill(
+        text, columns, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )

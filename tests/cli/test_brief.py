@@ -1,0 +1,76 @@
+"""The summary of a run in about six lines: the status first, and lines that a terminal does not wrap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import compose, small
+
+from legroom.cli import brief
+from legroom.records import record
+from legroom.records.record import Error, Estimate, Memory, Speed, Training
+
+GIB = 2**30
+
+
+@pytest.fixture
+def outcome():
+    """A run with all of the usual figures."""
+    made = compose("device=cpu", "precision=bf16", "model=bert_large").record
+    made.status = "ok"
+    made.training = Training(10, 40, 400, [1.0, 0.5], 0.5)
+    made.speed = Speed(3, 7, 0.5, 0.4, 0.6, 8.0, 80.0, 10**12, 0.25, 5.0)
+    made.memory = Memory(3 * GIB // 2, GIB, 2 * GIB, GIB // 2, 0, 5 * GIB, "backward", 2**28, GIB)
+    return made
+
+
+@pytest.fixture
+def columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_the_status_stands_first_and_six_lines_have_the_figures(outcome, columns):
+    lines = brief.brief(outcome, Path("here")).splitlines()
+    assert lines[0].startswith("ok: bert_large") and len(lines) <= 8
+    names = [line.split()[0] for line in lines[1:] if line[2:3].strip()]
+    assert names[:5] == ["Time", "Loss", "Memory", "Setup", "Details"]
+    text = " ".join(" ".join(lines).split())
+    assert "5.00 s for 10 steps" in text and "500 ms" in text and "0.5000 from 1.0000" in text
+    assert "5 GiB" in text and "optimizer states 2," in text and "MiB" not in text and "--verbose" in text
+
+
+def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
+    outcome.memory = Memory(*(2**20 for _ in range(5)), 5 * 2**20, "step", 2**28, GIB)
+    assert "5 MiB" in brief.answer(outcome)
+
+
+@pytest.mark.parametrize("verdict, margin", [("fits", 2 * GIB), ("tight", GIB), ("does not fit", -GIB)])
+def test_the_verdict_of_an_estimate_stands_first(outcome, verdict, margin):
+    outcome.recipe, outcome.estimate = "estimate", Estimate(margin > GIB, margin, 24 * GIB, verdict, 2 * GIB)
+    head = brief.answer(outcome)
+    assert head.startswith(f"{verdict}: bert_large") and f"{abs(margin) // GIB} GiB" in head.split("\n  Time")[0]
+
+
+@pytest.mark.parametrize("status", record.STATUSES)
+def test_no_word_and_no_command_is_wrapped_at_80_columns(status, columns):
+    made = compose("device=cpu").record
+    made.status = status
+    command = "precision=bf16_pure optim=adam8bit checkpointing=full loss=chunked batch.per_device=1"
+    made.error = (
+        None if status == "ok" else Error("load", "Kind", f"what {'happened ' * 20}", f"Type {command}, or wait.")
+    )
+    made.warnings = [f"a warning {'of many words ' * 12}", "said before"]
+    text = brief.brief(made, Path("here"), said={"said before"})
+    assert text.startswith(f"{status}: ") and "1 warning above" in text and "said before" not in text
+    assert "model=none" not in text and all(len(line) <= 80 or command in line for line in text.splitlines())
+    if made.error:
+        assert command in text
+
+
+def test_verbose_shows_all_figures(command):
+    short = command(*small("hydra.run.dir=a"))
+    long = command("--verbose", *small("hydra.run.dir=b"))
+    assert short.code == long.code == 0
+    assert "bytes a parameter" in long.out and "bytes a parameter" not in short.out
+    assert short.out.splitlines()[0].split()[:3] == long.out.splitlines()[0].split()[:3]
