@@ -849,3 +849,34 @@ def test_a_folder_that_another_sweep_removes_meanwhile_is_left_out(tmp_path, mon
     monkeypatch.setattr(os, "scandir", scan)
     records, warnings = read_all([tmp_path])
     assert len(records) == 1 and not warnings and not gone.exists()
+
+
+# --- what differs by no more than the spread -----------------------------------------------------
+
+
+def test_two_equal_jobs_do_not_differ_and_a_table_names_its_steps():
+    """Within the steps' own spread: 10.0 has 8.9 to 11.4."""
+    made = rows.table([job("optim=adamw", speed=10.0), job("optim=sgd", speed=10.9)])
+    cells = columns(made)
+    assert cells["samples/s diff."] == ["baseline", "within spread"]
+    assert cells["steps measured"] == ["2", "2"] and cells["samples/s spread"][0] == "8.89 to 11.4"
+    assert any("No job differs" in line for line in tables.remarks(made))
+    assert "No job differs" in screen_text(made)
+    other = rows.table([job("optim=adamw", speed=10.0), job("optim=sgd", speed=12.5)])
+    assert not any("No job differs" in line for line in tables.remarks(other))
+
+
+def test_one_step_has_no_spread_and_repeats_have_their_own():
+    single = [job("optim=adamw"), job("optim=sgd", speed=20.0)]
+    for each in single:
+        each.speed.measured_steps = 1
+    assert columns(rows.table(single))["samples/s diff."] == ["baseline", "not known"]
+    repeated = [
+        job(f"optim={name}", f"measure.repeat={n}", speed=speed + n)
+        for name, speed in (("adamw", 10.0), ("sgd", 10.5), ("lion", 20.0))
+        for n in (0, 1)
+    ]
+    cells = columns(rows.table(repeated))
+    found = dict(zip(cells["optim"], cells["samples/s diff."]))
+    assert found == {"adamw": "baseline", "sgd": "within spread", "lion": "+95.2 %"}
+    assert set(cells["steps measured"]) == {"4"}

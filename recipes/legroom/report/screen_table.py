@@ -17,7 +17,17 @@ from legroom.report.tables import columns, number_notes, remarks
 NO_TERMINAL_WIDTH = 160  # characters, where stdout is not a terminal
 JOB_WIDTH = 18  # the least width of the label once its columns are one
 # Columns that a narrow terminal does without, the first ones first.
-OPTIONAL_COLUMNS = ("time s", "evaluation", "step ms", "final loss", "runs", "samples/s diff.", "memory diff.")
+OPTIONAL_COLUMNS = (
+    "time s",
+    "steps measured",
+    "samples/s spread",
+    "evaluation",
+    "step ms",
+    "final loss",
+    "runs",
+    "samples/s diff.",
+    "memory diff.",
+)
 
 
 def screen_text(made: Table, width: int | None = None) -> str:

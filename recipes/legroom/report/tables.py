@@ -70,6 +70,48 @@ def difference(made: Table, row: Row, figure: Callable[[Row], Spread | None]) ->
     return percent(mine.median, base.median) if mine and base and base.median else ""
 
 
+def speed_range(row: Row) -> Spread | None:
+    """Samples per second of a measured row: the median, and between what nearly all lie: its repeats, or eight of ten
+    steps of its one run. None where no more than one step was measured, and for estimates."""
+    if row.estimate or not row.counted:
+        return None
+    speed, repeats = row.counted[0].speed, row.spread("speed", "samples_per_second")
+    if repeats is None or len(row.counted) > 1:
+        return repeats
+    low, median, high = speed.step_seconds_p10, speed.step_seconds_median, speed.step_seconds_p90
+    if not low or not median or not high or (speed.measured_steps or 0) < 2:
+        return None
+    return Spread(repeats.median, repeats.median * median / high, repeats.median * median / low)
+
+
+def speeds_differ(row: Row, other: Row) -> bool | None:
+    """Whether neither of two measured speeds lies within the spread of the other; None where that is not known."""
+    mine, theirs = speed_range(row), speed_range(other)
+    if mine is None or theirs is None:
+        return None
+    return not (mine.low <= theirs.median <= mine.high or theirs.low <= mine.median <= theirs.high)
+
+
+def _speed_difference(made: Table, row: Row) -> str:
+    """The difference of a speed from the baseline's; one within the spread is none."""
+    base = made.baseline
+    differ = True if base is None or row is base or row.estimate or base.estimate else speeds_differ(row, base)
+    if differ or not made.speed(row):
+        return difference(made, row, made.speed)
+    return "not known" if differ is None else "within spread"
+
+
+def _steps(row: Row) -> str:
+    """How many steps were measured, over all repeats."""
+    counts = [] if row.estimate else [run.speed.measured_steps for run in row.counted]
+    return str(sum(filter(None, counts))) if any(counts) else ""
+
+
+def _spread(row: Row) -> str:
+    found = speed_range(row) if len(row.counted) == 1 else None  # that of repeats stands beside the median
+    return f"{number(found.low, 3)} to {number(found.high, 3)}" if found else ""
+
+
 def columns(made: Table) -> dict[str, list[str]]:
     """The table as text: heading, with the unit -> a text for each row. Empty columns are left out."""
     unit, size = made.unit
@@ -92,7 +134,9 @@ def columns(made: Table) -> dict[str, list[str]]:
         "verdict": lambda row: verdict_of(row.fit) if row.fit else "",
         f"published device memory {unit}": published("device_used_bytes", size),
         "samples/s": lambda row: _predicted(row, predicted.samples_per_second) or spread_text(made.speed(row)),
-        "samples/s diff.": lambda row: difference(made, row, made.speed),
+        "samples/s diff.": lambda row: _speed_difference(made, row),
+        "samples/s spread": _spread,
+        "steps measured": _steps,
         "published samples/s": published("samples_per_second"),
         "step ms": lambda row: _predicted(row, predicted.step_seconds, 1e-3) or step(row),
         "bound by": lambda row: (row.counted[0].speed.bound_by or "") if row.counted else "",
@@ -148,7 +192,14 @@ def remarks(made: Table) -> list[str]:
         lines.append("Repeats of a job are one row: the median (the least to the most).")
     if any(_predicted(row, predicted.step_seconds) for row in made.rows):
         lines.append("Of a predicted speed two digits are known; nine of ten steps are between the two in brackets.")
+    if any(map(_spread, made.rows)):
+        lines.append(
+            "The spread is that of eight of ten steps; a speed within another's spread is not called different."
+        )
     if made.baseline and len(made.rows) > 1:
+        others = [row for row in made.rows if row is not made.baseline and made.speed(row)]
+        if others and all(speeds_differ(row, made.baseline) is False for row in others):
+            lines.append("No job differs in speed from the baseline by more than the spread.")
         lines.append(f"Differences are from the baseline, {made.baseline.name}.")
     return lines + _sources(made)
 

@@ -12,7 +12,7 @@ from legroom.records import atomic_file, record_file
 from legroom.records.record import Record
 from legroom.report.page import embed, run_page, settings
 from legroom.report.rows import Row, Spread, Table
-from legroom.report.tables import remarks
+from legroom.report.tables import remarks, speed_range
 from legroom.units import PARTS
 
 PAGE = run_page.PAGE
@@ -97,6 +97,7 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
     peak = row.spread("memory", "peak_tensor_bytes")
     fit = row.fit
     return figures | {
+        "speed_spread": _range(speed_range(row)),
         "name": row.name,
         "label": row.label,
         "status": row.status,

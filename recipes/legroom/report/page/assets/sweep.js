@@ -48,10 +48,12 @@ function bestCards(sweep, state, redraw) {
     const one = (title, row, value, versus) => row && h("div", { style: "flex:1 1 260px" }, h("span", {}, title), h("b", {}, value),
       h("div", { style: "overflow-wrap:anywhere" }, jobLink(row)), h("span", {}, versus));
     const small = least("memory", 1), fast = least("speed", -1);
+    const within = (row, other) => row.speed_spread && row.speed_spread[0] <= other.speed && other.speed <= row.speed_spread[1];
+    const alike = fast && base && fast !== base && (within(fast, base) || within(base, fast));
     place.replaceChildren(h("div", { class: "numbers" },
       h("div", {}, h("span", {}, "jobs"), h("b", {}, `${state.shown.length}${state.shown.length < sweep.rows.length ? " of " + sweep.rows.length : ""}`), h("span", {}, state.shown.every((row) => row.ok) ? "" : `${state.shown.filter((row) => !row.ok).length} without figures`), base ? h("div", { style: "overflow-wrap:anywhere" }, "baseline: ", base.name) : ""),
       one("least memory", small, small && bytes(small.memory), small && base ? `${change(small.memory, base.memory) || "as much as"} against the baseline` : ""),
-      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && base ? `${change(fast.speed, base.speed)} against the baseline` : "")));
+      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && base ? alike ? "the baseline's speed differs by no more than the spread" : `${change(fast.speed, base.speed)} against the baseline` : "")));
   });
   return place;
 }
