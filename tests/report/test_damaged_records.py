@@ -81,6 +81,14 @@ def test_what_is_no_json_is_left_out(tmp_path, content):
     assert not records and len(warnings) == 1
 
 
+def test_a_link_to_itself_is_left_out(tmp_path):
+    put(tmp_path, [job()])
+    (tmp_path / "loop").mkdir()
+    os.symlink(tmp_path / "loop/result.json", tmp_path / "loop/result.json")
+    records, warnings = read_all([tmp_path])
+    assert len(records) == 1 and len(warnings) == 1 and "loop/result.json is left out" in warnings[0]
+
+
 def test_what_would_block_or_fill_the_memory_is_left_out(tmp_path, monkeypatch):
     for name in ("pipe", "large"):
         (tmp_path / name).mkdir()

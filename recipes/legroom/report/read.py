@@ -33,7 +33,7 @@ def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record,
     """
     records: list[tuple[Record, Path]] = []
     warnings: list[str] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     contents: dict[bytes, Path] = {}  # of measured runs, whose times are never the same twice
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -45,9 +45,10 @@ def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record,
             if record_file.FILE_NAME in (*files, *folders_inside)
         )
         for path in sorted(inside):
-            if path.resolve() in seen:
+            real = os.path.realpath(path)  # Path.resolve raises RuntimeError for a link to itself, until Python 3.13
+            if real in seen:
                 continue
-            seen.add(path.resolve())
+            seen.add(real)
             try:
                 found = record_file.read(path.parent)
             except (OSError, ValueError) as error:

@@ -106,9 +106,10 @@ def _all_broken(bench: Workbench) -> str:
     for name in (OLDER, NEWEST):
         os.truncate(copy(source / name, folder / name) / FILES[2], 99)
     outcome, warned = bench.job(folder, *RUN, "resume=latest")
-    expect(outcome.status == "ok" and outcome.training.resumed_from_step is None and len(warned) == 2, warned)
+    expect(outcome.status == "ok" and outcome.training.resumed_from_step is None and len(warned) == 3, warned)
+    expect("begins at step 0" in warned[-1], warned)
     expect(outcome.training.losses == left_alone.training.losses, "other losses")
-    return "two lines, a new start, losses equal"
+    return "three lines, a new start, losses equal"
 
 
 def _named(bench: Workbench) -> str:
