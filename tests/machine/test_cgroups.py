@@ -101,7 +101,7 @@ def test_more_than_is_free_is_said_before_anything_is_loaded(monkeypatch, overri
 
 
 def test_sharded_weights_are_gathered_on_the_host_and_replicas_are_held_each():
-    words = ["device=cpu", "model=bert_large", "parallelism.num_processes=2", "save.final=true", "optim=sgd"]
+    words = ["device=cpu", "model=bert_tiny", "parallelism.num_processes=2", "save.final=true", "optim=sgd"]
     found = {}
     for mode in ("ddp", "fsdp"):
         found[mode] = {what: size for what, size, _ in host_memory.needs(compose(*words, f"parallelism={mode}").cfg, 2)}
