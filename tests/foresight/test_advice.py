@@ -1,146 +1,122 @@
-"""The hint of an estimate that does not fit: what it names was estimated, and fits."""
+"""The hint of an estimate that does not fit: what it names was estimated, and fits, and `fit` finds no better."""
 
 from __future__ import annotations
 
-import copy
-import re
+import math
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import small
+from fit_search import searched, tiny
 
-from legroom.records.record import DOES_NOT_FIT, FITS, Error, Estimate
+from legroom.foresight.trials import Trial, Trials, with_changes
+from legroom.options.hooks import Cost
+from legroom.records.record import Error
 
-WORDS = [
-    "gpu=rtx4090_24gb",
-    "model=gpt2_tiny",
-    "model.width=256",
-    "model.layers=2",
-    "data.seq_len=64",
-    "data.samples=16",
-]
-TINY = [word for word in small() if word.split("=")[0] in ("model.heads", "model.feed_forward", "model.vocab")]
+SIZES = ["model.width=512", "model.feed_forward=2048", "model.positions=512", "model.vocab=8192", "model.layers=3"]
+WORDS = tiny(*SIZES, "data.seq_len=512", "batch.per_device=1")
 
 
-def limit(reserved_bytes: int, share: float) -> str:
+def limited(reserved_bytes: int, share: float) -> str:
     return f"launch.memory_limit_gib={share * reserved_bytes / 2**30}"
 
 
 @pytest.fixture
-def hint(predicted):
-    """hint(*words) -> the hint of a step that does not fit."""
+def advised(predicted):
+    """advised(*words) -> (adviser, what it found, the hint) of a step that does not fit."""
 
-    def hint(*words: str) -> str:
+    def advised(*words: str):
         from legroom.foresight import advice
-        from legroom.foresight.search import space
+        from legroom.foresight.search import adviser, space
 
         outcome = predicted(*words)
         assert outcome.error is not None
         outcome.overrides = list(words)
         cfg, _, _ = space.compose_estimate(*words)
         assert cfg is not None
-        return advice.hint(cfg, outcome)
+        trials = Trials(outcome)
+        hint, kept = advice.hint(cfg, outcome, trials), adviser.Adviser(cfg, trials)
+        return kept, trials.fitting, hint
 
-    return hint
-
-
-def test_what_it_names_fits(hint, predicted):
-    words = [*WORDS, *TINY, "batch.per_device=16", "precision=fp32"]
-    reserved = predicted(*words).memory.peak_reserved_bytes
-    words.append(limit(reserved, 0.8))
-    said = hint(*words)
-    assert said.startswith("Tried")
-    named = re.findall(r"(?:alone: |Tried: |; )([^;(]+) \(([\d,]+) MiB stay free", said)
-    assert named, said
-    for changes, left in named:
-        keys = {change.split("=")[0] for change in changes.split()}
-        kept = [word for word in words if word.split("=")[0] not in keys]
-        estimate = predicted(*kept, *changes.split()).estimate
-        assert estimate.fits and f"{estimate.margin_bytes / 2**20:,.0f}" == left
+    return advised
 
 
-def test_more_gpus_where_no_lever_is_enough(hint, predicted):
-    words = [
-        *WORDS,
-        *TINY,
-        "model.vocab=8192",
-        "batch.per_device=1",
-        "optim=sgd",
-        "optim.momentum=0",
-        "precision=bf16_pure",
-    ]
-    words += ["checkpointing=full", "adapter=none", "gpu.nccl_bytes=0"]
-    reserved = predicted(*words).memory.peak_reserved_bytes
-    said = hint(*words, limit(reserved, 0.7))
-    assert "of these GPUs" in said or "fit" in said
+def test_it_keeps_the_mathematics_and_is_what_fit_finds(advised, predicted):
+    from legroom.foresight.search import plan, request
+
+    words = [*WORDS, limited(predicted(*WORDS).memory.peak_reserved_bytes, 0.8)]
+    adviser, (found,), hint = advised(*words)
+    assert str(found) in hint and "computes the same" in hint and "offload" not in str(found)
+    again = predicted(*with_changes(words, found.changes))
+    assert again.estimate.fits and again.estimate == found.estimate
+    assert again.config["data"]["seq_len"] == 512
+    assert again.config["batch"]["per_device"] * again.config["accumulation"]["steps"] == 1 == adviser.effective
+    free = [word for word in words if not word.startswith("batch.per_device")]
+    search, _ = plan.plan([*free, "batch.effective=1"], request.Options(top=1))
+    assert search is not None
+    best = searched(search, 1).rows[0].record
+    assert best.speed.step_seconds_median == pytest.approx(found.record.speed.step_seconds_median, rel=0.011)
+    for menu in ("checkpointing", "loss", "optim", "precision", "batch", "accumulation"):
+        assert best.config[menu] == again.config[menu] or menu == "batch"
+
+
+def test_where_the_mathematics_has_to_change_it_changes_as_little_as_will_do(advised, predicted):
+    from legroom.foresight.search import objective, plan, request, space
+
+    words = [*WORDS]
+    words.append(limited(predicted(*words, "checkpointing=full", "loss=chunked").memory.peak_reserved_bytes, 0.85))
+    adviser, found, hint = advised(*words)
+    assert "nothing that computes the same" in hint and found
+    cfg = adviser.cfg
+    changed = objective.changed_mathematics(cfg)
+    costs = [max(lever.cost for lever in levers if lever.cost) for levers in changed]
+    assert costs == sorted(costs) and Cost.OTHER_WEIGHTS not in costs
+    sets = [tuple(text for lever in levers for text in lever.overrides.split()) for levers in changed]
+    used = next(index for index, texts in enumerate(sets) if {*texts} <= {*found[0].changes})
+    for smaller in ([], *map(list, sets[:used])):
+        search, problems = plan.plan(with_changes(words, [*smaller, "batch.effective=1"]), request.Options(top=1))
+        assert problems or (search is not None and not searched(search, 1).fits)
+    assert space.compose_estimate(*with_changes(words, found[0].changes))[2] == []
+
+
+def test_more_gpus_keep_the_effective_batch_where_they_can(advised, predicted):
+    words = [*WORDS, "optim=sgd", "optim.momentum=0", "precision=bf16_pure", "gpu.nccl_bytes=0", "adapter=none"]
+    words += ["model.width=1024", "model.feed_forward=4096", "model.layers=6", "data.seq_len=16", "batch.per_device=8"]
+    reserved = predicted(*words, "checkpointing=full", "loss=chunked").memory.peak_reserved_bytes
+    adviser, found, hint = advised(*words, limited(reserved, 0.75))
+    several = [each for each in found if "parallelism=fsdp" in each.changes]
+    assert several and "of these GPUs do" in hint
+    for each in several:
+        count, batch = each.record.config["parallelism"]["num_processes"], each.record.config["batch"]["per_device"]
+        assert batch * count * each.record.config["accumulation"]["steps"] == adviser.effective == 8
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({"full": 1.0, "none": 1.004}, "none"),
+        ({"full": 1.0, "none": 1.2}, "full"),
+        ({"full": 1.0, "none": 0.5}, "none"),
+    ],
+)
+def test_of_two_that_are_as_fast_the_simpler_is_the_better(times, best):
+    from legroom.foresight.search import objective
+
+    assert min(times, key=lambda name: objective.order(times[name], name != "none")) == best
+    assert objective.order(math.inf, 0) > objective.order(10.0, 9)
 
 
 def test_a_negative_saving_is_no_saving(predicted, tmp_path):
     from legroom.cli import summary
 
-    outcome = predicted(*WORDS, *TINY)
+    outcome = predicted(*WORDS)
     outcome.estimate.levers = [
         {"words": f"lever={saved}", "device_used_bytes": 1, "saved_bytes": saved * 2**20, "step_seconds": None}
         for saved in (5, -5)
     ]
     text = summary.summary(outcome, tmp_path)
     assert "5 MiB  saved by lever=5" in text and "5 MiB  more with lever=-5" in text and "-5 MiB" not in text
-
-
-def test_an_adapter_is_named_where_nothing_else_is_enough(monkeypatch):
-    """Of a model that eight cards cannot train either; a later lever of a menu replaces an earlier one."""
-    from legroom.foresight import advice
-    from legroom.foresight.search import space
-
-    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
-    assert cfg is not None and outcome is not None
-    asked = []
-
-    def trial(_, changes):
-        asked.append(changes)
-        found = copy.deepcopy(outcome)
-        fits = "adapter=qlora" in changes
-        found.memory.device_used_bytes = 10**12 - len(asked) * 2 * 10**10  # each lever saves something
-        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
-        return advice.Trial(tuple(changes), found)
-
-    monkeypatch.setattr("legroom.foresight.trials._try", trial)
-    outcome.memory.device_used_bytes = 10**12
-    said = advice.hint(cfg, outcome)
-    assert said.startswith("Tried: adapter=qlora precision=bf16 ") and "(1,024 MiB stay free) fits. It trains" in said
-    assert "With all weights trained nothing fits NVIDIA GeForce RTX 4090" in said and "Nor do 8 of these" in said
-    assert all(len({change.split("=")[0] for change in changes}) == len(changes) for changes in asked)
-
-
-def test_a_set_of_levers_follows_the_peak_and_has_none_too_many(monkeypatch):
-    """The optimizer's saves only where checkpointing does; half the batch, which is cheaper, is not needed."""
-    from legroom.foresight import advice
-    from legroom.foresight.search import space
-
-    words = ("gpu=rtx4090_24gb", "model=llama_tiny", "parallelism=fsdp", "parallelism.num_processes=2", "loss=chunked")
-    cfg, outcome, _ = space.compose_estimate(*words)
-    assert cfg is not None and outcome is not None
-    outcome.error, outcome.memory.device_used_bytes = Error("backward", "PredictedOutOfMemory", ""), 29 * 2**30
-    asked = []
-
-    def trial(_, changes):
-        asked.append(frozenset(changes))
-        found = copy.deepcopy(outcome)
-        checkpointing = "checkpointing=full" in changes
-        used = 29 - 2 * ("accumulation=x2" in changes) - 6 * checkpointing
-        used -= 4 * (checkpointing and "optim=adamw_fused" in changes)
-        fits = used <= 19
-        found.memory.device_used_bytes = used * 2**30
-        found.error = Error("step" if checkpointing else "backward", "PredictedOutOfMemory", "")
-        found.estimate = Estimate(fits, (20 - used) * 2**30, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
-        return advice.Trial(tuple(changes), found)
-
-    monkeypatch.setattr("legroom.foresight.trials._try", trial)
-    said = advice.hint(cfg, outcome)
-    assert said.startswith("Tried: checkpointing=full optim=adamw_fused (1,024 MiB")
-    assert len(set(asked)) == len(asked), "none is estimated twice"
 
 
 def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
@@ -154,102 +130,87 @@ def test_a_lever_that_is_tried_replaces_what_was_typed(monkeypatch):
     assert seen == [["gpu=l4_24gb", "optim=sgd"]]
 
 
-@pytest.mark.parametrize(
-    ("takes", "said"),
-    [
-        ("optim=adamw_fused", "parallelism=fsdp parallelism.num_processes=4 optim=adamw_fused ("),
-        ("nothing", "More of these GPUs were not tried: parallelism=fsdp is refused with what is typed."),
-    ],
-)
-def test_more_gpus_with_an_optimizer_that_fsdp_refuses(monkeypatch, takes, said):
+@pytest.fixture
+def played(monkeypatch):
+    """played(may_fit, finds) -> the hint, where which steps may fit and what a search finds is said by functions of
+    the number of GPUs and the overrides, and trials. Each call takes two seconds."""
+    import copy
+
     from legroom.foresight import advice
-    from legroom.foresight.search import space
+    from legroom.foresight.search import adviser, space
 
-    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "optim=adafactor")
+    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "estimate.hint_seconds=5")
     assert cfg is not None and outcome is not None
-    outcome.memory.device_used_bytes = 10**12
+    outcome.error, outcome.overrides = Error("backward", "PredictedOutOfMemory", ""), ["gpu=rtx4090_24gb"]
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
-    def trial(_, changes):
-        if "parallelism=fsdp" not in changes or takes not in changes:
-            return advice.Trial(tuple(changes), None, "refused")
-        found = copy.deepcopy(outcome)
-        fits = "parallelism.num_processes=4" in changes
-        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
-        return advice.Trial(tuple(changes), found)
+    def play(may_fit, finds, seconds=math.inf, **more):
+        def ask(self, count, levers):
+            clock[0] += 2
+            return self.trials.submit(lambda: may_fit(count, adviser._words(levers))).result()
 
-    monkeypatch.setattr("legroom.foresight.trials._try", trial)
-    assert said in advice.hint(cfg, outcome)
+        def search(self, count, levers):
+            if not finds(count, adviser._words(levers)):
+                return None
+            found = copy.deepcopy(outcome)
+            found.config["parallelism"]["num_processes"] = count
+            found.config["parallelism"]["replicas"] = count
+            from legroom.records.record import FITS, Estimate
+
+            found.estimate = Estimate(True, 2**30, 24 * 2**30, FITS)
+            return self.trials.note(Trial(found, "", (f"gpus={count}", *adviser._words(levers))))
+
+        monkeypatch.setattr(adviser.Adviser, "_ask", ask)
+        monkeypatch.setattr(adviser.Adviser, "_search", search)
+        trials = Trials(outcome, seconds, began=clock[0], **more)
+        return advice.hint(cfg, outcome, trials), trials, outcome
+
+    return play
+
+
+def test_an_adapter_is_named_where_nothing_else_is_enough_on_this_gpu(played):
+    hint, trials, _ = played(lambda *_: True, lambda count, words: "adapter=qlora" in words or count == 4 and words)
+    one, four = trials.fitting
+    assert one.changes == ("gpus=1", "adapter=qlora") and four.changes[0] == "gpus=4" and "weights, which stay" in hint
+    assert "4 of these GPUs do" in hint and "nothing that computes the same" in hint
+
+
+def test_the_same_mathematics_on_more_gpus_comes_before_a_change_on_one(played):
+    hint, _, _ = played(lambda *_: True, lambda count, words: count == 2 or words[:1] == ["precision=bf16"])
+    assert hint.index("2 of these GPUs do: gpus=2 (") < hint.index("gpus=1 ") and "adapter" not in hint
+    hint, trials, _ = played(lambda *_: True, lambda count, words: words == ["checkpointing=offload"] or count == 2)
+    assert len(trials.fitting) == 1 and "copies to the host" in hint and "computes the same fits" not in hint
+
+
+def test_nothing_fits(played):
+    hint, trials, _ = played(lambda *_: False, lambda *_: pytest.fail("searched in vain"))
+    assert "nothing fits NVIDIA GeForce RTX 4090, nor 8" in hint and not trials.fitting
 
 
 @pytest.mark.parametrize("ends", ["seconds", "Ctrl-C"])
-def test_a_search_that_is_ended_keeps_what_it_found_and_says_how_far_it_came(monkeypatch, ends):
-    from legroom.foresight import advice
-    from legroom.foresight.search import space
+def test_a_search_that_is_ended_keeps_what_it_found_and_says_how_far_it_came(played, ends):
+    seen, said = [], []
 
-    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny", "estimate.hint_seconds=3")
-    assert cfg is not None and outcome is not None
-    outcome.error = Error("backward", "PredictedOutOfMemory", "")
-    clock, seen, said = [0.0], [], []
-
-    def trial(_, changes):
-        clock[0] += 2
-        if ends == "Ctrl-C" and clock[0] > 4:
+    def may_fit(count, words):
+        if ends == "Ctrl-C" and len(seen) > 4:
             raise KeyboardInterrupt
-        found = copy.deepcopy(outcome)
-        fits = clock[0] == 4
-        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
-        return advice.Trial(tuple(changes), found)
+        return True
 
-    monkeypatch.setattr("legroom.foresight.trials._try", trial)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    seconds = cfg.estimate.hint_seconds if ends == "seconds" else 100
-    trials = advice.Trials(outcome, seconds, lambda *counts: seen.append(counts), said.append, began=0.0)
-    hint = advice.hint(cfg, outcome, trials)
+    seconds = 9 if ends == "seconds" else math.inf
+    more = {"at": lambda *counts: seen.append(counts), "found": said.append}
+    hint, _, outcome = played(may_fit, lambda count, words: count == 2, seconds, **more)
     changes = said[0].removeprefix("fits: ").split(" (")[0]
     assert len(said) == 1 and changes in hint and "1,024 MiB" in hint
     assert [count for count, _ in seen[:2]] == [1, 2] and all(planned >= count for count, planned in seen)
     (warning,) = outcome.warnings
-    assert f"2 of {seen[-1][1]}" in warning and ("estimate.hint_seconds" if ends == "seconds" else "Ctrl-C") in warning
+    assert f"{len(seen)} of {seen[-1][1]}" in warning
+    assert ("estimate.hint_seconds" if ends == "seconds" else "Ctrl-C") in warning
 
 
-def test_a_search_that_found_nothing_names_the_levers_untried(monkeypatch):
-    from legroom.foresight import advice
-    from legroom.foresight.search import space
-
+def test_a_search_that_found_nothing_names_the_levers_untried(played):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
-    assert cfg is not None and outcome is not None
-    monkeypatch.setattr("legroom.foresight.trials._try", interrupt)
-    assert "checkpointing=full" in advice.hint(cfg, outcome) and "0 of " in outcome.warnings[0]
-
-
-def test_of_one_menu_the_fastest_is_named_and_what_keeps_the_mathematics_comes_first(monkeypatch):
-    """The rows are not made shorter, and where all levers together are far from enough, none is tried alone."""
-    from legroom.foresight import advice
-    from legroom.foresight.search import space
-
-    cfg, outcome, _ = space.compose_estimate("gpu=rtx4090_24gb", "model=llama_tiny")
-    assert cfg is not None and outcome is not None
-    outcome.error, outcome.memory.device_used_bytes = Error("backward", "PredictedOutOfMemory", ""), 10**12
-    takes = {"checkpointing=selective": 9, "checkpointing=full": 4, "checkpointing=offload": 5, "precision=bf16": 1}
-    asked, needs = [], [10**10]
-
-    def trial(_, changes):
-        asked.append(changes)
-        found = copy.deepcopy(outcome)
-        (change, *others), found.memory.device_used_bytes = changes, needs[0]
-        fits = change in takes and not others
-        found.speed.step_seconds_median = takes.get(change, 0.0)
-        found.estimate = Estimate(fits, 2**30 if fits else -1, 24 * 2**30, FITS if fits else DOES_NOT_FIT)
-        return advice.Trial(tuple(changes), found)
-
-    monkeypatch.setattr("legroom.foresight.trials._try", trial)
-    said = advice.hint(cfg, outcome)
-    assert "selective" not in said and "offload" not in said
-    assert said.index("checkpointing=full (1,024 MiB stay free, 4,000 ms") < said.index("precision=bf16 (")
-    assert not any("seq_len" in change for changes in asked for change in changes)
-    asked.clear()
-    needs[0] = 10**12
-    assert "Nor do 8" in advice.hint(cfg, outcome) and not any(len(changes) == 1 for changes in asked)
+    hint, _, outcome = played(interrupt, interrupt)
+    assert "checkpointing=full" in hint and "1 of " in outcome.warnings[0]

@@ -98,7 +98,7 @@ def test_fit_proposes_nothing_that_is_tight(predicted):
     assert predicted_text.interval_text(speed) in text and predicted_text.interval_text(step, 1e-3) in text
     assert speed.low < speed.median < speed.high and "cost of 1M tokens" in text
     search.values = {"model.attention": ("sdpa", "eager")}
-    found = runner.Found({"model.attention": "sdpa"}, alone.record)
+    found = runner.Found(alone.record, "", {"model.attention": "sdpa"})
     heading, _, row = present.results_table([(search, found)]).splitlines()
     assert heading.index("attention") == row.index("sdpa") and heading.index("batch") == row.index("2 x 1")
 

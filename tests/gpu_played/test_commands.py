@@ -126,7 +126,7 @@ def test_fit_measures_on_the_card(gpus, capsys):
     chosen = {"precision": "bf16", "batch.per_device": 2}
     outcome, why = runner.predict(search.overrides_of(chosen))
     assert not why
-    (measured,) = fit.measure(search, [runner.Found(chosen, outcome)], fork_server)
+    (measured,) = fit.measure(search, [runner.Found(outcome, "", chosen)], fork_server)
     assert measured.status == "ok" and measured.environment["device"] == "cuda"
     assert measured.memory.peak_reserved_bytes > 64 * MIB and "measured" in capsys.readouterr().out
 

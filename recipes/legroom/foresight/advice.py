@@ -1,28 +1,32 @@
 """What to change where memory runs out: for a run that did, for an estimate, and for `estimate.explain`.
 
-One order everywhere: what leaves the mathematics alone first, then the fewest GPUs, the fastest, the simplest. No lever
-changes rows or effective batch. `untried` only names levers; `hint` and `explained` estimate what they name. Imports no
-torch until something is tried.
+What counts first is written in `search/objective.py`, which `fit` goes by too. Rows and effective batch are kept.
+`untried` only names levers; `hint` and `explained` estimate what they name. Imports no torch until something is tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom import config
 from legroom.config import Config
-from legroom.foresight.trials import TimeIsUp, Trial, Trials, with_changes
+from legroom.foresight.trials import TimeIsUp, Trial, Trials
 from legroom.options import hooks
 from legroom.options.hooks import Cost, Lever
 from legroom.records.record import Record, verdict_of
 
-GPUS = (2, 4, 8)
-ADAPTERS = ("lora", "qlora")
-SAVES = 0.01  # of what is needed: a lever that saves less is left out of a set
-MOST_TRIALS = 24  # for a set of levers; of a model with billions of parameters each may take 4 seconds
-HOPELESS = 1.25  # of the GPU's memory: where all levers together need more, none is tried alone
-NAMED = 3  # levers that alone are enough
+if TYPE_CHECKING:
+    from legroom.foresight.search.adviser import Adviser  # imports torch
+
+CHANGES = {
+    Cost.HOST_COPIES: "the copies to the host take a time that differs by machine",
+    Cost.LOW_PRECISION_PRODUCTS: "products are in 16 bits",
+    Cost.LOW_PRECISION_STATES: "the optimizer's states are in 8 bits",
+    Cost.NO_CLIPPING: "gradients are not clipped",
+    Cost.LOW_PRECISION_WEIGHTS: "weights are in 16 bits",
+    Cost.OTHER_WEIGHTS: "small matrices are trained beside the weights, which stay as they are",
+}
 
 
 def untried(cfg: Config, phase: str = "") -> str:
@@ -63,40 +67,34 @@ def hint(cfg: Config, outcome: Record, trials: Trials | None = None) -> str:
 
 
 def _hint(cfg: Config, outcome: Record, trials: Trials) -> str:
+    from legroom.foresight.search.adviser import GPUS, Adviser
+
     smaller = _smaller_evaluation(cfg, trials) if _is_evaluation(outcome) else None
     if smaller is not None:
         return f"Tried: {smaller}. The result of the evaluation stays the same."
-    trials.plan(1)
-    together = trials(_strongest(cfg, outcome))
-    if together.outcome is None or together.used_bytes <= HOPELESS * cfg.gpu.memory_bytes:
-        alone = _alone(_by_cost(hooks.memory_levers(cfg, outcome.error and outcome.error.phase)), trials)
-        if alone:
-            return f"Tried, each fits alone: {'; '.join(map(str, alone))}."
-        trials.plan(MOST_TRIALS)
-        together = _together(cfg, trials)
-    if together.fits:
-        return f"Tried: {together} fits{', and no lever alone does' * (len(together.changes) > 1)}."
-    trials.plan(len(ADAPTERS) + 3 * len(GPUS))
-    adapter, more = _adapter(cfg, trials, together.changes), _more_gpus(cfg, trials, together.changes)
-    nothing = f"nothing fits {cfg.gpu.device_name}, not even {' '.join(together.changes) or 'a lever'}."
-    if adapter:
-        return f"Tried: {adapter} With all weights trained {nothing} {more}"
-    none = more.startswith(("Nor", "More"))
-    return f"Tried: {nothing} {more}{' Choose a smaller model or a larger GPU.' * none}"
+    adviser = Adviser(cfg, trials)
+    found, device = adviser.found(), f"{cfg.gpu.device_name}"
+    if not found:
+        refused = f" Refused: {' '.join(adviser.refused)}" if adviser.refused else ""
+        return f"Tried: nothing fits {device}, nor {GPUS[-1]} of them. Choose a smaller model or a larger GPU.{refused}"
+    said = [_said(cfg, adviser, trial) for trial in found]
+    first = adviser.levers[found[0].changes]
+    alone = config.from_dict(found[0].record.config).parallelism.world_size == cfg.parallelism.world_size
+    changes = any(lever.changes_mathematics for lever in first)
+    nothing = f"nothing that computes the same fits {device}. " * (changes or not alone)
+    return f"Tried: {nothing}{' '.join(said)}"
 
 
-def _strongest(cfg: Config, outcome: Record) -> list[str]:
-    """Levers that go together, of each key the costliest: what needs nearly the least. Found without estimates."""
-    from legroom.foresight.search import space
+def _said(cfg: Config, adviser: Adviser, trial: Trial) -> str:
+    """A sentence about what fits: on how many GPUs, and what it changes."""
+    from legroom.foresight.search.adviser import effective_batch
 
-    changes: dict[str, str] = {}
-    for lever in reversed(_by_cost(hooks.memory_levers(cfg))):
-        more = {change.partition("=")[0]: change for change in lever.overrides.split()}
-        if lever.cost is Cost.OTHER_WEIGHTS or changes.keys() & more.keys():
-            continue
-        if not space.compose_estimate(*with_changes(outcome, [*changes.values(), *more.values()]))[2]:
-            changes |= more
-    return list(changes.values())
+    made, levers = config.from_dict(trial.record.config), adviser.levers[trial.changes]
+    count, batch = made.parallelism.world_size, effective_batch(made)
+    fits = f"{count} of these GPUs do: {trial}" if count != cfg.parallelism.world_size else f"{trial} fits"
+    notes = [f"the effective batch is {batch}"] * (batch != adviser.effective)
+    notes += [CHANGES[lever.cost] for lever in levers if lever.cost is not None and lever.cost in CHANGES]
+    return f"{fits}{'; ' * bool(notes)}{', '.join(notes) or ', and computes the same'}."
 
 
 def _is_evaluation(outcome: Record) -> bool:
@@ -114,100 +112,9 @@ def _smaller_evaluation(cfg: Config, trials: Trials) -> Trial | None:
     while batch:
         trial = trials([f"eval.batch={batch}"])
         if trial.fits:
-            return trial
+            return trials.note(trial)
         batch //= 2
     return None
-
-
-def _alone(levers: list[Lever], trials: Trials) -> list[Trial]:
-    """The first levers with which it fits, of each key the fastest; with the same mathematics first."""
-    trials.plan(len(levers))
-    found: dict[str, tuple[bool, Trial]] = {}
-    for lever in levers:
-        trial, key = trials(lever.overrides.split()), lever.overrides.partition("=")[0]
-        if trial.fits and (key not in found or trial.rank < found[key][1].rank):
-            found[key] = lever.changes_mathematics, trial
-        if len(found) == NAMED:
-            break
-    return [trial for _, trial in sorted(found.values(), key=lambda each: (each[0], each[1].rank))]
-
-
-def _together(cfg: Config, trials: Trials) -> Trial:
-    """Levers that together fit, or need least: in each round the cheapest that lowers the peak, which has moved then.
-
-    In the end those without which it fits as well are taken out, the costliest first.
-    """
-    best, kept, most = Trial((), trials.outcome), [], len(trials.made) + MOST_TRIALS
-    while not best.fits:
-        found = _cheapest(cfg, best, kept, trials, most)
-        if found is None:
-            return best
-        kept, best = [*kept, found[0]], found[1]
-        cfg = config.from_dict(best.record.config)
-    for lever in reversed(_by_cost(kept)):
-        fewer = [each for each in kept if each is not lever]
-        trial = trials(_merged(fewer)) if fewer else None
-        if trial is not None and trial.fits:
-            best, kept = trial, fewer
-    return best
-
-
-def _cheapest(cfg: Config, best: Trial, kept: list[Lever], trials: Trials, most: int) -> tuple[Lever, Trial] | None:
-    """The cheapest lever that lowers the memory of a configuration and its trial, beside those that are kept."""
-    least, error = best.used_bytes, best.record.error
-    for lever in _by_cost(hooks.memory_levers(cfg, error and error.phase)):
-        if len(trials.made) >= most:
-            return None
-        trial = trials(_merged([*kept, lever]))
-        if trial.used_bytes < least * (1 - SAVES) or (trial.fits and trial.used_bytes < least):
-            return lever, trial
-    return None
-
-
-def _adapter(cfg: Config, trials: Trials, changes: tuple[str, ...]) -> str:
-    """An adapter with which it fits, with those of the tried levers that go with one; empty where none does."""
-    if cfg.adapter.name != "none":
-        return ""
-    # In 16 bits the adapter's few weights are kept in 32: with bf16_pure they would save next to nothing.
-    precision = ["precision=bf16"] if any(change.startswith("precision=") for change in changes) else []
-    kept = [change for change in changes if change.partition("=")[0] in ("checkpointing", "loss", "kernels")]
-    for adapter in ADAPTERS:
-        trial = trials([f"adapter={adapter}", *precision, *kept])
-        if trial.fits:
-            return f"{trial} fits. It trains small matrices beside the weights, which stay as they are."
-    return ""
-
-
-def _more_gpus(cfg: Config, trials: Trials, changes: tuple[str, ...]) -> str:
-    """How many of these GPUs can do it with FSDP, without levers or with those that were tried together."""
-    with_fsdp = tuple(change for change in changes if not change.startswith("optim="))  # FSDP refuses some of these
-    ways = list(dict.fromkeys(((), changes, with_fsdp)))
-    another = (*with_fsdp, "optim=adamw_fused")  # where FSDP refuses the optimizer
-    estimated = set()
-    for count in GPUS:
-        if count <= cfg.parallelism.world_size:
-            continue
-        over = ["parallelism=fsdp", f"parallelism.num_processes={count}"]
-        for more in [*ways, *([another] if not estimated & {*ways} else [])]:
-            trial = trials([*over, *more])
-            estimated |= {more} if trial.outcome is not None else set()
-            if trial.fits:
-                batch = _effective_batch(config.from_dict(trial.record.config))
-                grows = f", with an effective batch of {batch}" if batch != _effective_batch(cfg) else ""
-                return f"{count} of these GPUs do{grows}: {trial}."
-    if not estimated:
-        return "More of these GPUs were not tried: parallelism=fsdp is refused with what is typed."
-    return f"Nor do {GPUS[-1]} of these GPUs with parallelism=fsdp."
-
-
-def _effective_batch(cfg: Config) -> int:
-    return cfg.batch.per_device * cfg.accumulation.steps * (cfg.parallelism.replicas or 1)
-
-
-def _merged(levers: list[Lever]) -> list[str]:
-    """The overrides of levers, of which a later one replaces an earlier one of its key."""
-    changes = [change for lever in levers for change in lever.overrides.split()]
-    return list({change.partition("=")[0]: change for change in changes}.values())
 
 
 # --- estimate.explain -----------------------------------------------------------------------------------
@@ -217,7 +124,7 @@ def explained(cfg: Config, trials: Trials) -> Iterator[dict[str, Any]]:
     """Each lever on its own, as the record has it: the figures with it, or why it is refused."""
     levers = hooks.memory_levers(cfg)
     trials.plan(len(levers))
-    before = Trial((), trials.outcome)
+    before = Trial(trials.outcome)
     for lever in levers:
         trial = trials(lever.overrides.split())
         if trial.outcome is None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from legroom.records.record import FITS, Estimate, Record, verdict_of
 from legroom.units import MIB
@@ -19,20 +21,21 @@ class TimeIsUp(Exception):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Changes as overrides, and the record of their estimate; refused: why there is none."""
+class Tried:
+    """The record of an estimate; None where it was refused, with the reason in `refused`."""
 
-    changes: tuple[str, ...]
     outcome: Record | None
     refused: str = ""
 
     @property
     def record(self) -> Record:
+        """The record of what was not refused."""
         assert self.outcome is not None, self.refused
         return self.outcome
 
     @property
     def estimate(self) -> Estimate:
+        """The estimate of what was not refused."""
         assert self.record.estimate is not None, "an estimate for a GPU"
         return self.record.estimate
 
@@ -45,10 +48,12 @@ class Trial:
         """The device's memory that is needed."""
         return (self.outcome and self.outcome.memory.device_used_bytes) or math.inf
 
-    @property
-    def rank(self) -> tuple[float, int]:
-        """The fastest first, then the simplest."""
-        return self.record.speed.step_seconds_median or math.inf, len(self.changes)
+
+@dataclass(frozen=True)
+class Trial(Tried):
+    """Changes of a command line, as overrides, with their estimate."""
+
+    changes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         seconds = self.record.speed.step_seconds_median
@@ -57,8 +62,8 @@ class Trial:
 
 
 @dataclass
-class Trials:
-    """The estimates of a record's command line with some overrides more, each made once.
+class Trials(Executor):
+    """The estimates of a record's command line with some overrides more, each made once; and an executor for searches.
 
     seconds: how long new ones are begun. at(count, planned): called before each. found(text): called with what fits.
     """
@@ -68,44 +73,67 @@ class Trials:
     at: Callable[[int, int], None] = lambda count, planned: None
     found: Callable[[str], None] = lambda text: None
     planned: int = 0  # how many there may be, as far as the search has come
+    count: int = 0
     made: dict[frozenset[str], Trial] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    fitting: list[Trial] = field(default_factory=list)  # the best of each search
 
-    def __call__(self, changes: list[str] | tuple[str, ...]) -> Trial:
+    def __call__(self, changes: Iterable[str]) -> Trial:
         """The estimate with some overrides more. Raises TimeIsUp."""
         key = frozenset(changes)
         if key not in self.made:
-            if time.monotonic() - self.began > self.seconds:
-                raise TimeIsUp
-            self.at(len(self.made) + 1, max(self.planned, len(self.made) + 1))
-            trial = self.made[key] = _try(self.outcome, list(changes))
-            if trial.fits:
-                self.found(f"fits: {trial}")
+            self.made[key] = self.submit(_try, self.outcome, list(changes)).result()
         return self.made[key]
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **more: Any) -> Future:
+        """A call that is made in this process, when its result is asked for. That raises TimeIsUp."""
+        return _Later(lambda: self._run(lambda: function(*args, **more)))
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        if time.monotonic() - self.began > self.seconds:
+            raise TimeIsUp
+        self.count += 1
+        self.at(self.count, max(self.planned, self.count))
+        return call()
 
     def plan(self, count: int) -> None:
         """So many more may come."""
-        self.planned = len(self.made) + count
+        self.planned = self.count + count
+
+    def note(self, trial: Trial) -> Trial:
+        """Tell whoever watches what fits."""
+        self.fitting.append(trial)
+        self.found(f"fits: {trial}")
+        return trial
 
     @property
     def progress(self) -> str:
         """How far the search has come."""
-        return f"{len(self.made)} of {max(self.planned, len(self.made))}"
+        return f"{self.count} of {max(self.planned, self.count)}"
 
-    @property
-    def fitting(self) -> list[Trial]:
-        return sorted((trial for trial in self.made.values() if trial.fits), key=lambda trial: trial.rank)
+
+class _Later(Future):
+    """A call that is made when its result is asked for."""
+
+    def __init__(self, call: Callable[[], Any]):
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self._call())
+        return super().result(timeout)
 
 
 def _try(outcome: Record, changes: list[str]) -> Trial:
     """The estimate with some overrides more."""
     from legroom.foresight.search import runner
 
-    record, refused = runner.predict(with_changes(outcome, changes))
-    return Trial(tuple(changes), None if record is None or record.estimate is None else record, refused)
+    record, refused = runner.predict(with_changes(outcome.overrides, changes))
+    return Trial(None if record is None or record.estimate is None else record, refused, tuple(changes))
 
 
-def with_changes(outcome: Record, changes: list[str]) -> list[str]:
-    """The overrides of a record, and some more in place of those of their keys."""
+def with_changes(overrides: Iterable[str], changes: Iterable[str]) -> list[str]:
+    """Overrides, and some more in place of those of their keys."""
     replaced = {change.partition("=")[0] for change in changes} | {"recipe"}
-    return [*(each for each in outcome.overrides if each.partition("=")[0] not in replaced), *changes]
+    return [*(each for each in overrides if each.partition("=")[0] not in replaced), *changes]

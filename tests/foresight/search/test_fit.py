@@ -293,7 +293,7 @@ def test_predicted_stands_beside_measured(fork_server, capsys):
     words = small("model=gpt2_tiny")
     search = space.SearchSpace(words, None, 2)
     outcome, _ = runner.predict([word for word in words if word != "device=cpu"] + [GPU])
-    (measured,) = fit.measure(search, [runner.Found({"precision": "bf16"}, outcome)], fork_server)
+    (measured,) = fit.measure(search, [runner.Found(outcome, "", {"precision": "bf16"})], fork_server)
     assert (
         measured.status == "ok" and measured.config["precision"]["name"] == "bf16" and measured.recipe == "accelerate"
     )

@@ -110,7 +110,7 @@ def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
         {"parallelism": "fsdp", "batch.per_device": 2},
         {"parallelism": "ddp", "batch.per_device": 1},
     ]
-    rows = [runner.Found(chosen, runner.predict(search.overrides_of(chosen))[0]) for chosen in choices]
+    rows = [runner.Found(*runner.predict(search.overrides_of(chosen)), chosen) for chosen in choices]
     head, _, *lines = present.results_table([(search, found) for found in rows]).splitlines()
     assert "sync_each_batch" in head
     place = head.index("sync_each_batch")
@@ -289,6 +289,6 @@ def test_its_commands_start_the_ranks_that_are_measured(fork_server):
     search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
     outcome, _ = runner.predict(search.overrides_of({"parallelism": "ddp", "batch.per_device": 1}))
     search.overrides = small("model=gpt2_tiny", "batch.per_device=1")
-    (measured,) = fit.measure(search, [runner.Found({"parallelism": "ddp"}, outcome)], fork_server)
+    (measured,) = fit.measure(search, [runner.Found(outcome, "", {"parallelism": "ddp"})], fork_server)
     assert measured.status == "ok" and len(measured.memory.per_rank) == 2
     assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)

@@ -128,7 +128,7 @@ def results_table(rows: list[tuple[SearchSpace, Found]], gpus: list[str] | None 
         row = [str(index + 1), *([gpus[index]] if gpus else []), *(values[index] for values in columns.values())]
         row += [
             f"{cfg['batch']['per_device']} x {cfg['accumulation']['steps']}",
-            f"{found.device_used_bytes / MIB:,.0f}",
+            f"{found.used_bytes / MIB:,.0f}",
             f"{estimate.margin_bytes / MIB:,.0f}",
             verdict_of(estimate),
             *_speed(search, found.record),

@@ -10,45 +10,32 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import not_followed, prediction, simulation
-from legroom.foresight.search import space
+from legroom.foresight.search import objective, space
 from legroom.foresight.search.candidates import Candidate, candidates_of
+from legroom.foresight.trials import Tried
 from legroom.machine import host
 from legroom.models import architectures, builder
 from legroom.options import task
-from legroom.records.record import Estimate, Record
+from legroom.records.record import Record
 
 MOST_TABLES = 3  # estimates of rows of different lengths, for each row of the table
 
 
-@dataclass
-class Found:
-    """A choice with the record of its estimate. outcome: None where it was refused, with the reason in `refused`."""
+@dataclass(frozen=True)
+class Found(Tried):
+    """A choice (lever -> value) with its estimate."""
 
-    chosen: dict[str, Any]
-    outcome: Record | None
-    refused: str = ""
+    chosen: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def fits(self) -> bool:
-        return self.outcome is not None and self.estimate.fits
-
-    @property
-    def record(self) -> Record:
-        """The record of a choice that was not refused."""
-        assert self.outcome is not None, self.refused
-        return self.outcome
-
-    @property
-    def estimate(self) -> Estimate:
-        """The estimate of a choice that was not refused."""
-        assert self.record.estimate is not None, "fit estimates for a GPU"
-        return self.record.estimate
+    def order(self, search: space.SearchSpace) -> tuple[float, int, float]:
+        """What rows are sorted by."""
+        return objective.order(self.seconds_per_token(search), search.changes_of(self.chosen))
 
     def seconds_per_token(self, search: space.SearchSpace) -> float:
         """What rows are ordered by; see `Candidate.seconds_per_token`."""
@@ -56,10 +43,6 @@ class Found:
             return self.record.speed.step_seconds_median or 0.0
         tokens = self.estimate.unpadded_tokens_per_second
         return 1 / tokens if tokens else math.inf
-
-    @property
-    def device_used_bytes(self) -> int:
-        return prediction.device_used_bytes(self.record)
 
 
 @dataclass
@@ -77,18 +60,23 @@ class Result:
 
 
 def run(
-    search: space.SearchSpace, top: int, workers: Executor, show_status: Callable[[str], None] = lambda text: None
+    search: space.SearchSpace,
+    top: int,
+    workers: Executor,
+    show_status: Callable[[str], None] = lambda text: None,
+    closest: bool = True,
 ) -> Result:
     """Search for `top` configurations.
 
-    workers: an executor whose processes have imported the libraries. show_status: called with the progress.
+    workers: an executor whose processes have imported the libraries. show_status: called with the progress. closest:
+    where nothing can fit, estimate what comes closest.
     """
     capacity = prediction.allocator_bytes(search.base)
     show_status("extrapolating")
     candidates, refused, extrapolated = candidates_of(search, capacity, workers)
     usable = capacity / (1 + (search.base.estimate.margin or 0.0))  # the rest is the margin of what fits
     promising = [one for one in candidates if one.least_bytes <= usable]
-    order = sorted(promising, key=lambda one: one.seconds_per_token)
+    order = sorted(promising, key=lambda one: objective.order(one.seconds_per_token, search.changes_of(one.chosen)))
     tried: list[Found] = []
     for following, found in zip([*order[1:], None], _estimates(search, order, workers)):
         tried.append(found)
@@ -97,12 +85,12 @@ def run(
         if len(fitting) >= top and not _may_be_faster(search, following, fitting[top - 1], len(tried) / top):
             break
     rows = [found for found in tried if found.fits]
-    if not rows:
+    if not rows and closest:
         others = sorted((one for one in candidates if one.least_bytes > usable), key=lambda one: one.least_bytes)
         tried += _estimates(search, others[:top], workers)
         rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
     else:
-        rows.sort(key=lambda found: found.seconds_per_token(search))
+        rows.sort(key=lambda found: found.order(search))
     refused += [found.refused for found in tried if found.refused]
     return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried))
 
@@ -125,7 +113,8 @@ def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Execu
             waiting.append((one, workers.submit(predict, search.overrides_of(one.chosen))))
         if waiting and (one is None or len(waiting) > host.usable_cores()):
             first, future = waiting.pop(0)
-            yield Found(first.chosen, *future.result())
+            outcome, refused = future.result()
+            yield Found(outcome, refused, first.chosen)
 
 
 # --- in a worker ----------------------------------------------------------------------------------------

@@ -114,6 +114,12 @@ class SearchSpace:
         more = DIMENSIONS[lever].also
         return {} if more is None else more(self.base, value)
 
+    def changes_of(self, chosen: dict[str, Any]) -> int:
+        """How many levers a choice sets to other values than the command line; the batch is not one of them."""
+        return sum(
+            value is not None and value != now(self.base, lever) for lever, value in chosen.items() if lever != BATCH
+        )
+
     def command(self, chosen: dict[str, Any]) -> str:
         return f"{invocation.command()} {shlex.join(self.overrides_of(chosen))}"
 
