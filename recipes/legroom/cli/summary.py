@@ -150,8 +150,8 @@ def _predicted_note(speed: Speed) -> str:
     low, high = speed.step_seconds_low, speed.step_seconds_high
     if low is None or high is None:
         return "predicted"
-    interval = f"{predicted.two_digits(low * 1000)} to {predicted.two_digits(high * 1000)} ms in nine of ten"
-    return f"predicted, bound by {speed.bound_by}; {interval}"
+    interval = f"{predicted.two_digits(low * 1000)} to {predicted.two_digits(high * 1000)} ms"
+    return f"predicted, bound by {speed.bound_by}; likely range {interval} (nine of ten published steps)"
 
 
 def _result_rows(outcome: Record) -> Iterator[Row]:
@@ -167,9 +167,14 @@ def _result_rows(outcome: Record) -> Iterator[Row]:
         yield "Evaluation loss", ending.number(evaluation.loss), f"{quality}, {samples}"
     if estimate is not None:
         margin, capacity = estimate.margin_bytes / MIB, estimate.capacity_bytes / MIB
+        limit = "" if estimate.limit_bytes is None else f"a limit of {estimate.limit_bytes / MIB:.0f} on "
         left = "stay free" if margin >= 0 else "are missing"
         kept = f"; 'fits' keeps {estimate.kept_bytes / MIB:.0f} free" if estimate.kept_bytes is not None else ""
-        yield "Verdict", verdict_of(estimate), f"{abs(margin):.0f} MiB {left}, of {capacity:.0f}{kept}; all predicted"
+        yield (
+            "Verdict",
+            verdict_of(estimate),
+            f"{abs(margin):.0f} MiB {left}, of {limit}{capacity:.0f}{kept}; all predicted",
+        )
 
 
 def _device_rows(memory: Memory) -> Iterator[Row]:

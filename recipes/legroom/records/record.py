@@ -137,6 +137,7 @@ class Estimate:
     unpadded_tokens_per_second: float | None = None  # in those steps, of all ranks; padding is not counted
     lacking_bytes: int | None = None  # what the worst order lacks of a GPU with just what the longest rows need
     evaluation_reserved_bytes: int | None = None  # reserved once the evaluation is over
+    limit_bytes: int | None = None  # of the capacity, where launch.memory_limit_gib or PYTORCH_ALLOC_CONF allows fewer
     efficiencies_from: str | None = None  # published, measured or assumed
     seconds: float | None = None  # the time that the estimate itself took, without imports
     largest: list[dict] = field(default_factory=list)  # estimate.explain: tensors at the peak and their modules

@@ -9,6 +9,11 @@ from legroom.records.record import Record
 
 MILLION = 1e6
 HOUR_SECONDS = 3600
+# What the interval of a predicted time is called wherever it is shown, and what it rests on.
+LIKELY = (
+    "Of predicted times and speeds two digits are known. In brackets is the likely range: nine of ten published steps "
+    "lay in theirs."
+)
 
 
 class Interval(NamedTuple):

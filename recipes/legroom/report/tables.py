@@ -191,7 +191,7 @@ def remarks(made: Table) -> list[str]:
     if any(len(row.runs) > 1 for row in made.rows):
         lines.append("Repeats of a job are one row: the median (the least to the most).")
     if any(_predicted(row, predicted.step_seconds) for row in made.rows):
-        lines.append("Of a predicted speed two digits are known; nine of ten steps are between the two in brackets.")
+        lines.append(predicted.LIKELY)
     if any(map(_spread, made.rows)):
         lines.append(
             "The spread is that of eight of ten steps; a speed within another's spread is not called different."

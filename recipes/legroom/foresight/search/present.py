@@ -81,10 +81,7 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
     lines += ["", results_table([(search, found) for found in result.rows]), ""]
     for number, found in enumerate(result.rows, 1):
         lines.append(f"{number}. {search.command(found.chosen)}")
-    lines.append(
-        "\nPredicted; the same command with recipe=estimate says more of each. Of times and speeds two digits are "
-        "known, and nine of ten steps are between the two in brackets."
-    )
+    lines.append(f"\nPredicted; the same command with recipe=estimate says more of each. {predicted.LIKELY}")
     if search.base.parallelism.world_size > 1:
         lines.append(f"Batch, memory and what is left are of one GPU, {_rate([search])} of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
@@ -271,8 +268,7 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
         lines.append(f"{number}. {each.search.command(each.best.chosen)}")
     lines.append(
         "\nPredicted; the same command with recipe=estimate says more of each, and a search for one of them alone has "
-        "what comes next. Of times and speeds two digits are known, and nine of ten steps are between the two in "
-        "brackets."
+        f"what comes next. {predicted.LIKELY}"
     )
     if any(each.search.base.parallelism.world_size > 1 for each in found):
         rate = _rate(search for search, _ in rows)

@@ -12,7 +12,6 @@ from typing import Any
 from legroom.records import atomic_file, record_file, regular_file, run_folder, step_file
 from legroom.records.record import Record
 from legroom.report.page import embed, settings
-from legroom.units import limited_bytes
 
 PAGE, DATA = "page.html", "page-data.js"
 SCRIPTS = ("common.js", "timeline.js", "operations.js", "run.js")
@@ -126,11 +125,11 @@ def data(found: Record, folder: Path) -> dict[str, Any]:
 
 
 def _capacity(found: Record) -> int | None:
-    """What an estimate's GPU has for tensors: without the context and NCCL, and at most launch.memory_limit_gib."""
+    """What an estimate's GPU has for tensors: without the context and NCCL, and within a limit."""
     if found.estimate is None:
         return None
-    free = found.estimate.capacity_bytes - (found.memory.context_bytes or 0) - (found.memory.nccl_bytes or 0)
-    return limited_bytes(free, (found.config.get("launch") or {}).get("memory_limit_gib"))
+    outside = (found.memory.context_bytes or 0) + (found.memory.nccl_bytes or 0)
+    return (found.estimate.limit_bytes or found.estimate.capacity_bytes) - outside
 
 
 def steps(folder: Path) -> dict[str, Any]:

@@ -40,13 +40,16 @@ function bytes(value) {
   if (size >= MIB) return number(value / MIB, 3) + " MiB";
   return size >= 1024 ? number(value / 1024, 3) + " KiB" : value + " B";
 }
-function seconds(value) {
+function seconds(value, digits = 3) {
   if (value === null || value === undefined) return "";
   const size = Math.abs(value);
-  if (size >= 120) return number(value / 60, 3) + " min";
-  if (size >= 1) return number(value, 3) + " s";
-  return size >= 1e-3 ? number(value * 1e3, 3) + " ms" : number(value * 1e6, 3) + " µs";
+  if (size >= 120) return number(value / 60, digits) + " min";
+  if (size >= 1) return number(value, digits) + " s";
+  return size >= 1e-3 ? number(value * 1e3, digits) + " ms" : number(value * 1e6, digits) + " µs";
 }
+/** Of a prediction two digits are known, as in the terminal. */
+function predictedNumber(value) { return number(Number(value.toPrecision(2)), 2); }
+function predictedSeconds(value) { return seconds(Number(value.toPrecision(2)), 2); }
 function counted(value) {
   if (value === null || value === undefined) return "";
   for (const [size, name] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"]]) {

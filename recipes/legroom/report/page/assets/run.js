@@ -57,12 +57,13 @@ function numbers(entries) {
 
 function speedNumbers(record) {
   const speed = record.speed, how = record.estimate ? "predicted" : "median";
+  const known = record.estimate ? predictedNumber : number, time = record.estimate ? predictedSeconds : seconds;
   return [
-    [speed.samples_per_second && number(speed.samples_per_second), "samples/s"],
-    [speed.tokens_per_second && number(speed.tokens_per_second), "tokens/s"],
-    [speed.step_seconds_median && seconds(speed.step_seconds_median), `step, ${how}`],
-    [speed.step_seconds_low && `${seconds(speed.step_seconds_low)} to ${seconds(speed.step_seconds_high)}`, "nine of ten steps"],
-    [speed.bound_by, "what the step waits for"],
+    [speed.samples_per_second && known(speed.samples_per_second), "samples/s"],
+    [speed.tokens_per_second && known(speed.tokens_per_second), "tokens/s"],
+    [speed.step_seconds_median && time(speed.step_seconds_median), `step, ${how}`],
+    [speed.step_seconds_low && `${time(speed.step_seconds_low)} to ${time(speed.step_seconds_high)}`, "likely range: nine of ten published steps lay in theirs"],
+    [speed.bound_by, "bound by"],
     [speed.mfu && percent(speed.mfu), "MFU"],
   ];
 }
@@ -82,21 +83,22 @@ function outcome(record) {
 function verdict(record, capacity) {
   const { estimate, memory } = record, verdict = estimate.verdict || (estimate.fits ? "fits" : "does not fit");
   const gap = bytes(Math.abs(estimate.margin_bytes)), device = record.environment.device_name || "the GPU";
-  const headline = { fits: `Fits: ${gap} of ${bytes(estimate.capacity_bytes)} stay free`, tight: `Tight: only ${gap} of ${bytes(estimate.capacity_bytes)} stay free`,
+  const limit = estimate.limit_bytes, whole = limit || estimate.capacity_bytes;
+  const headline = { fits: `Fits: ${gap} of ${bytes(whole)} stay free`, tight: `Tight: only ${gap} of ${bytes(whole)} stay free`,
     "does not fit": `Does not fit: ${gap} are missing` }[verdict];
   const where = memory.peak_phase === "step" ? "in the optimizer's step" : `in the ${memory.peak_phase} pass`;
   return h("section", { class: "card verdict " + ({ fits: "good", tight: "tight" }[verdict] || "bad"), id: "verdict" },
     h("div", { class: "headline" }, headline),
-    h("p", {}, `${bytes(memory.device_used_bytes)} are needed, and ${device} has ${bytes(estimate.capacity_bytes)}. The peak is ${where}.` +
+    h("p", {}, `${bytes(memory.device_used_bytes)} are needed, and ${device} has ${bytes(estimate.capacity_bytes)}${limit ? `, of which a limit (launch.memory_limit_gib or PYTORCH_ALLOC_CONF) allows ${bytes(limit)}` : ""}. The peak is ${where}.` +
       (verdict === "tight" ? ` An estimate can be off by more than what stays free: ${bytes(estimate.kept_bytes)} would make sure.` : "")),
-    partsBar(record, estimate.capacity_bytes),
+    partsBar(record, whole, limit ? "the limit" : "the GPU"),
     record.error && record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : "",
     numbers(speedNumbers(record)),
     h("p", { class: "quiet" }, (estimate.margin_bytes < 0 ? "Speed as if it fitted. " : "") + "All figures are predictions" + (estimate.efficiencies_from ? `; speed with ${estimate.efficiencies_from} efficiencies of this GPU.` : ".")));
 }
 
 /** The device's memory by part as one bar, with its capacity. */
-function partsBar(record, capacity) {
+function partsBar(record, capacity, ends) {
   const memory = record.memory, entries = [];
   if (memory.peak_tensor_bytes == null) return "";
   const known = [["parameters", "parameters"], ["optimizer", "optimizer"], ["gradients", "gradients"], ["activations", "activations"], ["other", "other"]];
@@ -112,7 +114,7 @@ function partsBar(record, capacity) {
     shown.map(([colour, name, size]) => h("i", { title: `${name}: ${bytes(size)}`, style: `background:${colour};width:${100 * size / whole}%` })),
     capacity && used > capacity ? h("i", { class: "capacity", title: `capacity: ${bytes(capacity)}`, style: `left:${100 * capacity / whole}%` }) : "");
   const free = capacity && used < capacity ? [["transparent", `free ${bytes(capacity - used)}`]] : [];
-  const over = capacity && used > capacity ? [["var(--text)", `the line: the GPU ends here, at ${bytes(capacity)}`]] : [];
+  const over = capacity && used > capacity ? [["var(--text)", `the line: ${ends} ends here, at ${bytes(capacity)}`]] : [];
   return h("div", {}, bar, legend([...shown.map(([colour, name, size]) => [colour, `${name} ${bytes(size)}`]), ...free, ...over]));
 }
 
