@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from legroom import paths
+from legroom.cli.app import model_name
 from legroom.errors import Refusal
 from legroom.options import menus
 
@@ -30,6 +31,7 @@ NUMBERS = {
     "batch.per_device": ("Rows a GPU (batch)", 4, 2**14),
     "accumulation.steps": ("Accumulation steps", 1, 2**12),
 }
+RANK = ("adapter.rank", "Rank of the adapter", 16, 2**12)  # with an adapter
 MOST_GPUS = 1024
 MOST_CONFIG_BYTES = 2**16
 
@@ -51,6 +53,7 @@ class Form:
             "models": self._models(),
             "gpus": gpus(),
             "menus": [{"key": key, "title": title, "options": _options(key)} for key, title in MENUS.items()],
+            "rank": dict(zip(("key", "title", "value", "largest"), RANK)),
             "modes": [{"name": name, "title": title} for name, title in MODES.items()],
             "numbers": [
                 {"key": key, "title": title, "value": default, "largest": largest}
@@ -59,8 +62,10 @@ class Form:
         }
 
     def _models(self) -> list[dict[str, str]]:
-        listed = [{"name": name, "title": _about("model", name)} for name in menus.options("model", [paths.CONF])]
-        return listed + [{"name": f"folder {n}", "title": str(path)} for n, path in enumerate(self.folders)]
+        listed = [
+            {"name": name, "title": " · ".join(filter(None, about))} for name, about in model_name.known().items()
+        ]
+        return listed + [{"name": str(path), "title": "folder"} for path in self.folders]
 
     def overrides(self, values: Any) -> list[str]:
         """The command line of what was chosen. values: from the page. Raises Refusal for what it does not offer."""
@@ -79,6 +84,8 @@ class Form:
             number = _number(values, key, title, largest)
             if key != "accumulation.steps" or number > 1:
                 overrides.append(f"{key}={number}")
+        if any(text.startswith("adapter=") for text in overrides) and RANK[0] in values:
+            overrides.append(f"{RANK[0]}={_number(values, RANK[0], RANK[1], RANK[3])}")
         count = _number({"gpus": 1} | values, "gpus", "Number of GPUs", MOST_GPUS)
         if count > 1:
             mode = _one_of({"mode": "fsdp"} | values, "mode", list(MODES))
@@ -86,13 +93,27 @@ class Form:
         return overrides + (["estimate.explain=true"] if values.get("explain") is True else [])
 
     def _model(self, values: dict[str, Any]) -> list[str]:
+        chosen = values.get("model") or ""
         if values.get("config"):
+            if chosen:
+                raise Refusal("A model is named, and a config.json is pasted: leave one of them out.")
             return [f"model.pretrained={self._paste(values['config'])}"]
-        names = [model["name"] for model in self._models()]
-        chosen = _one_of(values, "model", names)
-        if chosen.startswith("folder "):
-            return [f"model.pretrained={_quoted(self.folders[int(chosen.split()[1])])}"]
-        return [f"model={chosen}"]
+        if chosen in map(str, self.folders):
+            return [f"model.pretrained={_quoted(Path(chosen))}"]
+        if not isinstance(chosen, str):
+            raise Refusal("model: it must be a text.")
+        return model_name.overrides(chosen)
+
+    def named(self, values: dict[str, Any], overrides: list[str], found: dict[str, Any]) -> dict[str, Any]:
+        """An answer with the name of its model, and with a command that can be typed: of a pasted config.json, once
+        it is saved."""
+        key, _, name = next(text for text in overrides if text.startswith("model")).partition("=")
+        if not values.get("config"):
+            about, source = model_name.known().get(name, ("", ""))
+            return found | {"model": f"{name}{' with the sizes of ' * bool(source)}{source}" if about else name}
+        command = found.get("command", "").replace(f"{key}={name}", f"{key}=pasted-model")
+        note = "# save the pasted text as pasted-model/config.json first\n"
+        return found | {"model": "The pasted config.json", "command": f"{note}{command}"}
 
     def _paste(self, text: Any) -> Path:
         """The folder with a config.json that was pasted; equal texts have the same. Raises Refusal."""

@@ -82,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
             values = json.loads(self.rfile.read(int(length)))
             overrides = self.server.form.overrides(values)
             advise = values.get("advise") is True
-            self._send_json(200, self.server.estimates.answer(overrides, advise, self._client_is_gone))
+            found = self.server.estimates.answer(overrides, advise, self._client_is_gone)
+            self._send_json(200, self.server.form.named(values, overrides, found))
         except NotWanted:
             self.close_connection = True
         except (Refusal, ValueError, RecursionError) as error:

@@ -20,13 +20,16 @@
   const select = (name, options, chosen) =>
     h("select", { name }, options.map((one) =>
       h("option", { value: one.name, selected: one.name === chosen, title: one.title }, one.label || one.name)));
-  const modelTitle = (model) => (model.name.startsWith("folder ") ? model.title : model.name);
+  const known = h("datalist", { id: "known" }, choices.models.map((model) => h("option", { value: model.name }, model.title)));
+  const rank = field(choices.rank.title, h("input", { name: choices.rank.key, type: "number", min: 1, max: choices.rank.largest, value: choices.rank.value }));
+  // Not sent: what the answer's speed is multiplied by.
+  const planned = [["plan.tokens", "Millions of tokens to train on"], ["plan.price", "Price of a GPU and hour"]];
   const pasted = h("textarea", { name: "config", spellcheck: "false", placeholder: '{"model_type": "llama", "hidden_size": 4096, ...}' });
   const gpuTitle = (gpu) => `${gpu.device_name} (${number(gpu.memory_bytes / GIB, 3)} GiB)`;
 
   form.append(
     h("h2", {}, "Model"),
-    field("From the menu, or a folder", select("model", choices.models.map((model) => ({ ...model, label: modelTitle(model) })), "bert_large")),
+    field("A name, a hub id or a link", h("input", { name: "model", list: "known", value: "bert_large", spellcheck: "false", autocomplete: "off", onfocus: (event) => event.target.select() })), known,
     h("details", {}, h("summary", { class: "quiet" }, "or paste a config.json"), pasted),
     h("h2", { style: "margin-top:14px" }, "GPU"),
     field("Card", select("gpu", choices.gpus.map((gpu) => ({ name: gpu.name, label: gpuTitle(gpu) })), "rtx4090_24gb")),
@@ -37,16 +40,45 @@
     ...choices.numbers.map((one) => field(one.title, h("input", { name: one.key, type: "number", min: 1, max: one.largest, value: one.value }))),
     ...choices.menus.map((menu) => h("fieldset", {}, h("legend", {}, menu.title), h("div", { class: "choices" },
       menu.options.map((option, index) => h("label", { title: option.title },
-        h("input", { type: "radio", name: menu.key, value: option.name, checked: index === 0 }), option.name))))),
+        h("input", { type: "radio", name: menu.key, value: option.name, checked: index === 0 }), option.name))),
+      menu.key === "adapter" ? rank : "")),
+    h("h2", { style: "margin-top:14px" }, "Hours and price"),
+    h("div", { class: "two" }, planned.map(([name, title]) => field(title, h("input", { name, type: "number", min: 0, step: "any" })))),
   );
+
+  /** What depends on other fields: a pasted model and a named one cannot both count. */
+  function arrange() {
+    const fields = form.elements;
+    fields.model.disabled = Boolean(pasted.value.trim());
+    fields.mode.disabled = Number(fields.gpus.value) < 2;
+    rank.hidden = fields.adapter.value === "none";
+  }
 
   function chosen() {
     const values = {};
-    for (const [name, value] of new FormData(form).entries()) values[name] = value;
-    for (const name of ["gpus", ...choices.numbers.map((one) => one.key)]) values[name] = Number(values[name]);
+    for (const [name, value] of new FormData(form).entries()) if (!name.startsWith("plan.")) values[name] = value;
+    for (const name of ["gpus", choices.rank.key, ...choices.numbers.map((one) => one.key)]) values[name] = Number(values[name]);
     if (!values.config.trim()) delete values.config;
+    if (values.adapter === "none") delete values[choices.rank.key];
     return values;
   }
+
+  // --- links ----------------------------------------------------------------------------------------------
+
+  const asTyped = new Map([...new FormData(form).entries()]);
+  /** The question, but for a pasted text, which is too long for a link. */
+  function link() {
+    const differs = [...new FormData(form).entries()].filter(([name, value]) => name !== "config" && value !== asTyped.get(name));
+    const text = new URLSearchParams(differs).toString();
+    return text ? `#${text}` : "#";
+  }
+  function restore() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    for (const [name, value] of asTyped) if (form.elements[name]) form.elements[name].value = name === "config" ? "" : asked.get(name) ?? value;
+    if (asked.has("mode")) form.elements.mode.value = asked.get("mode");
+    arrange();
+  }
+  addEventListener("popstate", () => { question += 1; restore(); update(); });
 
   // --- questions ------------------------------------------------------------------------------------------
 
@@ -63,11 +95,14 @@
   let asking = false, next = null, timer = null;
   async function update(extra = {}) {
     const values = { ...chosen(), ...extra };
+    if (link() !== (location.hash || "#")) history.pushState(null, "", link());
     if (asking) { next = extra; return; }
     asking = true;
     answer.classList.add("waiting");
+    const done = elapsed(brief, "Estimating", 180);
     const found = await ask(values);
     asking = false;
+    done();
     if (next !== null) { const later = next; next = null; return update(later); }
     answer.classList.remove("waiting");
     show(found, Boolean(extra.explain));
@@ -78,19 +113,48 @@
     const mine = ++question;
     await new Promise((resolve) => { setTimeout(resolve, 1500); });
     if (mine !== question) return;
+    const note = answer.querySelector(".trying") || h("p"), done = elapsed(note, "Trying what would make it fit", 60);
     const found = await ask({ ...chosen(), advise: true });
-    if (mine === question && found.record) show(found, false);
+    done();
+    if (mine !== question) return;
+    if (found.record) show(found, false);
+    else note.textContent = `The search for what would make it fit ended: ${found.refused || found.failed}`;
   }
-  form.addEventListener("input", () => {
+  /** Counts the seconds of what takes long; call what it returns when it is over. */
+  function elapsed(place, text, most) {
+    const began = Date.now(), say = () => place.replaceChildren(`${text}: ${Math.round((Date.now() - began) / 1000)} s of ${most} at most`);
+    const clock = setInterval(say, 1000);
+    return () => { clearInterval(clock); };
+  }
+  form.addEventListener("input", (event) => {
+    if (event.target.name.startsWith("plan.")) { if (last) show(last, false); return; }
     question += 1;
-    form.elements.mode.disabled = Number(form.elements.gpus.value) < 2; clearTimeout(timer); timer = setTimeout(update, 450); });
+    arrange(); clearTimeout(timer); timer = setTimeout(update, 450); });
+
+  /** The largest batch that fits: twice as many rows until they do not, then between. */
+  async function largest(button) {
+    const mine = ++question, values = chosen(), most = choices.numbers.find((one) => one.key === "batch.per_device").largest;
+    let fits = 0, fails = null, size = 1;
+    for (button.disabled = true; size !== fits && mine === question;) {
+      button.textContent = `Trying ${size} rows; ${fits ? `${fits} fit` : "none fits yet"}`;
+      const found = await ask({ ...values, "batch.per_device": size });
+      if (!found.record) { show(found, false); return; }
+      if (verdictOf(found.record) === "fits") fits = size; else fails = size;
+      size = fails === null ? Math.min(2 * fits, most) : Math.floor((fits + fails) / 2);
+    }
+    if (mine !== question) return;
+    button.textContent = fits ? `The largest batch that fits: ${fits}` : "Not even one row fits";
+    if (fits) { form.elements["batch.per_device"].value = fits; await update(); answer.prepend(h("p", { class: "card" }, `${fits} rows a GPU are the most that fit${fails ? `; ${fails} do not` : ""}.`)); }
+  }
 
   // --- the answer -----------------------------------------------------------------------------------------
 
   const tone = (verdict) => (verdict === "fits" ? "good" : verdict === "tight" ? "tight" : "bad");
   const verdictOf = (record) => record.estimate.verdict || (record.estimate.fits ? "fits" : "does not fit");
 
+  let last = null;
   function show(found, explained) {
+    last = found;
     brief.replaceChildren();
     if (!found.record) {
       answer.replaceChildren(h("div", { class: "card verdict bad" },
@@ -100,27 +164,30 @@
     }
     const { record } = found, { memory, estimate, speed } = record, verdict = verdictOf(record);
     const missing = estimate.margin_bytes < 0;
-    brief.replaceChildren(h("b", { class: `verdict-word ${tone(verdict)}` }, verdict), ` ${bytes(Math.abs(estimate.margin_bytes))} ${missing ? "missing" : `free · ${number(speed.samples_per_second, 3)} samples/s`}`);
+    brief.replaceChildren(h("b", { class: `verdict-word ${tone(verdict)}` }, verdict), ` ${bytes(Math.abs(estimate.margin_bytes))} ${missing ? "missing" : `free · ${predictedNumber(speed.samples_per_second)} samples/s`}`);
     answer.replaceChildren(
       h("div", { class: `card verdict ${tone(verdict)}` },
         h("div", { class: "headline" }, verdict === "fits" ? "It fits" : verdict === "tight" ? "Tight: it may run out of memory" : "It does not fit"),
-        h("p", {}, `${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}, and ${bytes(memory.device_used_bytes)} are needed: `,
+        h("p", {}, h("b", {}, found.model), ` (${counted(memory.parameter_count)} parameters). ${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}, and ${bytes(memory.device_used_bytes)} are needed: `,
           missing ? `${bytes(-estimate.margin_bytes)} are missing.` : `${bytes(estimate.margin_bytes)} stay free.`,
           verdict === "tight" ? ` That is less than the ${bytes(estimate.kept_bytes)} by which the prediction may be too low.` : "", record.config.parallelism.num_processes > 1 ? " Of each GPU." : ""),
         bar(record), legend(record), advice(record, explained)),
       h("div", { class: "card" },
         h("div", { class: "numbers" },
-          figure(number(speed.samples_per_second, 3), "samples a second"),
-          figure(counted(speed.tokens_per_second), "tokens a second"),
-          figure(seconds(speed.step_seconds_median), missing ? "one step, if it fitted" : "one step"),
-          figure(speed.step_seconds_low && `${seconds(speed.step_seconds_low)} to ${seconds(speed.step_seconds_high)}`, "nine of ten steps"),
+          figure(predictedNumber(speed.samples_per_second), "samples a second"),
+          figure(predictedNumber(speed.tokens_per_second), "tokens a second"),
+          figure(predictedSeconds(speed.step_seconds_median), missing ? "one step, if it fitted" : "one step"),
+          figure(speed.step_seconds_low && `${predictedSeconds(speed.step_seconds_low)} to ${predictedSeconds(speed.step_seconds_high)}`, "likely range: nine of ten published steps lay in theirs"),
+          figure(speed.bound_by, "bound by"),
           figure(bytes(memory.device_used_bytes), "GPU memory"),
+          ...plan(record),
           figure(counted(memory.parameter_count), "parameters")),
         h("p", { class: "quiet" }, `All predicted, with ${estimate.efficiencies_from || "no"} efficiencies; the peak is in the ${memory.peak_phase} phase.`),
         h("h2", {}, missing ? "The command of this training" : "To train it on that GPU"),
         h("pre", { class: "command" }, trainCommand(found.command)),
         h("button", { class: "action", type: "button", onclick: (event) => copy(event.target, trainCommand(found.command)) }, "Copy"),
         h("button", { class: "action", type: "button", disabled: explained, onclick: (event) => { event.target.disabled = true; update({ explain: true }); } }, "What would each lever do?"),
+        h("button", { class: "action", type: "button", onclick: (event) => largest(event.target) }, "Largest batch"),
         h("button", { class: "action", type: "button", onclick: compare }, "Compare all GPUs"),
         h("p", { style: "margin:10px 0 0" }, h("a", { href: `/pages/${found.page}`, target: "_blank", rel: "noopener" }, "Memory over the step, tensor by tensor"))),
       explained ? levers(record) : "",
@@ -134,13 +201,21 @@
     if (record.error.hint) return h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint));
     if (explained) return "";
     advise();
-    return h("p", { class: "quiet" }, "Trying what would make it fit ...");
+    return h("p", { class: "quiet trying" }, "Trying what would make it fit ...");
+  }
+
+  /** Hours and price of the tokens that are planned. */
+  function plan(record) {
+    const [tokens, price] = planned.map(([name]) => Number(form.elements[name].value));
+    if (!tokens || !record.speed.tokens_per_second) return [];
+    const hours = tokens * 1e6 / record.speed.tokens_per_second / 3600, gpus = record.config.parallelism.num_processes || 1;
+    return [figure(`${predictedNumber(hours)} h`, `for ${number(tokens)} million tokens`), price ? figure(predictedNumber(hours * gpus * price), `price of that on ${gpus} GPU${gpus > 1 ? "s" : ""}`) : ""];
   }
 
   const figure = (value, name) => (value ? h("div", {}, h("b", {}, value), h("span", {}, name)) : "");
 
   /** The training that was estimated takes the same words. */
-  const trainCommand = (command) => command.replace(" estimate.explain=true", "").replace(" recipe=estimate", "");
+  const trainCommand = (command) => command.includes("=pasted-model") ? command : command.replace(" estimate.explain=true", "").replace(" recipe=estimate", "");
 
   function parts(record) {
     const { memory, estimate } = record;
@@ -214,10 +289,10 @@
     await Promise.all([worker(), worker()]);
   }
 
-  form.elements.mode.disabled = true;  // until there are several GPUs
   page.append(h("h1", {}, "Will it fit?"),
     h("p", { class: "quiet" }, "One training step, simulated for a GPU that is not there: its memory, its speed, and what to type."),
     brief, h("div", { class: "app" }, form, h("div", {}, answer, comparison)));
   answer.append(h("div", { class: "card" }, "Estimating; the first answer waits for the libraries ..."));
+  restore();
   update();
 })();

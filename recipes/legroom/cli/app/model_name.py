@@ -1,0 +1,80 @@
+"""From what a person writes for a model (an option, a hub id, a link, a name) to the overrides that it stands for."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+
+from legroom import paths
+from legroom.errors import Refusal
+from legroom.options import menus
+
+LINK = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/\s]+/[^/\s?#]+)")
+SAME_SIZES = {"instruct", "it", "chat", "base", "hf", "pt"}  # of a hub id: other weights of the same sizes
+NEAR = 4  # names that a refusal offers
+
+
+@functools.cache
+def known() -> dict[str, tuple[str, str]]:
+    """Option of `model` -> (what its first line says, the hub id whose sizes it has or "")."""
+    found = {}
+    for name, path in menus.options("model", [paths.CONF]).items():
+        first, _, rest = path.read_text().partition("\n")
+        source = re.search(r"^# Source:.*?(?:https?://)?huggingface\.co/([\w.-]+/[\w.-]+)", rest, re.MULTILINE)
+        found[name] = first.removeprefix("#").strip(), source[1] if source else ""
+    return found
+
+
+def overrides(text: str) -> list[str]:
+    """The overrides of a model. Raises Refusal, in one sentence, for what is not known or not clear."""
+    link = LINK.match(text.strip())
+    name = link[1] if link else text.strip()
+    if "/" not in name:
+        return [f"model={_option(name)}"]
+    for option, (_, source) in known().items():
+        if source and _sizes(source) == _sizes(name):
+            return [f"model={option}"]
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and _is_cached(name):
+        return [f"model.pretrained={name}"]
+    near = ", ".join(_near(name.partition("/")[2]))
+    raise Refusal(
+        f"{name[:100]} is not among the known models, and its config.json is not in this machine's cache: paste that "
+        f"config.json, or choose a model of like sizes ({near})."
+    )
+
+
+def _option(name: str) -> str:
+    if name in known():
+        return name
+    asked, plain = _plain(name), {option: _plain(option) for option in known()}
+    tails = {option: _plain(source.partition("/")[2]) for option, (_, source) in known().items()}
+    same = [option for option in known() if asked and asked in (plain[option], tails[option])]
+    near = [option for option in known() if len(asked) > 2 and (asked in plain[option] or asked in tails[option])]
+    found = same or [option for option in near if not option.endswith("_tiny")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refusal(f"{name[:100]} may be one of several models: choose {' or '.join(found)}.")
+    offered = f"near are {', '.join(_near(name))}" if name else "the list has their names"
+    raise Refusal(f"No known model is called {name[:100] or 'nothing'}: {offered}, or paste the model's config.json.")
+
+
+def _near(name: str) -> list[str]:
+    plain = {_plain(option): option for option in known()}
+    return [plain[each] for each in difflib.get_close_matches(_plain(name), plain, NEAR, 0)]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _sizes(hub_id: str) -> tuple[str, ...]:
+    """The words of a hub id that tell sizes apart."""
+    return tuple(word for word in re.split(r"[^a-z0-9.]+", hub_id.lower()) if word not in SAME_SIZES)
+
+
+def _is_cached(hub_id: str) -> bool:
+    import huggingface_hub
+
+    return isinstance(huggingface_hub.try_to_load_from_cache(hub_id, "config.json"), str)
