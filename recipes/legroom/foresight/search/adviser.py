@@ -17,7 +17,8 @@ from legroom.foresight import prediction
 from legroom.foresight.search import extrapolation, objective, plan, runner, space
 from legroom.foresight.search.request import Options
 from legroom.foresight.trials import Trial, Trials, with_changes
-from legroom.options import hooks, optim, parallelism
+from legroom.levers.optim import rules as optim
+from legroom.options import hooks
 from legroom.options.hooks import Cost, Lever
 
 GPUS = (2, 4, 8)
@@ -47,7 +48,7 @@ class Adviser:
         best = self._first(self.here, [(), (OFFLOAD,)])
         if best is not None:
             return [best]
-        whole = parallelism.sharded(self.cfg) or self.here == 1
+        whole = self.cfg.parallelism.sharded or self.here == 1
         counts = [count for count in GPUS if count > self.here or (count == self.here and not whole)]
         even = [count for count in counts if self.effective % count == 0]
         found = [self._of_counts(even, [()])]
