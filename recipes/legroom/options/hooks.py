@@ -84,6 +84,51 @@ class Dimension:
 
 
 @dataclass(frozen=True)
+class Conflict:
+    """Two choices that do not go together: what is refused, tried in pairs by tests, and left out by hints.
+
+    this, other: as typed, with commas between several values: "kernels=liger", "parallelism=dp,zero". why: what follows
+    the two in the line, with the punctuation before it. instead: what to type.
+    """
+
+    this: str
+    other: str
+    why: str
+    instead: str
+
+    def line(self, cfg: Config) -> str | None:
+        """What is wrong with a configuration that has both; None for any other."""
+        both = _chosen(cfg, self.this), _chosen(cfg, self.other)
+        return None if None in both else f"{both[0]} does not go with {both[1]}{self.why}. {self.instead}"
+
+
+def _chosen(cfg: Config, choice: str) -> str | None:
+    """The one of the values of a choice that a configuration has, as typed."""
+    key, _, values = choice.partition("=")
+    found: Any = cfg
+    for part in key.split("."):
+        found = getattr(found, part)
+    text = str(getattr(found, "name", found))
+    text = text.lower() if isinstance(found, bool) else text
+    return f"{key}={text}" if text in values.split(",") else None
+
+
+def is_possible(cfg: Config, choice: str) -> bool:
+    """Whether nothing in a configuration is in conflict with one more choice, as `adapter=qlora`."""
+    key, _, value = choice.partition("=")
+
+    def names(side: str) -> bool:
+        other, _, values = side.partition("=")
+        return other == key and value in values.split(",")
+
+    conflicts = [conflict for each in registered().values() for conflict in each.conflicts]
+    return not any(
+        (names(each.this) and _chosen(cfg, each.other)) or (names(each.other) and _chosen(cfg, each.this))
+        for each in conflicts
+    )
+
+
+@dataclass(frozen=True)
 class Behaviour:
     """What a chosen lever does in a process that has torch. A subclass overrides what it needs.
 
@@ -131,6 +176,7 @@ class Hooks:
 
     resolve: fills in keys that are derived from others, in place; returns what prevents it, a line each.
     problems: why a configuration cannot run here, a line each. Its second argument: the keys that a person typed.
+    conflicts: what this lever does not go with.
     choose: what takes seconds to derive, in a configuration without problems, in place; returns what prevents it.
     warnings: what runs, but not as a person may expect; a line each.
     training_arguments: entries for transformers.TrainingArguments. Two menus cannot give the same entry.
@@ -142,6 +188,7 @@ class Hooks:
 
     resolve: Callable[[Config], list[str]] | None = None
     problems: Callable[[Config, Collection[str]], list[str]] | None = None
+    conflicts: tuple[Conflict, ...] = ()
     choose: Callable[[Config], list[str]] | None = None
     warnings: Callable[[Config], list[str]] | None = None
     training_arguments: Callable[[Config], dict[str, Any]] | None = None
@@ -207,7 +254,8 @@ def memory_levers(cfg: Config, phase: str | None = None) -> list[Lever]:
     """
     levers = [lever for hooks in registered().values() if hooks.memory_levers for lever in hooks.memory_levers(cfg)]
     part = STEP if phase == STEP else PASSES
-    return [lever for lever in levers if phase is None or part in lever.helps_in]
+    helping = [lever for lever in levers if phase is None or part in lever.helps_in]
+    return [lever for lever in helping if all(is_possible(cfg, choice) for choice in lever.overrides.split())]
 
 
 def dimensions() -> dict[str, Dimension]:

@@ -71,9 +71,9 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
 def section_problems(cfg: Config, section: str, given: Collection[str] = ()) -> list[str]:
     """The problems of one menu, section or plain key: of its option's facts, and of its hooks and those of its keys."""
     own = [each for name, each in hooks.registered().items() if name.partition(".")[0] == section]
-    return requirements.problems(cfg, section) + [
-        line for each in own if each.problems is not None for line in each.problems(cfg, given)
-    ]
+    found = [line for each in own if each.problems is not None for line in each.problems(cfg, given)]
+    conflicts = [conflict.line(cfg) for each in own for conflict in each.conflicts]
+    return requirements.problems(cfg, section) + found + [line for line in conflicts if line is not None]
 
 
 def choose(cfg: Config) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from legroom import invocation, levers
 from legroom.config import Config
+from legroom.levers.parallelism.rules import SYNC_EACH_BATCH
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, train, validate
 from legroom.paths import CONF
@@ -26,7 +27,7 @@ DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
 # Values that are not tried together: eager attention is slower and takes more memory, and would double the search.
 EAGER = ("model.attention", "eager")
-APART = ((EAGER, ("loss", "chunked")), (EAGER, ("parallelism.sync_each_batch", False)))
+APART = ((EAGER, ("loss", "chunked")), (EAGER, (SYNC_EACH_BATCH, False)))
 NOT_SEARCHED = ", ".join(
     f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
 )

@@ -12,16 +12,11 @@ from collections.abc import Collection
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks
-from legroom.options.hooks import Cost, Dimension, Lever
+from legroom.options.hooks import Conflict, Cost, Dimension, Lever
 
-WHOLE_MODEL = ("single", "dp", "ddp")  # modes in which every rank has whole weights
+INSTEAD = "Choose parallelism=ddp: the weights that are not trained have neither gradients nor optimizer states."
 ALL_LINEAR = "all-linear"
 INT8_CAPABILITY = (7, 5)  # of matrix units for integers
-
-
-def _goes_with_mode(cfg: Config, name: str) -> bool:
-    """Whether a mode of parallelism can split a model with this adapter, or does not split it."""
-    return cfg.parallelism.name in WHOLE_MODEL or (name == "lora" and cfg.parallelism.name == "fsdp")
 
 
 def resolve(cfg: Config) -> list[str]:
@@ -37,41 +32,17 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     adapter, found = cfg.adapter, []
     if not cfg.adapter.is_used:
         return []
-    if not _goes_with_mode(cfg, adapter.name):
+    gpu = host.gpu(cfg)
+    if adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
         found.append(
-            f"adapter={adapter.name} does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp: "
-            "the weights that are not trained have neither gradients nor optimizer states."
+            f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."
+            f"{gpu.capability[1]}. Type adapter.bits=4."
         )
-    if cfg.adapter.bits:
-        found += _quantised_problems(cfg)
     names = adapter.targets if isinstance(adapter.targets, list) else [adapter.targets]
     if not names or not all(isinstance(name, str) and name for name in names):
         found.append(
             f"adapter.targets={adapter.targets} names no layers. Type adapter.targets={ALL_LINEAR}, or a list as "
             "adapter.targets=[q_proj,v_proj]."
-        )
-    return found
-
-
-def _quantised_problems(cfg: Config) -> list[str]:
-    """What does not go with weights in 4 or 8 bits."""
-    found, gpu = [], host.gpu(cfg)
-    if cfg.parallelism.name == "dp":
-        found.append(
-            "adapter=qlora does not go with parallelism=dp, whose copies lose the scales. Choose parallelism=ddp."
-        )
-    if cfg.compile:
-        found.append("adapter=qlora does not go with compile=true. Choose adapter=lora, or leave compile out.")
-    if cfg.eval.precision:
-        found.append("eval.precision casts the whole model, which adapter=qlora has quantised. Leave it out.")
-    if cfg.adapter.bits == 8 and cfg.adapter.dora:
-        found.append(
-            "adapter.dora=true does not go with adapter.bits=8. Type adapter.bits=4, or leave adapter.dora out."
-        )
-    if cfg.adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
-        found.append(
-            f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."
-            f"{gpu.capability[1]}. Type adapter.bits=4."
         )
     return found
 
@@ -91,10 +62,17 @@ def memory_levers(cfg: Config) -> list[Lever]:
     if cfg.adapter.bits:
         return []
     cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
-    stronger = [] if cfg.adapter.is_used else ["lora"]
-    stronger += [] if _quantised_problems(cfg) else ["qlora"]
-    return [Lever(f"adapter={name}", cost) for name in stronger if _goes_with_mode(cfg, name)]
+    return [Lever(f"adapter={name}", cost) for name in (["qlora"] if cfg.adapter.is_used else ["lora", "qlora"])]
 
+
+CONFLICTS = (
+    Conflict("adapter=lora", "parallelism=fsdp_tp,zero", " yet", INSTEAD),
+    Conflict("adapter=qlora", "parallelism=fsdp,fsdp_tp,zero", " yet", INSTEAD),
+    Conflict("adapter=qlora", "parallelism=dp", ", whose copies lose the scales", "Choose parallelism=ddp."),
+    Conflict("adapter=qlora", "compile=true", "", "Choose adapter=lora, or leave compile out."),
+    Conflict("eval.precision=fp16,bf16", "adapter=qlora", ": it casts the whole model", "Leave eval.precision out."),
+    Conflict("adapter.dora=true", "adapter.bits=8", "", "Type adapter.bits=4, or leave adapter.dora out."),
+)
 
 HOOKS = hooks.register(
     "adapter",
@@ -102,6 +80,7 @@ HOOKS = hooks.register(
         resolve=resolve,
         problems=problems,
         warnings=warnings,
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=lambda cfg: cfg.adapter.is_used,
         memory_levers=memory_levers,

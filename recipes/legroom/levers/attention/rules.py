@@ -9,7 +9,7 @@ from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
 from legroom.machine import host
 from legroom.options import hooks
-from legroom.options.hooks import PASSES, Dimension, Lever
+from legroom.options.hooks import PASSES, Conflict, Dimension, Lever
 
 FLEX = "flex_attention"
 SDPA = "Choose model.attention=sdpa."
@@ -87,20 +87,7 @@ def _flex_problems(cfg: Config) -> list[str]:
             "recipe=estimate does not support model.attention=flex_attention, a compiled kernel whose memory is not "
             "known here. Type model.attention=sdpa, which keeps no scores either."
         ]
-    found = gpu_problems(f"model.attention={FLEX}", "choose model.attention=sdpa")
-    if found:
-        return found
-    if cfg.measure.operations:
-        return [
-            f"measure.operations=true does not go with model.attention={FLEX}, which is no single operation. Leave "
-            "measure.operations out, or choose model.attention=sdpa."
-        ]
-    if cfg.checkpointing.name == "selective":
-        return [
-            f"checkpointing=selective does not go with model.attention={FLEX}, which is no single operation. Choose "
-            "checkpointing=full, or model.attention=sdpa."
-        ]
-    return []
+    return gpu_problems(f"model.attention={FLEX}", "choose model.attention=sdpa")
 
 
 def warnings(cfg: Config) -> list[str]:
@@ -118,11 +105,27 @@ def memory_levers(cfg: Config) -> list[Lever]:
     return [Lever("model.attention=sdpa", helps_in=(PASSES,))] if cfg.model.attention == "eager" else []
 
 
+CONFLICTS = (
+    Conflict(
+        "measure.operations=true",
+        "model.attention=flex_attention",
+        ", which is no single operation",
+        "Leave measure.operations out, or choose model.attention=sdpa.",
+    ),
+    Conflict(
+        "checkpointing=selective",
+        "model.attention=flex_attention",
+        ", which is no single operation",
+        "Choose checkpointing=full, or model.attention=sdpa.",
+    ),
+)
+
 HOOKS = hooks.register(
     "model.attention",
     hooks.Hooks(
         problems=problems,
         warnings=warnings,
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=lambda cfg: cfg.model.attention != "auto",
         memory_levers=memory_levers,

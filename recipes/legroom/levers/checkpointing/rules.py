@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks
-from legroom.options.hooks import PASSES, Cost, Dimension, Lever
+from legroom.options.hooks import PASSES, Conflict, Cost, Dimension, Lever
 
 # From little memory saved and little time lost to much of both.
 COSTS = {"selective": Cost.LITTLE_RECOMPUTATION, "full": Cost.RECOMPUTATION, "offload": Cost.HOST_COPIES}
 COPIES = "what its copies between GPU and host take differs by machine, from a fifth to nearly all of the link's rate"
-
-
-def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """What does not go with kept results and with copies."""
-    return _problems(cfg, cfg.checkpointing.name)
-
-
-def _problems(cfg: Config, option: str) -> list[str]:
-    if option not in ("selective", "offload"):
-        return []
-    if cfg.compile:
-        return [
-            f"checkpointing={option} does not go with compile=true. Choose checkpointing=full, or leave compile out."
-        ]
-    if cfg.parallelism.name == "zero" and cfg.parallelism.stage == 3:
-        return [
-            f"checkpointing={option} does not go with parallelism.stage=3, which gathers weights inside the layers. "
-            "Choose checkpointing=full, or parallelism=fsdp."
-        ]
-    return []
 
 
 def warnings(cfg: Config) -> list[str]:
@@ -52,7 +30,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
     levers = [
         Lever(f"checkpointing={option}", COSTS[option], (PASSES,))
         for option in stronger
-        if not _problems(cfg, option) and not (option == "offload" and host.device(cfg) == "cpu")
+        if not (option == "offload" and host.device(cfg) == "cpu")
     ]
     if every > 1:
         all_layers = "checkpointing.every_n_layers"
@@ -65,12 +43,22 @@ def _not_tried(cfg: Config) -> str | None:
     return COPIES if cfg.checkpointing.name == "offload" else None
 
 
+CONFLICTS = (
+    Conflict("checkpointing=selective,offload", "compile=true", "", "Choose checkpointing=full, or leave compile out."),
+    Conflict(
+        "checkpointing=selective,offload",
+        "parallelism.stage=3",
+        ", which gathers weights inside the layers",
+        "Choose checkpointing=full, or parallelism=fsdp.",
+    ),
+)
+
 HOOKS = hooks.register(
     "checkpointing",
     hooks.Hooks(
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=lambda cfg: cfg.checkpointing.name != "none",
-        problems=problems,
         warnings=warnings,
         memory_levers=memory_levers,
         search=(Dimension("checkpointing", 20, not_tried=_not_tried),),

@@ -9,11 +9,11 @@ from typing import Any
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks
+from legroom.options.hooks import Conflict
 
 # Modes with CUDA graphs (reduce-overhead, max-autotune) are no option: a graph overwrites its loss in the next pass,
 # and the losses of many steps are read together.
 DEFAULT = "default"
-REGIONS = ("single", "ddp")  # modes of parallelism in which layers are compiled one by one
 
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
@@ -26,11 +26,6 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if not cfg.compile:
         unused = sorted({"compile_mode", "compile_regions"} & set(given))
         return [f"{key} is not used with compile=false. Type compile=true, or leave it out." for key in unused]
-    if cfg.compile_regions and cfg.parallelism.name not in (None, *REGIONS):
-        return [
-            f"compile_regions=true does not go with parallelism={cfg.parallelism.name}. Choose parallelism=ddp, or "
-            "leave compile_regions out."
-        ]
     return [] if cfg.recipe.name == "estimate" else _compiler_problems(cfg)
 
 
@@ -51,9 +46,19 @@ def gpu_problems(option: str, instead: str) -> list[str]:
     return []
 
 
+CONFLICTS = (
+    Conflict(
+        "compile_regions=true",
+        "parallelism=dp,fsdp,fsdp_tp,zero",
+        "",
+        "Choose parallelism=ddp, or leave compile_regions out.",
+    ),
+)
+
 HOOKS = hooks.register(
     "compile",
     hooks.Hooks(
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=lambda cfg: cfg.compile,
         problems=problems,

@@ -11,8 +11,7 @@ from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
 from legroom.machine import host
 from legroom.options import hooks, model_families
-
-WHOLE_WEIGHTS = ("single", "ddp")  # modes in which a kernel finds the whole weights of one model
+from legroom.options.hooks import Conflict
 
 
 def is_liger(cfg: Config) -> bool:
@@ -30,31 +29,32 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"kernels=liger has no kernels for model={cfg.model.name} ({cfg.model.family}). Choose model=llama_tiny or "
             "another llama, or kernels=none."
         )
-    if cfg.loss.name == "chunked":
-        found.append(
-            "loss=chunked does not go with kernels=liger, which computes the loss in chunks itself. Leave one of them "
-            "out."
-        )
-    if cfg.compile:
-        found.append("kernels=liger does not go with compile=true. Leave one of them out.")
-    if cfg.parallelism.name not in WHOLE_WEIGHTS:
-        found.append(
-            f"kernels=liger does not go with parallelism={cfg.parallelism.name}: its loss reads the output layer's "
-            "weights, which must be whole. Choose parallelism=ddp, or kernels=none with loss=chunked."
-        )
-    if cfg.precision.name == "fp16":
-        found.append(
-            "kernels=liger does not go with precision=fp16: its loss makes the gradients of the logits in fp16 before "
-            "they are scaled, and most of them round to 0. Choose precision=bf16, or loss=chunked."
-        )
     if cfg.recipe.name != "estimate" and host.device(cfg) == "cuda" and host.has("liger_kernel"):
         found += gpu_problems("kernels=liger", "choose kernels=none")
     return found
 
 
+CONFLICTS = (
+    Conflict("loss=chunked", "kernels=liger", ", which computes the loss in chunks itself", "Leave one of them out."),
+    Conflict("kernels=liger", "compile=true", "", "Leave one of them out."),
+    Conflict(
+        "kernels=liger",
+        "parallelism=dp,fsdp,fsdp_tp,zero",
+        ": its loss reads the output layer's weights, which must be whole",
+        "Choose parallelism=ddp, or kernels=none with loss=chunked.",
+    ),
+    Conflict(
+        "kernels=liger",
+        "precision=fp16",
+        ": its loss makes the gradients of the logits in fp16 before they are scaled, and most of them round to 0",
+        "Choose precision=bf16, or loss=chunked.",
+    ),
+)
+
 HOOKS = hooks.register(
     "kernels",
     hooks.Hooks(
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=is_liger,
         problems=problems,

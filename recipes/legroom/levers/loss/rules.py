@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from legroom.config import Config
 from legroom.options import hooks, task
-from legroom.options.hooks import PASSES, Cost, Dimension, Lever
+from legroom.options.hooks import PASSES, Conflict, Cost, Dimension, Lever
 
 
 def is_chunked(cfg: Config) -> bool:
@@ -31,8 +31,6 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             f"parallelism={cfg.parallelism.name}{stage} does not keep. Choose parallelism=fsdp, parallelism=ddp, or "
             "loss=standard."
         )
-    if cfg.compile:
-        found.append("loss=chunked does not go with compile=true. Leave one of them out.")
     return found
 
 
@@ -42,15 +40,23 @@ def _shards_its_output_layer(cfg: Config) -> bool:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No whole logits and no whole gradient of them: for large vocabularies most of what the passes keep."""
-    if is_chunked(cfg) or cfg.compile or _shards_its_output_layer(cfg) or task.task(cfg) == "classification":
+    if (
+        is_chunked(cfg)
+        or not hooks.is_possible(cfg, "loss=chunked")
+        or _shards_its_output_layer(cfg)
+        or task.task(cfg) == "classification"
+    ):
         return []
     return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,))]
 
+
+CONFLICTS = (Conflict("loss=chunked", "compile=true", "", "Leave one of them out."),)
 
 HOOKS = hooks.register(
     "loss",
     hooks.Hooks(
         problems=problems,
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=is_chunked,
         memory_levers=memory_levers,

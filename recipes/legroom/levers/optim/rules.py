@@ -10,7 +10,7 @@ from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
 from legroom.machine import host
 from legroom.options import hooks
-from legroom.options.hooks import STEP, Cost, Dimension, Lever
+from legroom.options.hooks import STEP, Conflict, Cost, Dimension, Lever
 
 FUSED = ("adamw", "adamw_fused")
 LEAPS = (
@@ -18,6 +18,8 @@ LEAPS = (
     "rounds to zero, and such a weight may move by thousands of learning rates at once. Watch the loss, or choose "
     "optim=adam8bit."
 )
+REDUCES = ", which keeps or reduces gradients itself"
+INSTEAD = "Choose parallelism=fsdp, or leave optim.in_backward out."
 IN_BACKWARD, CLIPPING = "optim.in_backward", "train.max_grad_norm"
 
 
@@ -66,7 +68,7 @@ def warnings(cfg: Config) -> list[str]:
 
 def _in_backward_problems(cfg: Config) -> list[str]:
     """Why weights cannot be updated in the backward pass of this configuration, a line each."""
-    this, mode, found = "optim.in_backward=true", cfg.parallelism, []
+    this, found = f"{IN_BACKWARD}=true", []
     if cfg.train.max_grad_norm:
         found.append(
             f"{this} frees each gradient at once, and train.max_grad_norm={cfg.train.max_grad_norm} clips by the norm "
@@ -76,27 +78,6 @@ def _in_backward_problems(cfg: Config) -> list[str]:
         found.append(
             f"{this} updates the weights in every backward pass, and accumulation adds up the gradients of several. "
             "Leave the accumulation out, or optim.in_backward."
-        )
-    if cfg.precision.name == "fp16":
-        found.append(
-            f"{this} does not go with precision=fp16, whose scaling looks for infinities in all gradients before the "
-            "step. Choose precision=bf16, or leave optim.in_backward out."
-        )
-    if mode.name in ("dp", "ddp", "zero") or mode.strategy == "no_shard":
-        alone = f"parallelism={mode.name}" + (" parallelism.strategy=no_shard" if mode.strategy == "no_shard" else "")
-        found.append(
-            f"{this} does not go with {alone}, which keeps or reduces gradients itself. Choose parallelism=fsdp, or "
-            "leave optim.in_backward out."
-        )
-    if mode.cpu_offload:
-        found.append(
-            f"{this} does not go with parallelism.cpu_offload=true: the gradients lie in the host's memory. Leave one "
-            "of them out."
-        )
-    if cfg.compile:
-        found.append(
-            f"{this} saves nothing with compile=true: compiled code returns all gradients at once. Leave one of them "
-            "out."
         )
     return found
 
@@ -151,9 +132,35 @@ def without_clipping(cfg: Config, in_backward: bool) -> dict[str, Any]:
     return {CLIPPING: 0.0} if in_backward and cfg.train.max_grad_norm else {}
 
 
+CONFLICTS = (
+    Conflict(
+        "optim.in_backward=true",
+        "precision=fp16",
+        ", whose scaling looks for infinities in all gradients before the step",
+        "Choose precision=bf16, or leave optim.in_backward out.",
+    ),
+    Conflict("optim.in_backward=true", "parallelism=dp,ddp,zero", REDUCES, INSTEAD),
+    Conflict(
+        "optim.in_backward=true", "parallelism.strategy=no_shard", REDUCES, "Type parallelism.strategy=full_shard."
+    ),
+    Conflict(
+        "optim.in_backward=true",
+        "parallelism.cpu_offload=true",
+        ": the gradients lie in the host's memory",
+        "Leave one of them out.",
+    ),
+    Conflict(
+        "optim.in_backward=true",
+        "compile=true",
+        ": compiled code returns all gradients at once",
+        "Leave one of them out.",
+    ),
+)
+
 HOOKS = hooks.register(
     "optim",
     hooks.Hooks(
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=lambda cfg: True,
         problems=problems,

@@ -8,9 +8,7 @@ from typing import Any
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks, model_families
-from legroom.options.hooks import PASSES, STEP, Cost, Dimension, Lever
-
-WHOLE_WEIGHTS = (None, "single", "ddp")  # modes that precision=fp8 goes with; doctor asks about no mode
+from legroom.options.hooks import PASSES, STEP, Conflict, Cost, Dimension, Lever
 
 
 def training_arguments(cfg: Config) -> dict[str, Any]:
@@ -23,31 +21,15 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """What does not go with 8-bit products."""
+    """Models without linear layers for 8-bit products."""
     if cfg.precision.name != "fp8":
         return []
-    found = []
-    if cfg.adapter.is_used:
-        found.append(
-            f"precision=fp8 does not go with adapter={cfg.adapter.name}, whose layers stand in for the linear ones. "
-            "Choose precision=bf16."
-        )
-    if cfg.parallelism.name not in WHOLE_WEIGHTS:
-        found.append(
-            f"precision=fp8 does not go with parallelism={cfg.parallelism.name} yet. Choose parallelism=ddp, or "
-            "precision=bf16."
-        )
-    if cfg.checkpointing.name == "selective":
-        found.append(
-            "checkpointing=selective does not go with precision=fp8, whose products are of tensors of its own kind. "
-            "Choose checkpointing=full."
-        )
-    if cfg.model.family in model_families.NOT_LINEAR:
-        found.append(
-            f"precision=fp8 is for linear layers, and the matrices of model={cfg.model.name} are in layers of another "
-            "kind. Choose precision=bf16."
-        )
-    return found
+    if cfg.model.family not in model_families.NOT_LINEAR:
+        return []
+    return [
+        f"precision=fp8 is for linear layers, and the matrices of model={cfg.model.name} are in layers of another "
+        "kind. Choose precision=bf16."
+    ]
 
 
 def warnings(cfg: Config) -> list[str]:
@@ -79,12 +61,29 @@ def memory_levers(cfg: Config) -> list[Lever]:
     ]
 
 
+CONFLICTS = (
+    Conflict(
+        "precision=fp8",
+        "adapter=lora,qlora",
+        ", whose layers stand in for the linear ones",
+        "Choose precision=bf16.",
+    ),
+    Conflict("precision=fp8", "parallelism=dp,fsdp,fsdp_tp,zero", " yet", "Choose parallelism=ddp, or precision=bf16."),
+    Conflict(
+        "checkpointing=selective",
+        "precision=fp8",
+        ", whose products are of tensors of its own kind",
+        "Choose checkpointing=full.",
+    ),
+)
+
 HOOKS = hooks.register(
     "precision",
     hooks.Hooks(
         problems=problems,
         warnings=warnings,
         training_arguments=training_arguments,
+        conflicts=CONFLICTS,
         apply=__package__,
         chosen=lambda cfg: True,
         memory_levers=memory_levers,
