@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from legroom.foresight.programs import check, played_run, steps
+from legroom.foresight.programs import check, command, played_run, steps
 from legroom.foresight.step_estimate import gpu_of
 
 GPU = "a100_80gb"
@@ -22,11 +22,14 @@ def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = Fal
     """The estimate of a script: StepEstimate's fields as attributes."""
     file = folder / "script.py"
     file.write_text(textwrap.dedent(text))
-    watch = steps.Watch(check.STEPS)
+    ranks = options.get("ranks", 1)
+    watch = steps.Watch(check.STEPS + (ranks > 1))
     asked = {"gpus": {gpu: gpu_of(gpu)}, "margin": 0.03, "strict": strict, "ranks": 1} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(file), *argv])
         patch.chdir(folder)
+        for name, value in command.rank_environment(ranks).items() if ranks > 1 else ():
+            patch.setenv(name, value)
         random = torch.random.get_rng_state()
         with pytest.raises(steps.Enough), played_run.observe(asked, watch) as found, watch.watching():
             runpy.run_path(str(file), run_name="__main__")

@@ -145,8 +145,8 @@ def estimate_step(
     return estimate_of(seen, figures, margin, capacity)
 
 
-def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int) -> StepEstimate:
-    """The figures of a simulated step. capacity_bytes: what torch's allocator has."""
+def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes: int, ranks: int = 1) -> StepEstimate:
+    """The figures of a simulated step. capacity_bytes: what torch's allocator has. ranks: that train together."""
     from legroom.foresight import explain, prediction
     from legroom.foresight.speed import roofline
 
@@ -154,10 +154,11 @@ def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes
     parts = trace.ledger.parts()
     left = -demand.missing_bytes or min(capacity_bytes, demand.capacity_bytes) - demand.peak_reserved_bytes
     judged = prediction.judged(gpu, margin, left, demand.peak_reserved_bytes)
-    context_bytes, _ = prediction.context(gpu)
+    context_bytes, nccl_bytes = prediction.context(gpu)[0], gpu.nccl_bytes * (ranks > 1)
     try:
         frozen = sum(weight.numel() * (-1 if weight.requires_grad else 1) for weight in trace.model.parameters()) > 0
-        speed = roofline.predict(trace.step_tally(len(trace.passes)), gpu, _precision(trace), beside_frozen=frozen)
+        tally = trace.step_tally(len(trace.passes))
+        speed = roofline.predict(tally, gpu, _precision(trace), ranks, beside_frozen=frozen)
     except ValueError as error:
         raise Refusal(f"{error} Choose another dtype or GPU.") from error
     return StepEstimate(
@@ -166,7 +167,7 @@ def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes
         left_bytes=left,
         kept_bytes=judged.kept_bytes or 0,
         capacity_bytes=gpu.memory_bytes,
-        device_used_bytes=context_bytes + demand.peak_reserved_bytes,
+        device_used_bytes=context_bytes + nccl_bytes + demand.peak_reserved_bytes,
         context_bytes=context_bytes,
         reserved_bytes=demand.peak_reserved_bytes,
         allocated_bytes=demand.peak_allocated_bytes,
@@ -182,7 +183,7 @@ def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes
         device_seconds=speed.device_seconds,
         host_seconds=speed.host_seconds,
         model_flops=trace.ledger.model_flops,
-        notes=(*_notes(gpu, judged.verdict), *seen.warnings, *speed.notes),
+        notes=(*_notes(gpu, judged.verdict, nccl_bytes), *seen.warnings, *speed.notes),
         _trace=trace,
     )
 
@@ -257,7 +258,7 @@ def _timeline(trace: OpTrace) -> tuple[tuple[str, int], ...]:
     return tuple(points)
 
 
-def _notes(gpu: Gpu, verdict: str | None) -> list[str]:
+def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:
     from legroom.foresight import prediction
 
     lines = []
@@ -266,4 +267,6 @@ def _notes(gpu: Gpu, verdict: str | None) -> list[str]:
     context_bytes, is_measured = prediction.context(gpu)
     if not is_measured:
         lines.append(f"the context of {gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed.")
+    if nccl_bytes:
+        lines.append(f"NCCL's buffers are counted as {nccl_bytes / MIB:,.0f} MiB ({gpu.nccl_from}).")
     return lines

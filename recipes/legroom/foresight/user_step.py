@@ -15,7 +15,7 @@ import torch
 from legroom.config import Gpu
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import simulation
-from legroom.foresight.fake_gpu import user_code
+from legroom.foresight.fake_gpu import known_values, user_code
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.fake_gpu.op_trace import OpTrace
@@ -129,7 +129,10 @@ def _differences(model: torch.nn.Module) -> list[str]:
 
 def _unknown(error: BaseException) -> str:
     """What cannot be followed, and the user's line."""
-    where = user_code.user_line(list(traceback.extract_tb(error.__traceback__))) or "the backward pass"
+    frames = list(traceback.extract_tb(error.__traceback__))
+    where = user_code.user_line(frames) or "the backward pass"
+    library = known_values.reader(frames)
+    where += f" ({library})" * (library != "?" and library.partition(":")[0] not in where)
     what = str(error).splitlines()[0].replace(DEVICE_TYPE, "cuda")
     return (
         f"{where}: {what} The size of a result that depends on the values of tensors, or an operation that torch "

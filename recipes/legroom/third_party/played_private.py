@@ -44,6 +44,7 @@ def cuda_as(device: torch.device, code: Callable, generator: torch.Generator) ->
     - `torch.device` as a context, and `torch.set_default_device`, pass the device on behind every mode (DeviceContext).
     - autocast's functions know types of devices by name.
     - `torch.Generator("cuda")` is a class of C++ that asks no mode.
+    - The mesh of FSDP asks C++ for the accelerator.
     - checkpointing compares what it saved outside of every mode with what it sees in the backward pass, devices too.
     """
     init = _device.DeviceContext.__init__
@@ -81,6 +82,7 @@ def cuda_as(device: torch.device, code: Callable, generator: torch.Generator) ->
         patched(torch, Generator=_generators(torch.Generator)),
         patched(checkpoint, _allowed_determinism_checks_to_fns=checks | compared),
         patched(torch.cuda, **{name: functools.partial(_answer, value) for name, value in OF_CUDA.items()}),
+        patched(torch._C, _get_accelerator=functools.partial(_answer, torch.device("cuda"))),
         patched(torch.cuda, default_generators=(generator,)),
     ):
         yield

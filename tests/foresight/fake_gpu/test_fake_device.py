@@ -183,6 +183,13 @@ def test_an_unknown_number_is_taken_as_1_with_a_warning_that_names_its_reader(gp
     assert any("test_fake_device.py" in line and "taken as 1" in line for line in gpu.warnings)
 
 
+def test_parts_of_known_integers_are_known(gpu):
+    """As the halves of a mask in TRL's DPO."""
+    chosen, rejected = torch.tensor([[0, 1, 1], [1, 0, 0]]).to(gpu.device).chunk(2)
+    assert ones(gpu, 1, 3)[chosen.bool()].shape == (2,) and int(rejected.sum()) == 1
+    assert not gpu.warnings
+
+
 def test_random_numbers_are_not_known(gpu):
     torch.randint(0, 2, (3,), device=gpu.device)[0].item()
     assert gpu.warnings

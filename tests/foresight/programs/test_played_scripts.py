@@ -11,6 +11,7 @@ from played_scripts import GPU, play
 
 from legroom import Refusal
 from legroom.cli import check as command
+from legroom.foresight.step_estimate import gpu_of
 from legroom.units import MIB
 
 LAYERS = 8
@@ -135,6 +136,24 @@ def test_weights_take_no_memory_here(tmp_path):
     text = loop().replace("256, 1024", "256, 20_000_000").replace("1024, 256", "20_000_000, 256")
     found = play(tmp_path, text)
     assert found.parts["parameters"] > 40e9 and found.verdict == "does not fit" and found.left_bytes < 0
+
+
+DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
+SHARDED = "; from torch.distributed.fsdp import fully_shard; fully_shard(model)"
+REPLICATED = "; model = nn.parallel.DistributedDataParallel(model, device_ids=[0])"
+OBJECTS = "dist.all_reduce(loss); all = [None] * 4; dist.all_gather_object(all, step); assert all == [step] * 4"
+
+
+@pytest.mark.parametrize("wrapped, share", [(REPLICATED, 1), (SHARDED, 4)])
+def test_rank_0_of_several(tmp_path, wrapped, share):
+    text = DDP + loop(moved=".cuda()" + wrapped, after=f"{OBJECTS}; dist.barrier()")
+    alone, found = play(tmp_path, loop()), play(tmp_path, text, ranks=4)
+    assert found.parts["optimizer"] == pytest.approx(alone.parts["optimizer"] / share, rel=0.01)
+    nccl = gpu_of(GPU).nccl_bytes
+    assert found.device_used_bytes == found.reserved_bytes + found.context_bytes + nccl
+    assert found.left_bytes == pytest.approx(found.capacity_bytes - found.device_used_bytes)
+    assert found.step_seconds > alone.step_seconds
+    assert not torch.distributed.is_initialized()
 
 
 # --- numbers that nobody computed -------------------------------------------------------------------

@@ -161,7 +161,8 @@ class FakeDevice(DispatchMode):
         if leaves_device and not tensors[0].is_floating_point() and not self._packing:
             return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
         result = build_result(description, tensors, result_device)
-        if isinstance(result, torch.Tensor) and not result.is_floating_point():
+        made = [result] if isinstance(result, torch.Tensor) else result if isinstance(result, (list, tuple)) else ()
+        if made and all(isinstance(one, torch.Tensor) and not one.is_floating_point() for one in made):
             known_values.follow(func, args, kwargs, tensors, result)
         return result
 

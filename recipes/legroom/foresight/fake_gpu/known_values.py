@@ -37,15 +37,22 @@ _OWN_FOLDERS = tuple(
 
 
 def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any) -> None:
-    """Set the `known_value` of an operation's result, None if it depends on an unknown value or on chance."""
+    """Set the `known_value` of an operation's result, None if it depends on an unknown value or on chance.
+
+    result: a tensor, or several of `split` and its kin.
+    """
     values = {id(tensor): value_of(tensor) for tensor in tensors}
     random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in op_name(func)
-    if random or any(value is None for value in values.values()) or result.numel() > MAX_ELEMENTS:
-        result.known_value = None
+    made: list[Any] = [result] if isinstance(result, torch.Tensor) else list(result)
+    if random or any(value is None for value in values.values()) or sum(one.numel() for one in made) > MAX_ELEMENTS:
+        for one in made:
+            one.known_value = None
         return
     on_host = functools.partial(replace_tensors, replacements=values)
     host_kwargs = {name: torch.device("cpu") if name == "device" else on_host(value) for name, value in kwargs.items()}
-    result.known_value = func(*map(on_host, args), **host_kwargs)
+    found = func(*map(on_host, args), **host_kwargs)
+    for one, value in zip(made, [found] if isinstance(found, torch.Tensor) else found):
+        one.known_value = value
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -87,7 +94,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def reader() -> str:
-    """The line of a library or a model that reads the device: file:line."""
-    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_OWN_FOLDERS)]
+def reader(stack: list[traceback.FrameSummary] | None = None) -> str:
+    """The line of a library or a model that reads the device: file:line. stack: by default that of this moment."""
+    frames = [frame for frame in stack or traceback.extract_stack() if not frame.filename.startswith(_OWN_FOLDERS)]
     return f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}" if frames else "?"

@@ -94,7 +94,8 @@ def followed(
 def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message: Callable) -> Checked:
     options = {"gpus": gpus, "margin": settings.margin, "strict": settings.strict, "ranks": program.ranks or 1}
     limits = process.Limits(seconds=settings.seconds)
-    outcome = process.run(process.Asked(program, OBSERVER, options, STEPS, limits, settings.offline), on_message)
+    steps = STEPS + (options["ranks"] > 1)  # DDP orders its buckets anew in the second
+    outcome = process.run(process.Asked(program, OBSERVER, options, steps, limits, settings.offline), on_message)
     found = (outcome.found or {}).get("estimates", {})
     if found:
         return Checked(program, outcome, {name: _estimate(fields) for name, fields in found.items()})

@@ -12,7 +12,7 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight import prediction, user_step
-from legroom.foresight.programs import played_cuda, played_device, weights
+from legroom.foresight.programs import played_cuda, played_device, played_ranks, weights
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
@@ -33,8 +33,9 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     gpu = next(iter(gpus.values()))
     fake = played_device.PlayedDevice(user_step.capability_of(gpu))
     followed = ProgramTrace(fake)
-    usable = prediction.usable_bytes(gpu, 0, None)
-    others = prediction.context(gpu)[0]
+    ranks = options["ranks"]
+    others = prediction.context(gpu)[0] + gpu.nccl_bytes * (ranks > 1)
+    usable = gpu.memory_bytes - others
     meter = played_cuda.Meter(lambda: followed.trace.allocator_events(), usable, gpu, others)
     found: dict[str, Any] = {}
 
@@ -46,16 +47,17 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             followed.stepped(optimizers)
             return
         followed.end()
-        found["estimates"] = {name: _estimate(followed, one, options["margin"]) for name, one in gpus.items()}
+        found["estimates"] = {name: _estimate(followed, one, options["margin"], ranks) for name, one in gpus.items()}
 
     watch.on_step.append(stepped)
     decisions = Decisions(fake, options.get("strict", False))
-    machine = played_cuda.machine_with(gpu, fake, meter, lambda: followed.trace.emptied(), decisions, options["ranks"])
+    machine = played_cuda.machine_with(gpu, fake, meter, lambda: followed.trace.emptied(), decisions, ranks)
     try:
         with (
             user_step.explained(),
             fake,
             machine,
+            played_ranks.rank_0_of(ranks, fake),
             weights.by_shape(noted),
             torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN)),
         ):
@@ -65,11 +67,11 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
         followed.leave()
 
 
-def _estimate(followed: ProgramTrace, gpu: Gpu, margin: float) -> dict[str, Any]:
+def _estimate(followed: ProgramTrace, gpu: Gpu, margin: float, ranks: int) -> dict[str, Any]:
     """The fields of a StepEstimate on one GPU, as JSON knows them."""
-    usable = prediction.usable_bytes(gpu, 0, None)
+    usable = prediction.usable_bytes(gpu, gpu.nccl_bytes * (ranks > 1), None)
     seen = user_step.seen_in(followed.trace, gpu, usable, list(followed.fake.warnings))
-    estimate = estimate_of(seen, gpu, margin, usable)
+    estimate = estimate_of(seen, gpu, margin, usable, ranks)
     return {
         each.name: getattr(estimate, each.name)
         for each in dataclasses.fields(estimate)
