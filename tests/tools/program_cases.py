@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Case:
     """name: of the folder in which it runs. repository: of the checkout. command: what a person types in that folder;
     {repository} is the checkout. needs: what is made there (program_makers.py). copied: paths of the checkout that the
-    folder needs. environment: besides; {folder} is that folder."""
+    folder needs. environment: besides; {folder} is that folder. cpu, gpu: further arguments, by the device."""
 
     name: str
     repository: str
@@ -17,18 +17,32 @@ class Case:
     needs: tuple[str, ...] = ()
     copied: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    cpu: str = ""
+    gpu: str = ""
 
 
 MNIST = ("../data/MNIST",)
+FP32 = "--bf16 False"  # TRL's default is bf16, which it refuses without a GPU
 GLUE = ("bert-base-cased", "nyu-mll/glue", "glue")
 CHAT = "--model_name_or_path llama --output_dir out --max_steps 8 --report_to none --per_device_train_batch_size 4"
 PREFERENCE = f"{CHAT} --dataset_name preference --max_length 96"
 DIFFUSION = "--pretrained_model_name_or_path diffusion --train_batch_size 2 --max_train_steps 8 --resolution 64"
 CASES = [
     Case("mnist", "pytorch-examples", "{repository}/mnist/main.py --batch-size 32 --epochs 1", MNIST),
-    Case("mnist_rnn", "pytorch-examples", "{repository}/mnist_rnn/main.py --batch-size 16 --epochs 1", MNIST),
-    Case("vae", "pytorch-examples", "{repository}/vae/main.py --batch-size 64 --epochs 1", MNIST, (), {}),
-    Case("dcgan", "pytorch-examples", "{repository}/dcgan/main.py --dataset fake --batchSize 8 --niter 1 --workers 0"),
+    Case(
+        "mnist_rnn",
+        "pytorch-examples",
+        "{repository}/mnist_rnn/main.py --batch-size 16 --epochs 1",
+        MNIST,
+        gpu="--accel",
+    ),
+    Case("vae", "pytorch-examples", "{repository}/vae/main.py --batch-size 64 --epochs 1", MNIST),
+    Case(
+        "dcgan",
+        "pytorch-examples",
+        "{repository}/dcgan/main.py --dataset fake --batchSize 8 --niter 1 --workers 0",
+        gpu="--accel",
+    ),
     Case("imagenet", "pytorch-examples", "{repository}/imagenet/main.py --dummy --batch-size 4 --workers 0 --epochs 1"),
     Case("gat", "pytorch-examples", "{repository}/gat/main.py --epochs 10 --hidden-dim 16 --num-heads 4", ("cora",)),
     Case("nlp_example", "accelerate", "{repository}/examples/nlp_example.py", GLUE),
@@ -43,22 +57,24 @@ CASES = [
     Case(
         "sft", "trl", f"{{repository}}/trl/scripts/sft.py {CHAT} --dataset_name chat --max_length 96", ("llama", "chat")
     ),
-    Case("dpo", "trl", f"{{repository}}/trl/scripts/dpo.py {PREFERENCE}", ("llama", "preference")),
+    Case("dpo", "trl", f"{{repository}}/trl/scripts/dpo.py {PREFERENCE}", ("llama", "preference"), cpu=FP32),
     Case(
         "kto",
         "trl",
         f"{{repository}}/trl/scripts/kto.py {CHAT} --dataset_name kto --max_length 96",
         ("llama", "kto"),
+        cpu=FP32,
     ),
-    Case("reward", "trl", f"{{repository}}/trl/scripts/reward.py {PREFERENCE}", ("llama", "preference")),
+    Case("reward", "trl", f"{{repository}}/trl/scripts/reward.py {PREFERENCE}", ("llama", "preference"), cpu=FP32),
     Case(
         "grpo",
         "trl",
         f"{{repository}}/trl/scripts/grpo.py {CHAT} --dataset_name prompts --reward_funcs think_format_reward "
         "--num_generations 4 --max_completion_length 16",
         ("llama", "prompts"),
+        cpu=FP32,
     ),
-    Case("orpo", "trl", f"{{repository}}/examples/scripts/orpo.py {PREFERENCE}", ("llama", "preference")),
+    Case("orpo", "trl", f"{{repository}}/examples/scripts/orpo.py {PREFERENCE}", ("llama", "preference"), cpu=FP32),
     Case(
         "unconditional",
         "diffusers",
@@ -94,6 +110,7 @@ CASES = [
         f"{{repository}}/examples/sft/train.py {CHAT} --dataset_name texts --use_peft_lora True --lora_r 4 "
         "--max_length 96 --dataset_text_field text",
         ("llama", "texts"),
+        cpu=FP32,
     ),
     Case(
         "peft_miss",
@@ -102,13 +119,15 @@ CASES = [
         "--miss_r 4 --data_path instructions --dataset_split train --dataset_field instruction output --output_dir out "
         "--max_steps 8 --per_device_train_batch_size 4 --report_to none",
         ("llama", "instructions"),
+        cpu=FP32,
     ),
     Case(
         "peft_olora",
         "peft",
         "{repository}/examples/olora_finetuning/olora_finetuning.py --base_model llama --data_path instructions "
-        "--batch_size 4 --cutoff_len 96 --lora_r 4 --dtype float32 --device_map cpu",
+        "--batch_size 4 --cutoff_len 96 --lora_r 4 --dtype float32",
         ("llama", "instructions"),
+        cpu="--device_map cpu",
     ),
     Case(
         "litgpt_pretrain",
@@ -131,10 +150,11 @@ CASES = [
     Case(
         "nanoGPT",
         "nanoGPT",
-        "train.py --dataset=letters --device=cpu --compile=False --n_layer=3 --n_head=4 --n_embd=128 --block_size=64 "
-        "--batch_size=4 --gradient_accumulation_steps=2 --eval_iters=1 --max_iters=12 --dtype=float32",
+        "train.py --dataset=letters --compile=False --n_layer=3 --n_head=4 --n_embd=128 --block_size=64 "
+        "--batch_size=4 --gradient_accumulation_steps=2 --eval_iters=1 --max_iters=12",
         ("data/letters",),
         ("train.py", "model.py", "configurator.py"),
+        cpu="--device=cpu --dtype=float32",
     ),
     Case(
         "nanochat",
@@ -149,8 +169,9 @@ CASES = [
         "timm",
         "pytorch-image-models",
         "{repository}/train.py --data-dir images --model resnet18 --num-classes 2 --batch-size 4 --workers 0 "
-        "--img-size 64 --epochs 1 --device cpu --warmup-epochs 0",
+        "--img-size 64 --epochs 1 --warmup-epochs 0",
         ("images",),
+        cpu="--device cpu",
     ),
     Case(
         "lightning_backbone",

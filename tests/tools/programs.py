@@ -27,7 +27,7 @@ from program_makers import MAKERS
 
 GPU = "a100_80gb"
 DOES = {
-    "measure": ("measure", "--offline", "--json", "--seconds", "240"),
+    "measure": ("measure", "--no-prediction", "--offline", "--json", "--seconds", "240"),
     "check_cpu": ("check", "--device", "cpu", "--offline", "--json", "--seconds", "240"),
     "check_gpu": ("check", "--gpu", GPU, "--offline", "--json", "--seconds", "240"),
 }
@@ -50,6 +50,12 @@ def prepare(case: Case, checkouts: Path, work: Path) -> Path:
     return folder
 
 
+def typed_words(case: Case, does: str, checkouts: Path) -> list[str]:
+    """The command line of a case, for the device on which it runs."""
+    more = case.gpu if does == "check_gpu" else case.cpu
+    return f"{case.command} {more}".format(repository=checkouts / case.repository).split()
+
+
 def run(case: Case, does: str, checkouts: Path, work: Path) -> dict[str, Any]:
     """One command on one case: its exit code, its figures, what it said, and its seconds."""
     folder = prepare(case, checkouts, work)
@@ -60,7 +66,7 @@ def run(case: Case, does: str, checkouts: Path, work: Path) -> dict[str, Any]:
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
     }
     environment |= {name: value.format(folder=folder) for name, value in case.environment.items()}
-    typed = case.command.format(repository=checkouts / case.repository).split()
+    typed = typed_words(case, does, checkouts)
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "legroom", *DOES[does], "--", *typed],

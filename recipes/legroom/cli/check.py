@@ -15,7 +15,7 @@ from legroom.errors import Refusal
 from legroom.foresight.programs import check, command
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
-from legroom.units import GIB, MIB
+from legroom.units import GIB, MIB, PARTS
 
 OUT_OF_MEMORY = 3
 LARGEST = 5  # tensors that are printed
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
+    add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: the live tensors of a step on this CPU alone")
     add("--gpus", type=int, metavar="N", help="rank 0 of N, where the command line has no launcher")
     add("--budget", type=_bytes_of, metavar="SIZE", help="exit code 3 above so much device memory, as in 24GiB")
     add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
@@ -72,7 +73,23 @@ def _bytes_of(text: str) -> int:
     return int(float(found[1]) * unit)
 
 
+def _on_cpu(asked: argparse.Namespace) -> int:
+    """The live tensors of a step on the CPU, which have no verdict: its memory is that of the machine."""
+    program = command.parse(asked.program)
+    settings = check.Settings(strict=asked.strict, seconds=asked.seconds, offline=asked.offline)
+    found, outcome = check.on_cpu(program, settings, _Progress(program.name) if not asked.json else lambda _: None)
+    if asked.json:
+        print(json.dumps({"cpu": found}, indent=1))
+        return 0
+    parts = ", ".join(f"{name} {found[f'{part}_bytes'] / MIB:,.1f}" for name, part in PARTS)
+    print(f"{program.name} on a CPU: {found['tensor_bytes'] / MIB:,.1f} MiB of live tensors at the peak\n  {parts} MiB")
+    print("".join(f"  note: {note}\n" for note in [*found["notes"], *outcome.notes]), end="")
+    return 0
+
+
 def _checked(asked: argparse.Namespace) -> int:
+    if asked.device == "cpu":
+        return _on_cpu(asked)
     names = list(dict.fromkeys(asked.gpu.split(",")))
     gpus = {name: gpu_of(name) for name in names}
     if not 0 <= asked.margin < 1:

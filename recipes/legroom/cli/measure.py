@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from legroom import invocation
 from legroom.errors import Refusal
-from legroom.foresight.programs import command, measure, process
+from legroom.foresight.programs import check, command, measure, process
 from legroom.units import MIB
 
 REFUSED = 2
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
     add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
     add("--seconds", type=float, default=600.0, help="the most that the script may take (%(default)g)")
     add("--offline", action="store_true", help="the script downloads nothing")
+    add("--no-prediction", action="store_true", help="do not run `check` beside it")
     add("--share", type=Path, metavar="FILE", help="write the figures to a file that may be given to others")
     add("--json", action="store_true", help="print the figures as JSON, and nothing else")
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -49,6 +51,8 @@ def main(argv: list[str]) -> int:
             raise Refusal(f"--steps {asked.steps}: it takes two steps until one is like every later one.")
         program = command.parse(asked.program)
         done = measure.measure(program, process.Limits(asked.seconds), asked.steps, asked.offline, _progress(program))
+        if not asked.no_prediction:
+            done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
     except Refusal as error:
         if isinstance(error, measure.NotMeasured):
             lines = error.outcome.output.rstrip().splitlines()[-12:]
@@ -59,6 +63,16 @@ def main(argv: list[str]) -> int:
         measure.write_shared(done, asked.share)
     print(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
     return 0
+
+
+def _with_prediction(
+    done: measure.Measurement, program: command.Program, settings: check.Settings
+) -> measure.Measurement:
+    try:
+        return dataclasses.replace(done, predicted=measure.predicted(program, done.found, settings))
+    except Refusal as error:
+        done.found["notes"].append(f"there is no prediction beside it: {error}")
+        return done
 
 
 def _progress(program: command.Program) -> Any:

@@ -132,6 +132,11 @@ class FakeDevice(DispatchMode):
     def pretend(
         self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor], device: Any
     ) -> Any:
+        if (
+            device is not None and torch.device(device).type == "meta"
+        ):  # accelerate.init_empty_weights moves weights there
+            bare = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors}
+            return func(*[replace_tensors(value, bare) for value in args], **kwargs)
         if func in known_values.SHAPE_FROM_VALUES:
             if func is torch.ops.aten.index.Tensor:
                 args = known_values.without_masks(args)

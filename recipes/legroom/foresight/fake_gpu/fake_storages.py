@@ -42,7 +42,11 @@ def view(
 
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no memory: it is on the fake GPU, or on the CPU with a fake storage."""
-    return not tensor.is_cpu or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() >= FIRST_ADDRESS)
+    if not tensor.is_cpu:
+        return True
+    if tensor.layout is not torch.strided or not tensor.numel():  # a sparse tensor of the host has no storage to ask
+        return False
+    return tensor.untyped_storage().data_ptr() >= FIRST_ADDRESS
 
 
 # torch cannot resize a storage of a Python backend. A fake storage has no memory, so only the size that it reports

@@ -16,6 +16,7 @@ from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import MARGIN, StepEstimate, gpu_of
 
 OBSERVER = "legroom.foresight.programs.played_run:observe"
+ON_CPU = "legroom.foresight.programs.played_cpu:observe"
 STEPS = 2  # the first creates the optimizer's states, and the second is like every later one
 SECONDS = 600.0
 
@@ -100,6 +101,21 @@ def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message:
     if found:
         return Checked(program, outcome, {name: _estimate(fields) for name, fields in found.items()})
     return Checked(program, outcome, why=_why(program, outcome))
+
+
+def on_cpu(
+    program: Program, settings: Settings, on_message: Callable[[dict[str, Any]], None] = lambda _: None
+) -> tuple[dict[str, Any], process.Outcome]:
+    """What the second step of a script keeps alive on a CPU: `tensor_bytes`, the bytes of the parts, and `notes`.
+
+    Returns it with how the script's process ended. Raises Refusal where there is none.
+    """
+    limits = process.Limits(seconds=settings.seconds)
+    asked = process.Asked(program, ON_CPU, {"strict": settings.strict}, STEPS, limits, settings.offline)
+    outcome = process.run(asked, on_message)
+    if not (outcome.found or {}).get("tensor_bytes"):
+        raise Refusal(_why(program, outcome))
+    return outcome.found or {}, outcome
 
 
 def _estimate(fields: dict[str, Any]) -> StepEstimate:

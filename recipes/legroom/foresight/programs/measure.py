@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import Refusal
-from legroom.foresight.programs import process
+from legroom.foresight.programs import check, process
 from legroom.foresight.programs.command import Program
+from legroom.foresight.step_estimate import gpu_of
 from legroom.units import PARTS
 
 STEPS = 8
@@ -100,13 +101,27 @@ def measure(
 ) -> Measurement:
     """Run a script for some optimizer steps under the observers of a prediction.
 
-    Raises Refusal where nothing was measured: it failed, was ended, or took fewer than two steps.
+    Raises NotMeasured, a Refusal, where it failed, was ended, or took fewer than two steps.
     """
     outcome = process.run(process.Asked(program, OBSERVER, {}, steps, limits, offline), on_message)
     found = outcome.found or {}
     if not found.get("peak_tensor_bytes"):
         raise NotMeasured(outcome, _why(outcome))
     return Measurement(outcome, found)
+
+
+def predicted(program: Program, found: dict[str, Any], settings: check.Settings) -> dict[str, float | None]:
+    """The figures of COMPARED as `legroom check` predicts them for the device on which `found` was measured: on a CPU
+    those of live tensors. Raises Refusal where it has none."""
+    if found["device"] == "cpu":
+        made, _ = check.on_cpu(program, settings)
+        return {name: made.get(name) for name in COMPARED}
+    (run,) = check.followed(program, {"auto": gpu_of("auto")}, settings)
+    if not run.estimates:
+        raise Refusal(run.why)
+    estimate = run.estimates["auto"]
+    own: dict[str, float | None] = {f"{part}_bytes": value for part, value in estimate.parts.items()}
+    return {name: own.get(name, getattr(estimate, name, None)) for name in COMPARED}
 
 
 class NotMeasured(Refusal):

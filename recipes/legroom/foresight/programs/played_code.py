@@ -111,7 +111,8 @@ class PlayedCode(UserCode):
         if func in _COMPARED and any(isinstance(one, torch.Tensor) and fake_storages.is_fake(one) for one in args[:2]):
             return self.decisions.no(here())
         name = getattr(func, "__name__", "")
-        if _SIZED.fullmatch(name) and any(map(_is_unknown, (*args[1:], *args[:1], *kwargs.values()))):
+        sizes = args[1:2] if name == "__setitem__" else (*args[1:], *args[:1], *kwargs.values())  # not what is set
+        if _SIZED.fullmatch(name) and any(map(_is_unknown, sizes)):
             raise Refusal(
                 f"{here()}: a size or a position is a number that only a run computes ({name}). Pad to a fixed size."
             )

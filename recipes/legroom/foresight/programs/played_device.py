@@ -29,7 +29,8 @@ FACTORIES = re.compile(r"(new_)?(empty|zeros|ones|full)(_strided|_like)?|(rand|r
 class PlayedDevice(FakeDevice):
     """A FakeDevice whose host has no memory for weights either.
 
-    Inside `loading` operations of the host are not observed: a training reads its rows in other processes.
+    Inside `loading` the host's tensors are real, and on a GPU its operations are not observed: a training reads its
+    rows in other processes.
     """
 
     is_loading = False
@@ -39,14 +40,14 @@ class PlayedDevice(FakeDevice):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch_private.without_functions():  # a mode of functions may be active: in the backward pass it is
-            if self.is_loading and not any(map(is_fake, tensors_in((args, kwargs)))):
+            if self.is_loading and self.device != CPU and not any(map(is_fake, tensors_in((args, kwargs)))):
                 with self.observed_by(None):
                     return super().__torch_dispatch__(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
         name = torch_private.op_name(func)
-        large = FACTORIES.fullmatch(name) and self._takes_no_memory(func, args, kwargs, tensors)
+        large = not self.is_loading and FACTORIES.fullmatch(name) and self._takes_no_memory(func, args, kwargs, tensors)
         if "generator" in kwargs and (large or any(map(is_fake, tensors)) or self.makes_fake(kwargs.get("device"))):
             kwargs = kwargs | {"generator": None}  # it is the host's, and there are no values to draw
         if large:
