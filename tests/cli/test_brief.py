@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from legroom.cli import brief
+from legroom.cli import brief, summary
 from legroom.records import record
 from legroom.records.record import Error, Estimate, Memory, Speed, Training
 
@@ -43,6 +43,24 @@ def test_the_status_stands_first_and_six_lines_have_the_figures(outcome, columns
 def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
     outcome.memory = Memory(*(2**20 for _ in range(5)), 5 * 2**20, "step", 2**28, GIB)
     assert "5 MiB" in brief.answer(outcome)
+
+
+@pytest.mark.parametrize(
+    "device, workers, pins, share, said",
+    [
+        ("cpu", 0, False, 0.2, ["data.workers=2"]),
+        ("cuda", 3, False, 0.2, ["data.workers=6", "data.pin_memory=true"]),
+        ("cuda", 1, True, 0.2, ["data.workers=2"]),
+        ("cuda", 0, False, 0.05, []),
+        ("cpu", 0, True, None, []),
+    ],
+)
+def test_a_long_wait_for_data_names_the_keys_that_shorten_it(outcome, device, workers, pins, share, said):
+    outcome.config["data"] |= {"workers": workers, "pin_memory": pins}
+    outcome.environment["device"], outcome.speed.data_wait_share = device, share
+    for text in (brief.brief(outcome, Path("here")), summary.summary(outcome, Path("here"))):
+        assert [word for word in text.split() if word.startswith("data.")] == said
+        assert ("20%" in text) == bool(said)
 
 
 @pytest.mark.parametrize("verdict, margin", [("fits", 2 * GIB), ("tight", GIB), ("does not fit", -GIB)])

@@ -44,6 +44,20 @@ def test_the_warm_up_is_left_out_of_times_and_throughput(clock):
     assert speed.tokens_per_second == pytest.approx(4 * 128 / 6)
 
 
+def test_the_share_that_waits_for_data_is_of_the_measured_steps(clock):
+    """Waits, as the steps, are 10 in the warm-up; then half of two steps of 1 s, and none of two of 2 s."""
+    waits = iter([3, 13, 13.5, 14, 14, 14])  # since the process began; the first before the training
+    log = StepLog("cpu", 1, 1e9, lambda _: None, None)
+    log.waited = lambda: next(waits)
+    log.begin()
+    for taken in (10, 1, 1, 2, 2):
+        clock.now += taken
+        log.step(torch.tensor(1.0), 4, 128)
+    log.end()
+    assert log.speed().data_wait_share == pytest.approx(1 / 6)
+    assert logged_steps(clock, [1] * 5)[0].speed().data_wait_share == 0
+
+
 def test_the_whole_loop_has_its_time_with_the_warm_up(clock):
     log, _ = logged_steps(clock, [10, 1, 1])
     assert log.speed().train_seconds == pytest.approx(12)

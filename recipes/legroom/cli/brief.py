@@ -26,6 +26,7 @@ def brief(outcome: Record, folder: Path, answered: bool = False, said: Collectio
     lines = [] if answered else [answer(outcome)]
     lines += summary.explanation_lines(outcome)
     lines += [_wrapped("", line.strip()) for line in ending.advice_lines(outcome, folder)]
+    lines += [_wrapped("Data", line.strip()) for line in ending.data_wait_lines(outcome)]
     lines += [_wrapped("Warning", text) for text in outcome.warnings if text not in said]
     lines += ending.generated_lines(outcome)
     page = folder / PAGE_FILES[0]

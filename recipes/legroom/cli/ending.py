@@ -10,6 +10,7 @@ from legroom.records import model_card
 from legroom.records.record import Record
 from legroom.records.run_folder import MODEL_FOLDER, log_name
 
+LONG_WAIT = 0.05  # of a step's time, for batches
 SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 
 
@@ -50,6 +51,16 @@ def advice_lines(outcome: Record, folder: Path) -> list[str]:
     if outcome.status == "failed":
         lines.append(f"  The libraries' output: {folder / log_name(error.rank)}")
     return lines
+
+
+def data_wait_lines(outcome: Record) -> list[str]:
+    """What to type where the steps wait long for their batches."""
+    share, data = outcome.speed.data_wait_share or 0.0, outcome.config["data"]
+    if share <= LONG_WAIT:
+        return []
+    pins = data["pin_memory"] or outcome.environment["device"] != "cuda"  # only a copy to a GPU needs pinned memory
+    try_this = f"data.workers={2 * data['workers'] or 2}" + ("" if pins else " data.pin_memory=true")
+    return [f"  {share:.0%} of a step's time passes until its batches are there; to prepare them meanwhile: {try_this}"]
 
 
 def number(value: float | None, digits: int = 4) -> str:

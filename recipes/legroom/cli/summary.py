@@ -24,6 +24,7 @@ def summary(outcome: Record, folder: Path, answered: bool = False) -> str:
     lines = [] if answered else [answer(outcome)]
     lines += explanation_lines(outcome)
     lines += ending.advice_lines(outcome, folder)
+    lines += ending.data_wait_lines(outcome)
     lines += [f"  warning: {text}" for text in outcome.warnings]
     lines += ending.generated_lines(outcome)
     page = f"   Page: {PAGE_FILES[0]}" if (folder / PAGE_FILES[0]).is_file() else ""
@@ -104,6 +105,8 @@ def _speed_rows(outcome: Record) -> Iterator[Row]:
     if speed.waiting_seconds_per_rank:
         longest = f"{max(speed.waiting_seconds_per_rank) * 1000:.2f} ms"
         yield "Waiting for ranks", longest, "of a step, on the rank that waits most; sampled by DDP"
+    if speed.data_wait_share is not None:
+        yield "Waiting for data", f"{speed.data_wait_share:.1%}", "of a step, on the host; of the rank that waits most"
     if speed.model_flops_per_step and speed.step_seconds_median:
         rate = speed.model_flops_per_step / speed.step_seconds_median
         unit, letter = next((pair for pair in FLOP_UNITS if rate >= 0.1 * pair[0]), FLOP_UNITS[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,7 @@ class BatchLoader:
     """Batches of one rank on its device, one epoch per iteration. Does not advance the global random generators.
 
     rows: a map-style dataset. collate: rows -> dict of tensors. figures: of the rows; None if all are even (`Batch`).
+    waited_seconds: that this process has spent until batches were there, without their copy to the device.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class BatchLoader:
         figures: RowFigures | None,
         keep_workers: bool = True,
     ):
-        self.device, self.figures = args.device, figures
+        self.device, self.figures, self.waited_seconds = args.device, figures, 0.0
         self.batch_sampler = sampler  # the Trainer reads this attribute
         self._loader = DataLoader(
             rows,
@@ -152,7 +154,7 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         first, order = self.batch_sampler.first, self.batch_sampler.order()
-        for index, tensors in enumerate(self._loader, first):
+        for index, tensors in enumerate(self._timed(), first):
             batch = Batch({key: value.to(self.device, non_blocking=True) for key, value in tensors.items()})
             batch.rows, batch.rows_everywhere = self.batch_sampler.sizes(index)
             batch.ranks, batch.even = self.batch_sampler.ranks, self.figures is None
@@ -164,3 +166,11 @@ class BatchLoader:
                 batch.unpadded_everywhere = int(self.figures.tokens[chosen].sum())
             yield batch
         self.batch_sampler.first = 0
+
+    def _timed(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The loader's batches. The start of its workers counts as well."""
+        began = time.perf_counter()
+        for tensors in self._loader:
+            self.waited_seconds += time.perf_counter() - began
+            yield tensors
+            began = time.perf_counter()

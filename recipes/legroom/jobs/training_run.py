@@ -159,6 +159,7 @@ class TrainingRun:
             before=newest.step_log_state(start) if start else None,
             memory=functools.partial(device_memory.in_use, self.on_gpu, cfg.launch.memory_limit_gib, self.record),
         )
+        self.step_log.waited = lambda: loop.loader.waited_seconds
         self.saver = saver.Saver(cfg, self.step_log, self.folder, self.progress, self.stop, start, prints)
         self.progress.enter("train", "training", total=loop.total_steps, step=start.step if start else 0)
         self.said_before = self._generated()
@@ -175,6 +176,8 @@ class TrainingRun:
         waiting_seconds = accelerate_plugins.waiting_seconds(loop.model)
         if waiting_seconds is not None:
             self.record.speed.waiting_seconds_per_rank = collectives.all_gather(waiting_seconds)
+        if self.record.speed.data_wait_share is not None:  # on every rank or on none
+            self.record.speed.data_wait_share = max(collectives.all_gather(self.record.speed.data_wait_share))
         final_loss = self.record.training.final_loss
         if final_loss is not None and math.isnan(final_loss):
             self.progress.warn("the loss is not a number: lower train.learning_rate, or choose precision=bf16.")

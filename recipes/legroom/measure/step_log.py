@@ -32,6 +32,7 @@ class StepLog:
     compiled: steps in which torch.compile compiled a graph are not part of the speed.
     before: for a training that is resumed, what `state` returned when it was saved; no part of the speed.
     memory(): (bytes in use, bytes that may be) for the messages, asked at each flush. It must not wait for the device.
+    The attribute waited(): seconds that this process has waited for batches since it began.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class StepLog:
         self.unpadded: list[int | None] = before.get("unpadded", list(unknown))
         self.evaluations: list[dict[str, Any]] = before.get("evaluations", [])
         self.compiling: list[bool] = [False] * self.resumed_from
+        self.waited: Callable[[], float] = lambda: 0.0
+        self.waiting: list[float] = [0.0] * self.resumed_from  # seconds of each step
         self._pending: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = []  # (loss, norm, time), not yet read
         self._write(0)
 
@@ -71,6 +74,7 @@ class StepLog:
         self._began = self._flushed = time.perf_counter()
         self._graphs = torch_private.compiled_graphs() if self.compiled else 0
         self._compile_seconds = torch_private.compile_seconds() if self.compiled else 0.0
+        self._waited = self.waited()
         self._last_time = self._time()
 
     def step(
@@ -93,9 +97,11 @@ class StepLog:
         self.tokens.append(tokens)
         self.learning_rates.append(learning_rate)
         self.unpadded.append(unpadded)
+        before, self._waited = self._waited, self.waited()
+        self.waiting.append(self._waited - before)
         if self.compiled:
-            before, self._graphs = self._graphs, torch_private.compiled_graphs()
-            self.compiling.append(self._graphs != before)
+            known, self._graphs = self._graphs, torch_private.compiled_graphs()
+            self.compiling.append(self._graphs != known)
         if time.perf_counter() - self._flushed >= self.flush_seconds:
             self.flush()
 
@@ -204,7 +210,7 @@ class StepLog:
         """Step times and throughput without warm-up and compilation; with the warm-up if no other steps are left, and
         of all new steps if each has compiled."""
         new = slice(self.resumed_from, None)
-        rows = list(zip(self.seconds[new], self.samples[new], self.tokens[new]))
+        rows = list(zip(self.seconds[new], self.samples[new], self.tokens[new], self.waiting[new]))
         compiled = self.compiling[new] or [False] * len(rows)
         warmup = self.warmup_steps
         ready = [row for row, compiling in zip(rows, compiled) if not compiling]
@@ -223,6 +229,7 @@ class StepLog:
             step_seconds_p90=tenths[-1],
             samples_per_second=sum(row[1] for row in measured) / sum(seconds),
             tokens_per_second=sum(row[2] for row in measured) / sum(seconds),
+            data_wait_share=min(sum(row[3] for row in measured) / sum(seconds), 1.0),
             train_seconds=getattr(self, "train_seconds", None),
             compile_seconds=torch_private.compile_seconds() - self._compile_seconds if self.compiled else None,
             evaluation_seconds=sum(row["evaluation_seconds"] or 0.0 for row in self._new_evaluations()) or None,

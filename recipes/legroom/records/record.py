@@ -80,6 +80,7 @@ class Speed:
     mfu: float | None = None  # model FLOPs utilization: a share of the device's dense peak
     train_seconds: float | None = None
     waiting_seconds_per_rank: list[float] = field(default_factory=list)  # per step, for other ranks, as DDP logs it
+    data_wait_share: float | None = None  # of their time, 0 to 1: for batches, on the host; the longest of the ranks
     evaluation_seconds: float | None = None  # part of train_seconds: evaluations between steps
     save_seconds: float | None = None  # part of train_seconds: checkpoints between steps
     compile_seconds: float | None = None  # part of train_seconds: torch.compile's own work, if it has any

@@ -40,7 +40,9 @@ class LegroomTrainer(HookedTrainer):
     def get_train_dataloader(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.under_ledger:
             return data_loader.largest_step(self.data, self.args)
-        return data_loader.batch_loader(self.data, self.data.train, self.args, self.args.train_batch_size, shuffle=True)
+        size = self.args.train_batch_size
+        self.loader = data_loader.batch_loader(self.data, self.data.train, self.args, size, shuffle=True)
+        return self.loader
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
@@ -130,6 +132,11 @@ class Loop:
     @property
     def optimizer(self) -> Any:
         return self.trainer.optimizer
+
+    @property
+    def loader(self) -> data_loader.BatchLoader:
+        """Of the training; it exists once `train` has begun."""
+        return self.trainer.loader
 
     @property
     def scheduler(self) -> Any:

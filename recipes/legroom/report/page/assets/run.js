@@ -65,6 +65,7 @@ function speedNumbers(record) {
     [speed.step_seconds_low && `${time(speed.step_seconds_low)} to ${time(speed.step_seconds_high)}`, "likely range: nine of ten published steps lay in theirs"],
     [speed.bound_by, "bound by"],
     [speed.mfu && percent(speed.mfu), "MFU"],
+    [speed.data_wait_share != null && percent(speed.data_wait_share), "of a step: waiting for data"],
   ];
 }
 
