@@ -67,6 +67,24 @@ def test_gpt2_whose_layers_are_named_otherwise(train):
     assert evaluated(run) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("words", [["recipe=trainer"], ["recipe=accelerate", "adapter=lora", "save.merge=true"]])
+def test_a_model_in_shards_is_that_which_was_trained(train, tied, words):
+    run = train(f"model.pretrained={tied}", *words, *TOLD, "save.max_shard_gb=0.00003")
+    folder = run.folder / run_folder.MODEL_FOLDER
+    shards = list(folder.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 1 and (folder / "model.safetensors.index.json").is_file()
+    assert all(shard.stat().st_size < 2**17 for shard in shards)  # the embeddings alone are 64 KiB
+    assert evaluated(run) == pytest.approx(run.record.evaluation.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "words, instead", [([], "save.final=true"), (["save.final=true", "adapter=lora"], "save.merge=true")]
+)
+def test_a_size_of_files_that_nothing_is_written_in_is_refused(words, instead):
+    (problem,) = compose("device=cpu", "save.max_shard_gb=5", *words).problems
+    assert problem.startswith("save.max_shard_gb=5 ") and instead in problem
+
+
 LOSES = """
 import transformers
 from safetensors.torch import load_file, save_file

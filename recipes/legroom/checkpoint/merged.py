@@ -34,12 +34,12 @@ def save_adapter(model: Any, folder: Path, weights: dict[str, Any] | None = None
 
 
 @torch.no_grad()
-def save(model: Any, folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def save(model: Any, folder: Path, dtype: torch.dtype, **written: Any) -> dict[str, torch.Tensor]:
     """Write a whole model that AutoModel loads. Returns its weights, those that are tied under each of their names.
 
-    model: a PeftModel. dtype: of weights that were quantised. Where the adapter has made tied weights different ones
-    (it lies beside the output layer, or the embeddings are trained whole), the saved configuration says that they are
-    not tied.
+    model: a PeftModel. dtype: of weights that were quantised. written: more for `save_pretrained`. Where the
+    adapter has made tied weights different ones (it lies beside the output layer, or the embeddings are trained
+    whole), the saved configuration says that they are not tied.
     """
     trained = unwrap.base_model(model)
     config = copy.deepcopy(trained.config)
@@ -55,7 +55,8 @@ def save(model: Any, folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor
         with torch.device("meta"):
             plain, tied = type(trained)(config), {}
     weights = {name: weights[name] for name in plain.state_dict()}
-    plain.save_pretrained(folder, state_dict={name: weights[name] for name in weights if name not in tied})
+    own = {name: weights[name] for name in weights if name not in tied}
+    plain.save_pretrained(folder, state_dict=own, **written)
     return weights
 
 

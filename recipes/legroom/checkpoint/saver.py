@@ -219,13 +219,16 @@ def _write_model(
             unwrap.base_model(model).config.save_pretrained(target)
         warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
     else:
+        size = cfg.save.max_shard_gb
+        shards = {} if size is None else {"max_shard_size": int(size * 1e9)}
         if cfg.save.merge:
-            weights = merged.save(model, target, getattr(torch, cfg.precision.compute_dtype))
+            weights = merged.save(model, target, getattr(torch, cfg.precision.compute_dtype), **shards)
         else:
             weights = gathered or model.state_dict()
             # Gathering has made separate tensors of tied weights.
             tied = transformers_models_private.tied_weights(model) if gathered else {}
-            model.save_pretrained(target, state_dict={name: weights[name] for name in weights if name not in tied})
+            own = {name: weights[name] for name in weights if name not in tied}
+            model.save_pretrained(target, state_dict=own, **shards)
         warning = reopened.check(target, model, weights, data.task, None if gathered or eight else ids, rounded)
     if warning is not None:
         warn(warning)

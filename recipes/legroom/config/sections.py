@@ -42,6 +42,7 @@ class Eval:
 class Save:
     final: bool | None = key(identity=(RUN, LABEL))
     merge: bool = key(identity=(RUN, LABEL))
+    max_shard_gb: float | None = at_least(1e-6)
     every_steps: int | None = at_least(1)
     keep: int = at_least(1)
     on_signal: bool = UNSET
