@@ -10,12 +10,38 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from conftest import ROOT
+from conftest import ROOT, compose
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
 from legroom.cli import doctor
 from legroom.doctor import checks, lines, probe
 from legroom.machine import host
+
+# --- the network between machines --------------------------------------------------------------------
+
+
+def test_the_ports_between_machines_are_added_up_for_an_estimate(visit, monkeypatch, tmp_path):
+    ports = {
+        ("mlx5_0", "InfiniBand"): "4: ACTIVE",
+        ("mlx5_1", "Ethernet"): "4: ACTIVE",
+        ("mlx5_2", "InfiniBand"): "1: DOWN",
+    }
+    for (name, layer), state in ports.items():
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        for file, text in (("state", state), ("link_layer", layer), ("rate", "100 Gb/sec (4X EDR)")):
+            (port / file).write_text(text + "\n")
+    (tmp_path / "broken" / "ports" / "1").mkdir(parents=True)
+    found = checks.fabric_ports(tmp_path)
+    assert found == [("mlx5_0 port 1", "InfiniBand", 100.0), ("mlx5_1 port 1", "Ethernet", 100.0)]
+    monkeypatch.setattr(checks, "fabric_ports", lambda: found)
+    text = rows(visit(FakeNvml(gpu()))[0])
+    assert "mlx5_1 port 1: RoCE, 100 Gb/s" in text and "gpu.machine_link_gb_per_second=25" in text
+    assert not compose("recipe=estimate", "gpu=h100_80gb", "gpu.machines=2", "parallelism=ddp",
+                       "parallelism.num_processes=4", "gpu.machine_link_gb_per_second=25").problems  # fmt: skip
+    monkeypatch.setattr(checks, "fabric_ports", list)
+    assert "no InfiniBand or RoCE" in rows(visit(FakeNvml(gpu()))[0])
+
 
 # --- the driver and torch ----------------------------------------------------------------------------
 

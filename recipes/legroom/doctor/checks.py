@@ -56,6 +56,7 @@ class Host:
     cpu_bf16: bool | None  # the CPU has instructions for it
     headers: bool  # Python.h, which compiled code includes
     disks: dict[str, tuple[Path, int]]  # content -> folder, free bytes
+    fabric: list[tuple[str, str, float]]  # active ports of InfiniBand cards: name, link layer, Gb/s
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,25 @@ def examine_host() -> Host:
     for what, folder in folders.items():
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         disks[what] = (folder, shutil.disk_usage(existing).free)
-    return Host(host.memory_bytes(), cpu_bf16, Path(sysconfig.get_paths()["include"], "Python.h").is_file(), disks)
+    headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
+    return Host(host.memory_bytes(), cpu_bf16, headers, disks, fabric_ports())
+
+
+def fabric_ports(folder: Path = Path("/sys/class/infiniband")) -> list[tuple[str, str, float]]:
+    """(name, link layer, Gb/s) of each active port of the cards that speak InfiniBand or RoCE, as Linux lists them.
+
+    RoCE, the same protocol over Ethernet, has the link layer 'Ethernet'.
+    """
+    found = []
+    for port in sorted(folder.glob("*/ports/*")):
+        try:
+            state, layer, rate = ((port / name).read_text().strip() for name in ("state", "link_layer", "rate"))
+        except OSError:
+            continue
+        speed = re.match(r"[\d.]+", rate)  # 400 Gb/sec (4X NDR)
+        if "ACTIVE" in state and speed:
+            found.append((f"{port.parent.parent.name} port {port.name}", layer, float(speed[0])))
+    return found
 
 
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
