@@ -110,7 +110,7 @@ def _setup(outcome: Record) -> str:
     config = outcome.config
     size, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
     mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"] or 1
-    batch = " x ".join(str(each) for each in (size, steps, replicas) if each > 1) or "1"
+    batch = f"{size}{f' x {steps}' * (steps > 1)}{f' x {replicas} ranks' * (replicas > 1)}"
     named = [config["precision"]["name"], config["optim"]["name"], f"batch {batch}"]
     named += [f"checkpointing {config['checkpointing']['name']}"] if config["checkpointing"]["name"] != "none" else []
     named += [
