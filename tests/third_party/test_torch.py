@@ -211,3 +211,24 @@ def test_without_graph_is_the_same_memory_and_unseen():
     assert alias.grad_fn is None and alias.data_ptr() == result.data_ptr() and not seen
     leaf = torch.ones(2, requires_grad=True)
     assert torch_private.without_graph(leaf) is leaf
+
+
+def test_a_tensor_takes_the_data_of_another_type_and_stays_what_it_is():
+    class Marked(torch.nn.Parameter):
+        pass
+
+    weight = Marked(torch.zeros(3))
+    weight.mark = 1
+    moved = torch.zeros(3, device="meta")
+    assert not torch_private.have_one_type(weight, moved)
+    with torch.no_grad():
+        torch_private.swap_data(weight, moved)
+    assert type(weight) is Marked and weight.mark == 1 and weight.is_meta and weight.requires_grad and weight.is_leaf
+
+
+def test_moving_a_module_keeps_its_parameters_where_data_may_be_set():
+    layer = torch.nn.Linear(2, 2)
+    before = [*layer.parameters()]
+    with torch_private.modules_that_keep_their_parameters():
+        layer.double()
+    assert all(a is b for a, b in zip(before, layer.parameters())) and layer.weight.dtype == torch.float64

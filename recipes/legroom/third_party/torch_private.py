@@ -63,15 +63,29 @@ get_is_cuda = vars(torch._C.TensorBase)["is_cuda"].__get__
 set_data = vars(torch._C.TensorBase)["data"].__set__
 
 
+# Whether `tensor.data = data` is possible for these two.
+have_one_type: Callable[[torch.Tensor, torch.Tensor], bool] = torch._has_compatible_shallow_copy_type
+
+
 def swap_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """`tensor.data = data` where the two are on different types of device, one of them written in Python: torch swaps
-    only tensors of one type. The tensor stays the same object."""
+    only tensors of one type. The tensor stays the same object, of its own class and with its attributes
+    (`torch.utils.swap_tensors` exchanges these, too)."""
     made = data.detach()
-    if isinstance(tensor, torch.nn.Parameter):
-        made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-    elif tensor.requires_grad:
-        made.requires_grad_()
-    torch.utils.swap_tensors(tensor, made)
+    if made.requires_grad != tensor.requires_grad:
+        made = made.requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, made)
+
+
+@contextlib.contextmanager
+def modules_that_keep_their_parameters() -> Iterator[None]:
+    """Inside, moving a module sets the data of its parameters, whatever the device, instead of making others.
+
+    `Module._apply` asks this function whether it may; `set_swap_module_params_on_conversion` is public, and makes a
+    Parameter of what is moved, which classes of bitsandbytes do not allow.
+    """
+    with patched(torch, _has_compatible_shallow_copy_type=lambda *_: True):
+        yield
 
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:

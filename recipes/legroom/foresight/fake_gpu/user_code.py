@@ -131,6 +131,8 @@ class UserCode(TorchFunctionMode):
                 return f"tensor(not computed, size={tuple(first.shape)}, dtype={first.dtype})"
             if func in _FINITE:
                 return self._assumed_finite(func, args, kwargs)
+        if func == torch_private.set_data and not torch_private.have_one_type(*args):
+            return torch_private.swap_data(args[0], args[1])
         if func is torch.device:  # it takes the name of a type, and no device
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
@@ -194,17 +196,6 @@ def without_initialisation() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_identity() -> Iterator[None]:
-    """Inside, moving a module to the GPU keeps its parameters the same objects, as on CUDA: tied weights stay tied."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-@contextlib.contextmanager
 def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
     """Inside, "cuda" is the fake device, for tensors, autocast, gradient scalers, Accelerate and the Trainer."""
 
@@ -219,7 +210,7 @@ def as_on_a_gpu(fake: FakeDevice) -> Iterator[None]:
         patched(torch.cuda, Event=Stream, Stream=Stream, current_stream=Stream, stream=no_stream),
         torch_private.mixed_precision_on(fake.device.type),
         _one_gpu(),
-        kept_identity(),
+        torch_private.modules_that_keep_their_parameters(),
         UserCode(fake),
     ):
         yield

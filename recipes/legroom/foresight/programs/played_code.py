@@ -102,8 +102,6 @@ class PlayedCode(UserCode):
         if func is torch.device:
             named = args and isinstance(args[0], int) and not isinstance(args[0], bool)
             return torch.device("cuda", args[0]) if named else func(*args, **kwargs)
-        if func is torch_private.set_data and first is not None and first.device != args[1].device:
-            return torch_private.swap_data(first, args[1])
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (first, HERE, *args[2:])
         if type(kwargs.get("device")) is int:

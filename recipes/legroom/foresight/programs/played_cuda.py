@@ -17,7 +17,6 @@ import torch
 from torch.cuda import nccl
 
 from legroom.config import Gpu
-from legroom.foresight.fake_gpu import user_code
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.memory import allocator
 from legroom.foresight.programs.played_code import HERE, Decisions, PlayedCode
@@ -229,7 +228,7 @@ def machine_with(
         patches.enter_context(played_private.observed_loading(fake.loading))
         patches.enter_context(played_private.cuda_as(fake.device, code, generator=torch.Generator()))
         patches.enter_context(torch_private.mixed_precision_on(fake.device.type))
-        patches.enter_context(user_code.kept_identity())
+        patches.enter_context(torch_private.modules_that_keep_their_parameters())
         patches.enter_context(code())
         yield
 
