@@ -55,7 +55,11 @@ CASES = [
     ),
     Case("schedule_free", "accelerate", "{repository}/examples/by_feature/schedule_free.py", GLUE),
     Case(
-        "sft", "trl", f"{{repository}}/trl/scripts/sft.py {CHAT} --dataset_name chat --max_length 96", ("llama", "chat")
+        "sft",
+        "trl",
+        f"{{repository}}/trl/scripts/sft.py {CHAT} --dataset_name chat --max_length 96",
+        ("llama", "chat"),
+        cpu=FP32,
     ),
     Case("dpo", "trl", f"{{repository}}/trl/scripts/dpo.py {PREFERENCE}", ("llama", "preference"), cpu=FP32),
     Case(
