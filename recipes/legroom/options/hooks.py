@@ -93,39 +93,30 @@ class Conflict:
 
     this: str
     other: str
-    why: str
-    instead: str
+    why: str = ""
+    instead: str = "Leave one of them out."
 
-    def line(self, cfg: Config) -> str | None:
-        """What is wrong with a configuration that has both; None for any other."""
-        both = _chosen(cfg, self.this), _chosen(cfg, self.other)
+    def line(self, cfg: Config, more: str = "") -> str | None:
+        """What is wrong with a configuration that has both; None for any other. more: a choice that it would have."""
+        both = _chosen(cfg, self.this, more), _chosen(cfg, self.other, more)
         return None if None in both else f"{both[0]} does not go with {both[1]}{self.why}. {self.instead}"
 
 
-def _chosen(cfg: Config, choice: str) -> str | None:
+def _chosen(cfg: Config, choice: str, more: str) -> str | None:
     """The one of the values of a choice that a configuration has, as typed."""
     key, _, values = choice.partition("=")
     found: Any = cfg
     for part in key.split("."):
         found = getattr(found, part)
-    text = str(getattr(found, "name", found))
-    text = text.lower() if isinstance(found, bool) else text
+    text = str(found).lower() if isinstance(found, bool) else str(getattr(found, "name", found))
+    text = more.partition("=")[2] if more.startswith(f"{key}=") else text
     return f"{key}={text}" if text in values.split(",") else None
 
 
 def is_possible(cfg: Config, choice: str) -> bool:
-    """Whether nothing in a configuration is in conflict with one more choice, as `adapter=qlora`."""
-    key, _, value = choice.partition("=")
-
-    def names(side: str) -> bool:
-        other, _, values = side.partition("=")
-        return other == key and value in values.split(",")
-
+    """Whether a configuration is in no conflict with one more choice, as `adapter=qlora`."""
     conflicts = [conflict for each in registered().values() for conflict in each.conflicts]
-    return not any(
-        (names(each.this) and _chosen(cfg, each.other)) or (names(each.other) and _chosen(cfg, each.this))
-        for each in conflicts
-    )
+    return not any(each.line(cfg, choice) and not each.line(cfg) for each in conflicts)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ COPIES = "what its copies between GPU and host take differs by machine, from a f
 
 def warnings(cfg: Config) -> list[str]:
     """What offload does not do."""
-    if cfg.checkpointing.name != "offload":
+    if cfg.checkpointing.name != "offload" or host.device(cfg) != "cpu":
         return []
-    if host.device(cfg) == "cpu":
-        return [
-            "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
-        ]
-    return []
+    return [
+        "checkpointing=offload on a CPU is checkpointing=full: the layers' inputs are in the host's memory already."
+    ]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
@@ -33,8 +31,7 @@ def memory_levers(cfg: Config) -> list[Lever]:
         if not (option == "offload" and host.device(cfg) == "cpu")
     ]
     if every > 1:
-        all_layers = "checkpointing.every_n_layers"
-        levers.insert(0, Lever(f"{all_layers}=1", COSTS[name], (PASSES,)))
+        levers.insert(0, Lever("checkpointing.every_n_layers=1", COSTS[name], (PASSES,)))
     return levers
 
 

@@ -50,8 +50,7 @@ CONFLICTS = (
     Conflict(
         "compile_regions=true",
         "parallelism=dp,fsdp,fsdp_tp,zero",
-        "",
-        "Choose parallelism=ddp, or leave compile_regions out.",
+        instead="Choose parallelism=ddp, or leave compile_regions out.",
     ),
 )
 

@@ -35,8 +35,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 CONFLICTS = (
-    Conflict("loss=chunked", "kernels=liger", ", which computes the loss in chunks itself", "Leave one of them out."),
-    Conflict("kernels=liger", "compile=true", "", "Leave one of them out."),
+    Conflict("loss=chunked", "kernels=liger", ", which computes the loss in chunks itself"),
+    Conflict("kernels=liger", "compile=true"),
     Conflict(
         "kernels=liger",
         "parallelism=dp,fsdp,fsdp_tp,zero",

@@ -15,42 +15,29 @@ def is_chunked(cfg: Config) -> bool:
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
-    """What does not go with a loss in chunks."""
-    if not is_chunked(cfg):
+    """A model without a loss over tokens."""
+    if not is_chunked(cfg) or task.task(cfg) != "classification":
         return []
-    found = []
-    if task.task(cfg) == "classification":
-        found.append(
-            "loss=chunked is for language models; this configuration trains a classifier, which has a few logits a "
-            "row. Choose model=llama_tiny or another decoder, or loss=standard."
-        )
-    if _shards_its_output_layer(cfg):
-        stage = " with parallelism.stage=3" if cfg.parallelism.name == "zero" else ""
-        found.append(
-            "loss=chunked needs the whole output layer while the loss is computed, which "
-            f"parallelism={cfg.parallelism.name}{stage} does not keep. Choose parallelism=fsdp, parallelism=ddp, or "
-            "loss=standard."
-        )
-    return found
-
-
-def _shards_its_output_layer(cfg: Config) -> bool:
-    return cfg.parallelism.name == "fsdp_tp" or (cfg.parallelism.name == "zero" and cfg.parallelism.stage == 3)
+    return [
+        "loss=chunked is for language models; this configuration trains a classifier, which has a few logits a row. "
+        "Choose model=llama_tiny or another decoder, or loss=standard."
+    ]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No whole logits and no whole gradient of them: for large vocabularies most of what the passes keep."""
-    if (
-        is_chunked(cfg)
-        or not hooks.is_possible(cfg, "loss=chunked")
-        or _shards_its_output_layer(cfg)
-        or task.task(cfg) == "classification"
-    ):
+    if is_chunked(cfg) or task.task(cfg) == "classification":
         return []
     return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,))]
 
 
-CONFLICTS = (Conflict("loss=chunked", "compile=true", "", "Leave one of them out."),)
+SHARDS = ": the whole output layer is needed while the loss is computed"
+INSTEAD = "Choose parallelism=fsdp, parallelism=ddp, or loss=standard."
+CONFLICTS = (
+    Conflict("loss=chunked", "compile=true"),
+    Conflict("loss=chunked", "parallelism=fsdp_tp", SHARDS, INSTEAD),
+    Conflict("loss=chunked", "parallelism.stage=3", SHARDS, INSTEAD),
+)
 
 HOOKS = hooks.register(
     "loss",

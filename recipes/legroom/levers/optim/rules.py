@@ -143,18 +143,8 @@ CONFLICTS = (
     Conflict(
         "optim.in_backward=true", "parallelism.strategy=no_shard", REDUCES, "Type parallelism.strategy=full_shard."
     ),
-    Conflict(
-        "optim.in_backward=true",
-        "parallelism.cpu_offload=true",
-        ": the gradients lie in the host's memory",
-        "Leave one of them out.",
-    ),
-    Conflict(
-        "optim.in_backward=true",
-        "compile=true",
-        ": compiled code returns all gradients at once",
-        "Leave one of them out.",
-    ),
+    Conflict("optim.in_backward=true", "parallelism.cpu_offload=true", ": the gradients lie in the host's memory"),
+    Conflict("optim.in_backward=true", "compile=true", ": compiled code returns all gradients at once"),
 )
 
 HOOKS = hooks.register(
