@@ -87,7 +87,7 @@ class Dimension:
 class Conflict:
     """Two choices that do not go together: what is refused, tried in pairs by tests, and left out by hints.
 
-    this, other: as typed, with commas between several values: "kernels=liger", "parallelism=dp,zero". why: what follows
+    this, other: as typed, with commas between several values: "optim=sgd", "parallelism=dp,zero". why: what follows
     the two in the line, with the punctuation before it. instead: what to type.
     """
 
@@ -114,7 +114,7 @@ def _chosen(cfg: Config, choice: str, more: str) -> str | None:
 
 
 def is_possible(cfg: Config, choice: str) -> bool:
-    """Whether a configuration is in no conflict with one more choice, as `adapter=qlora`."""
+    """Whether a configuration is in no conflict with one more choice, as `optim=sgd`."""
     conflicts = [conflict for each in registered().values() for conflict in each.conflicts]
     return not any(each.line(cfg, choice) and not each.line(cfg) for each in conflicts)
 

@@ -1,1 +1,1 @@
-"""data.packing: several samples in one row, none of which sees another."""
+"""Several samples in one row, none of which sees another."""
