@@ -24,6 +24,7 @@ from legroom.foresight import estimate_worker
 from legroom.machine import worker_environment
 
 CHOSEN = {"model": "bert_tiny", "gpu": "t4_16gb", "data.seq_len": 64, "batch.per_device": 2, "accumulation.steps": 1}
+PASTED = {"model": ""}
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -79,8 +80,12 @@ def test_all_that_the_page_offers_can_be_chosen(form):
 @pytest.mark.parametrize(
     "wrong,said",
     [
-        ({"model": "/etc"}, "model: choose one of"),
-        ({"model": "folder 7"}, "model: choose one of"),
+        ({"model": "/etc"}, "not among the known models"),
+        ({"model": "../x"}, "not among the known models"),
+        ({"model": "zzqx 900B"}, "No known model is called"),
+        ({"model": "Phi-3"}, "phi3_medium or phi3_mini"),
+        ({"model": ["bert_tiny"]}, "must be a text"),
+        ({"config": json.dumps(LLAMA)}, "leave one of them out"),
         ({"gpu": "t4_16gb hydra.run.dir=/tmp"}, "gpu: choose one of"),
         ({"optim": ["adamw"]}, "optim: choose one of"),
         ({"data.seq_len": 0}, "whole number from 1"),
@@ -88,16 +93,44 @@ def test_all_that_the_page_offers_can_be_chosen(form):
         ({"batch.per_device": True}, "whole number"),
         ({"gpus": 10**9}, "Number of GPUs"),
         ({"gpus": 2, "mode": "zero"}, "mode: choose one of"),
-        ({"config": "{"}, "not JSON"),
-        ({"config": "[" * 60_000}, "not JSON"),
-        ({"config": "{}"}, "no model_type"),
-        ({"config": " " * MOST_CONFIG_BYTES + "{}"}, "at most 64 KiB"),
+        (PASTED | {"config": "{"}, "not JSON"),
+        (PASTED | {"config": "[" * 60_000}, "not JSON"),
+        (PASTED | {"config": "{}"}, "no model_type"),
+        (PASTED | {"config": " " * MOST_CONFIG_BYTES + "{}"}, "at most 64 KiB"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_the_page_does_not_offer_is_refused(form, wrong, said):
     with pytest.raises(Refusal, match=said):
         form.overrides(CHOSEN | wrong)
+
+
+@pytest.mark.parametrize(
+    ("written", "option"),
+    [
+        ("mistralai/Mistral-7B-v0.3", "mistral_7b"),
+        ("https://huggingface.co/mistralai/Mistral-7B-Instruct-v0.3/tree/main", "mistral_7b"),
+        ("Mistral 7B", "mistral_7b"),
+        ("gemma-2 9b", "gemma2_9b"),
+        ("Qwen3 8B", "qwen3_8b"),
+        ("Qwen/Qwen3-8B", "qwen3_8b"),
+        ("mixtral", "mixtral_8x7b"),
+        (" bert_base ", "bert_base"),
+    ],
+)
+def test_a_model_is_found_by_what_people_write(form, written, option):
+    words = form.overrides(CHOSEN | {"model": written})
+    assert f"model={option}" in words
+    assert form.named({"model": written}, words, {"command": ""})["model"].startswith(option)
+
+
+def test_a_rank_goes_with_an_adapter_and_a_pasted_model_with_a_command_that_can_be_typed(form):
+    assert "adapter.rank=4" in form.overrides(CHOSEN | {"adapter": "lora", "adapter.rank": 4})
+    assert not any(word.startswith("adapter") for word in form.overrides(CHOSEN | {"adapter.rank": 4}))
+    values = CHOSEN | PASTED | {"config": json.dumps(LLAMA)}
+    words = form.overrides(values)
+    found = form.named(values, words, {"command": f"python train.py {words[1]} gpu=t4_16gb"})
+    assert found["command"].endswith("model.pretrained=pasted-model gpu=t4_16gb") and "pasted" in found["model"]
 
 
 def test_an_answer_has_the_record_the_command_and_a_page(form, answered, tmp_path):
@@ -108,7 +141,7 @@ def test_an_answer_has_the_record_the_command_and_a_page(form, answered, tmp_pat
 
 
 def test_a_pasted_configuration_is_estimated(form, answered):
-    found = answered(form.overrides(CHOSEN | {"config": json.dumps(LLAMA)}))
+    found = answered(form.overrides(CHOSEN | PASTED | {"config": json.dumps(LLAMA)}))
     assert found["record"]["model"]["architecture"] == "LlamaForCausalLM" and found["record"]["model"]["layers"] == 2
 
 
@@ -116,11 +149,11 @@ def test_a_pasted_configuration_is_estimated(form, answered):
     "wrong,said",
     [
         ({"model": "bert_tiny", "loss": "chunked"}, "chunked"),
-        ({"config": json.dumps(LLAMA | {"model_type": "of nobody"})}, "of nobody"),
-        ({"config": json.dumps(LLAMA | {"num_attention_heads": -3})}, ""),
-        ({"config": json.dumps(LLAMA | {"num_hidden_layers": -1})}, "num_hidden_layers=-1"),
-        ({"config": json.dumps(LLAMA | {"num_hidden_layers": 10**9})}, "num_hidden_layers=1000000000"),
-        ({"config": json.dumps(LLAMA | {"num_labels": 10**9})}, "num_labels=1000000000"),
+        (PASTED | {"config": json.dumps(LLAMA | {"model_type": "of nobody"})}, "of nobody"),
+        (PASTED | {"config": json.dumps(LLAMA | {"num_attention_heads": -3})}, ""),
+        (PASTED | {"config": json.dumps(LLAMA | {"num_hidden_layers": -1})}, "num_hidden_layers=-1"),
+        (PASTED | {"config": json.dumps(LLAMA | {"num_hidden_layers": 10**9})}, "num_hidden_layers=1000000000"),
+        (PASTED | {"config": json.dumps(LLAMA | {"num_labels": 10**9})}, "num_labels=1000000000"),
     ],
     ids=["classifier", "unknown", "nonsense", "no layers", "layers", "labels"],
 )

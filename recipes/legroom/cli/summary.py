@@ -173,11 +173,8 @@ def _result_rows(outcome: Record) -> Iterator[Row]:
         limit = "" if estimate.limit_bytes is None else f"a limit of {estimate.limit_bytes / MIB:.0f} on "
         left = "stay free" if margin >= 0 else "are missing"
         kept = f"; 'fits' keeps {estimate.kept_bytes / MIB:.0f} free" if estimate.kept_bytes is not None else ""
-        yield (
-            "Verdict",
-            verdict_of(estimate),
-            f"{abs(margin):.0f} MiB {left}, of {limit}{capacity:.0f}{kept}; all predicted",
-        )
+        note = f"{abs(margin):.0f} MiB {left}, of {limit}{capacity:.0f}{kept}; all predicted"
+        yield "Verdict", verdict_of(estimate), note
 
 
 def _device_rows(memory: Memory) -> Iterator[Row]:

@@ -111,9 +111,8 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     lacking = simulated.lengths.lacking_bytes if simulated.lengths is not None else 0
     share = max(cfg.estimate.margin or 0.0, simulated.error_share)
     outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
-    outside = memory.context_bytes + nccl_bytes(cfg)
-    limited = capacity < cfg.gpu.memory_bytes - outside
-    outcome.estimate.limit_bytes = capacity + outside if limited else None
+    limit = capacity + memory.context_bytes + nccl_bytes(cfg)
+    outcome.estimate.limit_bytes = limit if limit < cfg.gpu.memory_bytes else None
     if simulated.lengths is not None and not demand.missing_bytes:  # else the longest alone do not fit
         _fill_lengths(cfg, outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
@@ -131,7 +130,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
             f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
             f"{cfg.gpu.memory_bytes / MIB:,.0f}"
         )
-        if limited:
+        if outcome.estimate.limit_bytes is not None:
             needed = (
                 f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit "
                 f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"

@@ -12,41 +12,13 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from legroom.records.record import FITS, Estimate, Record, verdict_of
+from legroom.foresight.tried import Tried
+from legroom.records.record import Record
 from legroom.units import MIB
 
 
 class TimeIsUp(Exception):
     """estimate.hint_seconds have passed."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The record of an estimate; None where it was refused, with the reason in `refused`."""
-
-    outcome: Record | None
-    refused: str = ""
-
-    @property
-    def record(self) -> Record:
-        """The record of what was not refused."""
-        assert self.outcome is not None, self.refused
-        return self.outcome
-
-    @property
-    def estimate(self) -> Estimate:
-        """The estimate of what was not refused."""
-        assert self.record.estimate is not None, "an estimate for a GPU"
-        return self.record.estimate
-
-    @property
-    def fits(self) -> bool:
-        return self.outcome is not None and self.outcome.estimate is not None and verdict_of(self.estimate) == FITS
-
-    @property
-    def used_bytes(self) -> float:
-        """The device's memory that is needed."""
-        return (self.outcome and self.outcome.memory.device_used_bytes) or math.inf
 
 
 @dataclass(frozen=True)

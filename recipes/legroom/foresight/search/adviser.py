@@ -102,9 +102,9 @@ class Adviser:
         for way in ways:
             share = self._effective(count) // (count if count != self.here else self.cfg.parallelism.replicas or 1)
             batch = share if way.get(optim.IN_BACKWARD) == IN_BACKWARD else 1
-            words = [*self._typed(count, way.values()), f"{space.BATCH}={batch}"]
+            line = [*self._typed(count, way.values()), f"{space.BATCH}={batch}"]
             over = [] if count == self.here else space.mode_overrides("fsdp", count)
-            cfg, _, problems = space.compose_estimate(*words, *over)
+            cfg, _, problems = space.compose_estimate(*line, *over)
             if cfg is None or problems:
                 self.refused |= dict.fromkeys(map(str, problems))
                 continue

@@ -18,7 +18,7 @@ from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import not_followed, prediction, simulation
 from legroom.foresight.search import objective, space
 from legroom.foresight.search.candidates import Candidate, candidates_of
-from legroom.foresight.trials import Tried
+from legroom.foresight.tried import Tried
 from legroom.machine import host
 from legroom.models import architectures, builder
 from legroom.options import task
