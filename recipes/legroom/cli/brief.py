@@ -49,7 +49,9 @@ def answer(outcome: Record) -> str:
         kept = (
             f" ('fits' keeps {estimate.kept_bytes / GIB:.2g} free)" if estimate.kept_bytes and verdict != FITS else ""
         )
-        head = f"{verdict}: {model} on {device}: {margin} of {estimate.capacity_bytes / GIB:.3g}{kept}; all predicted"
+        limit = "" if estimate.limit_bytes is None else f"a limit of {estimate.limit_bytes / GIB:.3g} on "
+        whole = f"{limit}{estimate.capacity_bytes / GIB:.3g}"
+        head = f"{verdict}: {model} on {device}: {margin} of {whole}{kept}; all predicted"
     rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
     lines = [_wrapped(name, text) for name, text in rows.items() if text]
     if estimate is not None:
