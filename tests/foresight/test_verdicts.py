@@ -106,7 +106,12 @@ def test_fit_proposes_nothing_that_is_tight(predicted):
 def test_a_tight_estimate_ends_with_0(command):
     words = small("recipe=estimate", "gpu=v100_16gb", "device=auto", "estimate.margin=0.999", "batch.per_device=4")
     done = command(*words, "launch.memory_limit_gib=0.04")
-    assert done.code == 0 and done.out.startswith("tight:") and "Tried" in done.out, done
+    assert (
+        done.code == 0
+        and done.out.startswith("tight:")
+        and "0.04 (launch.memory_limit_gib)" in " ".join(done.out.split())
+    )
+    assert "trying what would make it fit" in done.err
 
 
 def test_a_context_that_was_measured_here_is_used_unless_one_is_typed(monkeypatch, tmp_path):
