@@ -138,6 +138,34 @@ def test_weights_take_no_memory_here(tmp_path):
     assert found.parts["parameters"] > 40e9 and found.verdict == "does not fit" and found.left_bytes < 0
 
 
+QUANTISED = """
+import torch, transformers
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+sizes = dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4, vocab_size=512)
+transformers.LlamaConfig(**sizes, num_key_value_heads=4, dtype="bfloat16").save_pretrained("base")
+bits = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = transformers.AutoModelForCausalLM.from_pretrained("base", quantization_config=bits, device_map="auto")
+model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8, target_modules="all-linear"))
+optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+while True:
+    ids = torch.zeros(2, 64, dtype=torch.long, device="cuda")
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_quantised_checkpoint_without_weights(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    found = play(tmp_path, QUANTISED)
+    linear = 2 * (4 * 512**2 + 3 * 512 * 1024)
+    adapters, wide = 2 * 4 * 8 * (4 * 2 * 512 + 3 * 1536), 4 * (2 * 512 * 512 + 5 * 512)  # all in fp32
+    weights = linear / 2 + linear / 64 + adapters + wide + 2 * 512 * 1024  # the last: one at a time in 16 bits
+    assert found.parts["parameters"] == pytest.approx(weights, rel=0.02)
+    assert found.parts["optimizer"] == pytest.approx(2 * adapters, rel=0.02)
+    assert any("no weights" in note for note in found.notes)
+
+
 DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
 SHARDED = "; from torch.distributed.fsdp import fully_shard; fully_shard(model)"
 REPLICATED = "; model = nn.parallel.DistributedDataParallel(model, device_ids=[0])"
