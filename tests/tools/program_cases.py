@@ -182,7 +182,7 @@ CASES = [
         "pytorch-lightning",
         "examples/pytorch/basics/backbone_image_classifier.py --trainer.max_epochs 1 --data.batch_size 16 "
         "--trainer.enable_progress_bar false",
-        ("examples/Datasets/MNIST",),
+        ("examples/Datasets/MNIST", "data/MNIST"),
         ("examples",),
     ),
     Case(

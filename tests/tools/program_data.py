@@ -189,18 +189,6 @@ def mnist(folder: Path) -> None:
         (place / f"{name}-labels-idx1-ubyte").write_bytes(head + source.integers(0, 10, count, np.uint8).tobytes())
 
 
-def lightning_mnist(folder: Path) -> None:
-    """MNIST as Lightning's own demonstration keeps it: tensors."""
-    import torch
-
-    place = folder / "processed"
-    place.mkdir(parents=True)
-    for name, count in (("training.pt", 60_000), ("test.pt", 10_000)):
-        pixels = torch.zeros(count, 28, 28, dtype=torch.uint8)
-        torch.save((pixels, torch.zeros(count, dtype=torch.int64)), place / name)
-    mnist(folder)
-
-
 def cora(folder: Path) -> None:
     source = np.random.default_rng(0)
     place = folder / "cora"

@@ -32,8 +32,7 @@ def litgpt(folder: Path) -> None:
 
 def plain(folder: Path) -> None:
     source = random.Random(0)
-    for split in ("plain", "plain/val"):
-        (folder / split).mkdir(exist_ok=True)
+    (folder / "plain").mkdir()
     for number in range(4):
         (folder / "plain" / f"{number}.txt").write_text("\n".join(data.text(source) for _ in range(200)))
 
@@ -106,7 +105,8 @@ def of_rows(name: str, make: Callable[[random.Random], dict]) -> Callable[[Path]
 MAKERS: dict[str, Callable[[Path], None]] = {
     "../data/MNIST": lambda folder: data.mnist(folder.parent / "data" / "MNIST"),
     "Datasets/MNIST": lambda folder: data.mnist(folder / "Datasets" / "MNIST"),
-    "examples/Datasets/MNIST": lambda folder: data.lightning_mnist(folder / "examples" / "Datasets" / "MNIST"),
+    "examples/Datasets/MNIST": lambda folder: data.mnist(folder / "examples" / "Datasets" / "MNIST"),
+    "data/MNIST": lambda folder: data.mnist(folder / "data" / "MNIST"),  # Lightning downloads it there besides
     "bert-base-cased": data.bert,
     "nyu-mll/glue": data.glue,
     "glue": data.metric,

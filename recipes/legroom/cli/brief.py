@@ -49,8 +49,9 @@ def answer(outcome: Record) -> str:
         kept = (
             f" ('fits' keeps {estimate.kept_bytes / GIB:.2g} free)" if estimate.kept_bytes and verdict != FITS else ""
         )
-        limit = "" if estimate.limit_bytes is None else f"{estimate.limit_bytes / GIB:.3g} (launch.memory_limit_gib), of "
-        whole = f"{limit}{estimate.capacity_bytes / GIB:.3g}"
+        whole = f"{estimate.capacity_bytes / GIB:.3g}"
+        if estimate.limit_bytes is not None:
+            whole = f"{estimate.limit_bytes / GIB:.3g} (launch.memory_limit_gib), of {whole}"
         head = f"{verdict}: {model} on {device}: {margin} of {whole}{kept}; all predicted"
     rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
     lines = [_wrapped(name, text) for name, text in rows.items() if text]

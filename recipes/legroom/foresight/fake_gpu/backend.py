@@ -43,7 +43,7 @@ class Stream:
         return 1.0
 
 
-def no_stream(*_: Any) -> contextlib.AbstractContextManager:
+def no_stream(*_: Any, **__: Any) -> contextlib.AbstractContextManager:
     """A context in which operations go to a stream, of which there is one."""
     return contextlib.nullcontext()
 

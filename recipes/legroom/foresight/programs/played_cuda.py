@@ -17,6 +17,7 @@ import torch
 from torch.cuda import nccl
 
 from legroom.config import Gpu
+from legroom.errors import Refusal
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.memory import allocator
 from legroom.foresight.programs.played_code import HERE, Decisions, PlayedCode
@@ -225,12 +226,21 @@ def machine_with(
         patches.enter_context(patched(torch.backends.cudnn, **cudnn))
         patches.enter_context(patched(nccl, version=_answer(NCCL_VERSION), is_available=_answer(True)))
         patches.enter_context(patched(torch.utils.data.DataLoader, __init__=_in_this_process()))
+        patches.enter_context(patched(torch.nn.DataParallel, forward=_data_parallel))
         patches.enter_context(played_private.observed_loading(fake.loading))
         patches.enter_context(played_private.cuda_as(fake.device, code, generator=torch.Generator()))
         patches.enter_context(torch_private.mixed_precision_on(fake.device.type))
         patches.enter_context(torch_private.modules_that_keep_their_parameters())
         patches.enter_context(code())
         yield
+
+
+def _data_parallel(wrapper: torch.nn.DataParallel, *inputs: Any, **named: Any) -> Any:
+    """DataParallel's forward pass on one GPU, which is the module's own."""
+    if len(wrapper.device_ids) > 1:
+        raise Refusal("DataParallel over several GPUs is not followed: DistributedDataParallel by torchrun is.")
+    inputs = tuple(each.to(HERE) if isinstance(each, torch.Tensor) else each for each in inputs)
+    return wrapper.module(*inputs, **named)
 
 
 def _in_this_process() -> Callable:
