@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def byte_tokenizer(folder: Path, limit: int = 512):
 def llama(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = byte_tokenizer(folder / "llama")
+    tokenizer: Any = byte_tokenizer(folder / "llama")
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=256,
@@ -95,14 +96,14 @@ def llama(folder: Path) -> None:
 
 
 def bert(folder: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     place = folder / "bert-base-cased"
     place.mkdir()
     letters = sorted("abcdefghijklmnopqrstuvwxyz.")
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
     (place / "vocab.txt").write_text("\n".join(known))
-    BertTokenizerFast(vocab=str(place / "vocab.txt"), model_max_length=128).save_pretrained(place)
+    BertTokenizer(vocab=str(place / "vocab.txt"), model_max_length=128).save_pretrained(place)
     config = BertConfig(
         vocab_size=512, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
     )
@@ -205,7 +206,7 @@ def cora(folder: Path) -> None:
 
 def resnet(folder: Path) -> None:
     """timm's resnet50d as the hub's cache keeps it."""
-    import timm
+    import timm  # pyright: ignore[reportMissingImports]
     from safetensors.torch import save_file
 
     place = folder / "hub" / "models--timm--resnet50d.ra2_in1k"
@@ -219,7 +220,7 @@ def resnet(folder: Path) -> None:
 
 
 def unet(folder: Path) -> None:
-    from diffusers import UNet2DModel
+    from diffusers import UNet2DModel  # pyright: ignore[reportMissingImports]
 
     UNet2DModel(
         sample_size=32,
@@ -233,7 +234,7 @@ def unet(folder: Path) -> None:
 
 def diffusion(folder: Path) -> None:
     """A Stable Diffusion of a few hundred thousand weights."""
-    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel  # pyright: ignore[reportMissingImports]
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
     place = folder / "diffusion"

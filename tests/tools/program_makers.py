@@ -19,8 +19,8 @@ def litgpt(folder: Path) -> None:
     import torch
 
     sys.path.insert(0, str(folder))
-    from litgpt import GPT, Config
-    from litgpt.utils import save_config
+    from litgpt import GPT, Config  # pyright: ignore[reportMissingImports]
+    from litgpt.utils import save_config  # pyright: ignore[reportMissingImports]
 
     place = folder / "checkpoint"
     data.byte_tokenizer(place)
@@ -51,7 +51,7 @@ def nanochat(folder: Path) -> None:
     """nanochat's tokenizer, the lengths of its tokens, and two files of text."""
     import pyarrow
     import pyarrow.parquet
-    import tiktoken
+    import tiktoken  # pyright: ignore[reportMissingImports]
     import torch
 
     place = folder / "nanochat_base"

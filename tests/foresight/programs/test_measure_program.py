@@ -4,10 +4,12 @@ import json
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from legroom.cli import measure as measure_command
 from legroom.errors import Refusal
-from legroom.foresight.programs import measure, process
+from legroom.foresight.programs import measure, measured, played_cpu, process
+from legroom.foresight.programs.steps import Enough, Watch
 
 WIDTH, ROWS = 64, 32
 SCRIPT = f"""
@@ -22,6 +24,33 @@ for _ in range(int(sys.argv[1])):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+def train(watch):
+    """The loop of SCRIPT with a model large enough to be without data where it is predicted."""
+    wide = 320
+    model = torch.nn.Sequential(torch.nn.Linear(wide, wide), torch.nn.GELU(), torch.nn.Linear(wide, wide))
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = torch.randn(16, wide)
+    while True:
+        loss = model(rows).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_bytes_of_a_run_are_those_that_are_predicted():
+    found = []
+    for observe in (measured.observe, played_cpu.observe):
+        watch = Watch(measured.OBSERVED)
+        with watch.watching(), observe({}, watch) as finish:
+            with pytest.raises(Enough):
+                train(watch)
+            found.append(finish())
+    real, predicted = found
+    assert predicted["tensor_bytes"] == real["peak_tensor_bytes"] > 4 * real["parameters_bytes"]
+    for part in ("parameters", "gradients", "optimizer", "activations", "other"):
+        assert predicted[f"{part}_bytes"] == real[f"{part}_bytes"], part
 
 
 @pytest.fixture
