@@ -16,6 +16,7 @@ BUDGET = 25_000  # words that people are asked to read; whoever needs room short
 GENERATED = ("models.md", "keys.md", "record.md")  # tables that a tool writes; it is named at their beginning
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED)
 WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/README.md"))]
+LINE_BY_LINE = DOCS / "reference" / "guides.md"  # a table to look things up in
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
 GUIDES = re.findall(r": (\w+\.md)", NAVIGATION.partition("- Guides:")[2].partition("\n  - ")[0])
 FILE = r"(?<![\w/.])(?:recipes/legroom|tests|scripts|conf|examples)/[\w/]+\.\w+"
@@ -107,7 +108,10 @@ def test_a_guide_begins_with_a_command(page):
 
 def test_printed_commands_are_accepted():
     """Each composes and is not refused. Those that need data, a folder or a network of the reader's are left out."""
-    pages = [page for page in WRITTEN if page.name != "CONTRIBUTING.md"]  # which adds options of its own
+    pages = [
+        LINE_BY_LINE,
+        *(page for page in WRITTEN if page.name != "CONTRIBUTING.md"),
+    ]  # which adds options of its own
     tried, refused = 0, []
     for command in sorted({command for page in pages for command in commands(page.read_text())}):
         if any(part in command for part in NEEDS_SOMETHING) or command.endswith("="):
@@ -122,3 +126,17 @@ def test_printed_commands_are_accepted():
             problems = [str(error).splitlines()[0]]
         refused += [f"{command}: {problem}" for problem in problems]
     assert tried > 20 and not refused, "\n".join(refused)
+
+
+def test_every_line_of_the_guides_has_a_command_a_page_or_a_no():
+    """Rows have two cells. Every experiment has a row, and is refused for the want of a GPU alone."""
+    text = LINE_BY_LINE.read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] not in ("the guides", "---")]
+    assert len(rows) > 60 and all(len(row) == 2 for row in rows)
+    assert not [row for row in rows if not re.search(r"`|\]\(|not here", row[1])]
+    experiments = sorted(set(re.findall(r"\+experiment/\w+=\w+\b(?!\()", text)))
+    files = {f"+experiment/{path.parent.name}={path.stem}" for path in ROOT.glob("conf/experiment/*/*.yaml")}
+    assert {name for name in files if "fp16_batch=" not in name} <= set(experiments) <= files
+    refused = {name: problem for name in experiments for problem in compose("device=cpu", name).problems}
+    assert len(refused) < 7 and all("needs a GPU" in problem for problem in refused.values()), refused
