@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
 from typing import Any
@@ -108,7 +109,7 @@ def _checked(asked: argparse.Namespace) -> int:
         print("".join(f"  note: {note}\n" for note in notes), end="")
     for run in runs:
         if run.why:
-            print(_tail(run.outcome.output) + f"no verdict: {run.why}", file=sys.stderr)
+            print(_tail(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
     return _code(estimates, any(run.why for run in runs), asked.budget)
 
 
@@ -129,7 +130,12 @@ def text_of(estimate: StepEstimate) -> str:
         for row in estimate.largest[:LARGEST]
     ]
     notes = next((index for index, line in enumerate(lines) if line.startswith("  note:")), len(lines))
-    return "\n".join([*lines[:notes], "  largest at the peak", *rows, *lines[notes:]])
+    return _shorter("\n".join([*lines[:notes], "  largest at the peak", *rows, *lines[notes:]]))
+
+
+def _shorter(text: str) -> str:
+    """Files of the working directory without its name."""
+    return text.replace(os.getcwd() + os.sep, "")
 
 
 def _plain(estimate: StepEstimate) -> dict[str, Any]:

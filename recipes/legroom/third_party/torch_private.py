@@ -64,7 +64,8 @@ set_data = vars(torch._C.TensorBase)["data"].__set__
 
 
 # Whether `tensor.data = data` is possible for these two.
-have_one_type: Callable[[torch.Tensor, torch.Tensor], bool] = torch._has_compatible_shallow_copy_type
+have_one_type: Callable[[torch.Tensor, torch.Tensor], bool]
+have_one_type = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
 
 
 def swap_data(tensor: torch.Tensor, data: torch.Tensor) -> None:

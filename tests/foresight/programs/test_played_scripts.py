@@ -14,7 +14,7 @@ from legroom.cli import check as command
 from legroom.foresight.step_estimate import gpu_of
 from legroom.units import MIB
 
-LAYERS = 8
+LAYERS = 12
 LOOP = """
 import torch, torch.nn as nn, torch.nn.functional as F
 device = "cuda" if torch.cuda.is_available() else "cpu"
