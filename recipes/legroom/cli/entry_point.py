@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from legroom import invocation
+from legroom import invocation, levers
 from legroom.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
 from legroom.errors import Refusal
@@ -118,6 +118,7 @@ def _hydra_main(conf: Path, sweep: sweeps.Sweep, statuses: list[str]) -> Callabl
 
     @hydra.main(version_base="1.3", config_path=str(conf), config_name="config")
     def job(composed: DictConfig) -> str | float:
+        levers.load_rules()  # a launcher's own process comes here first
         hydra_config = HydraConfig.get()
         if hydra_config.mode == RunMode.MULTIRUN:
             if {"interrupted", "preempted", sweeps.INVALID} & set(statuses):  # these end the whole sweep
