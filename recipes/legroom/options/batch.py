@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from pathlib import Path
+
+import yaml
 
 from legroom.config import Config
-from legroom.options import hooks
+from legroom.options import hooks, menus
 from legroom.options.hooks import PASSES, Cost, Dimension, Lever
+
+EXPERIMENT = re.compile(r"\+{1,2}(experiment/\w+)=(\w+)")
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
@@ -39,6 +45,38 @@ def larger_than_data(cfg: Config, count: int) -> str:
     samples = f"{count:,} {'row' if cfg.data.packing else 'sample'}{'s' * (count != 1)}"
     samples += " of packed samples" * bool(cfg.data.packing)
     return f"{asked}: larger than the data, which has {samples} to train on. {smaller}, or give more data."
+
+
+def rate_advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[str]:
+    """What the two usual rules make of the learning rate where a job takes another effective batch than its experiment.
+
+    Linear scaling is Goyal et al.'s (arXiv:1706.02677), for SGD; the square root Malladi et al.'s (arXiv:2205.10287),
+    for Adam. overrides: as typed. folders: where Hydra looked for menus. Nothing is said where a rate was typed.
+    """
+    named = [match for each in overrides if (match := EXPERIMENT.fullmatch(each))]
+    typed = any(each.lstrip("+").startswith("train.learning_rate=") for each in overrides)
+    file = menus.options(named[0][1], folders).get(named[0][2]) if len(named) == 1 else None
+    rate, mode = cfg.train.learning_rate, cfg.parallelism
+    if typed or not rate or mode.name == "dp" or cfg.recipe.name == "estimate" or file is None:
+        return []
+    values = yaml.safe_load(file.read_text())
+    chosen = {
+        menu: name for each in values.get("defaults", []) if isinstance(each, dict) for menu, name in each.items()
+    }
+    accumulation = menus.option_values("accumulation", chosen.get("override /accumulation", "none"), folders)
+    accumulation |= values.get("accumulation", {})
+    size, ranks = values.get("batch", {}).get("per_device"), values.get("parallelism", {}).get("num_processes", 1)
+    before = (size or 0) * accumulation["steps"] * ranks
+    now = cfg.batch.per_device * cfg.accumulation.steps * (mode.replicas or 1)
+    if before in (0, now):
+        return []
+    times = now / before
+    warmup = f", and train.warmup_steps={cfg.train.warmup_steps} by {cfg.train.warmup_steps / times:.0f}"
+    return [
+        f"{named[0][0]} takes {before} samples a step, and this job {now}: linear scaling would replace "
+        f"train.learning_rate={rate:g} by {rate * times:.3g}, square-root scaling by {rate * times**0.5:.3g}"
+        f"{warmup * bool(cfg.train.warmup_steps)}. It is not changed."
+    ]
 
 
 HOOKS = hooks.register(

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from legroom import config
-from legroom.options import hydra_errors, menus, save, validate
+from legroom.options import batch, hydra_errors, menus, save, validate
 from legroom.records import record
 from legroom.records.environment import collect_environment
 
@@ -51,7 +51,8 @@ def prepare(composed: DictConfig, hydra_config: HydraConf, folders: list[Path]) 
     problems = problems or validate.choose(cfg)
     resolved, environment = config.to_dict(cfg), collect_environment(cfg)
     key = record.config_key(resolved, environment["versions"])
-    return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment), problems
+    advice = [] if problems else batch.rate_advice(cfg, overrides, folders)
+    return cfg, record.Record(cfg.recipe.name, overrides, resolved, key, environment, warnings=advice), problems
 
 
 def compose(conf: Path, *overrides: str) -> Prepared:
