@@ -61,7 +61,8 @@ def run(name: str, arguments: list[str]) -> int:
     if name == "estimate":
         arguments = ["recipe=estimate", *arguments]
     try:
-        levers.load_rules()
+        if name != "doctor":  # it also runs where the packages that rules import are missing
+            levers.load_rules()
         return importlib.import_module(COMMANDS[name][0]).main(arguments)
     except KeyboardInterrupt:  # during imports: no job was started
         return INTERRUPTED

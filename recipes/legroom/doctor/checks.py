@@ -198,8 +198,10 @@ def fabric_ports(folder: Path = Path("/sys/class/infiniband")) -> list[tuple[str
 
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:
     """Menu -> option -> why this machine cannot run it (empty: it can), from the menu's facts and hooks."""
-    from legroom import config
+    from legroom import config, levers
     from legroom.options import menus, validate
+
+    levers.load_rules()
 
     def cfg(**values):
         return config.from_dict({"device": "auto", **values})
