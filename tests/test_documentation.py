@@ -12,7 +12,7 @@ from conftest import ROOT, compose
 from hydra.errors import HydraException
 
 DOCS = ROOT / "docs"
-BUDGET = 25_900  # words that people are asked to read; whoever needs room shortens
+BUDGET = 25_000  # words that people are asked to read; whoever needs room shortens
 GENERATED = ("models.md", "keys.md", "record.md")  # tables that a tool writes; it is named at their beginning
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED)
 WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/README.md"))]
