@@ -24,7 +24,9 @@ def arguments(line: str) -> list[str]:
     """A command with this interpreter in place of the environment that `make` would build."""
     words = shlex.split(line)
     if words[0] == "make":  # what it would run last
-        said = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["make", "-n", "--no-print-directory", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         words = shlex.split(said.stdout.splitlines()[-1])
     assert words[0] == ".venv/bin/python"
     return [sys.executable, *words[1:]]

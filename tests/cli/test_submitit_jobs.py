@@ -169,7 +169,7 @@ def test_misspelt_keys_and_clusters_that_are_not_there_are_refused_in_a_line(com
     assert ended.code == 2 and "submitit_local" in ended.err
     ended = command("-m", "hydra/launcher=submitit_local", *JOB, "+nothing=0,1", fork_server=None)
     assert ended.code == 2
-    assert ended.err.splitlines() == ["refused: nothing: there is no such menu or key. --help lists all."]
+    assert ended.err.splitlines() == ["refused: nothing: there is no such menu or key. --help all lists them."]
 
 
 # --- jobs that end without a record -----------------------------------------------------------------

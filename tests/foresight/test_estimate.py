@@ -297,17 +297,17 @@ def test_the_time_of_the_advice_belongs_to_an_estimate(key):
 
 
 def test_the_command_prints_and_its_exit_code_tells(command):
-    done = command(*small(*V100, "launch.memory_limit_gib=0.01"))
+    done = command(*small(*V100, "launch.memory_limit_gib=0.01", "estimate.hint_seconds=1"))
     assert done.code == single_run.EXIT_CODES["oom"] and "are missing" in done.out and "all predicted" in done.out
     done = command(*small(*V100))
     assert done.code == 0 and "stay free" in done.out
 
 
 TRIES = """
-import legroom.foresight.trials as tried
+import legroom.foresight.trials as trials
 def attempt(*_):
     {}
-tried._try = attempt
+trials.Trials._run = attempt
 """
 
 

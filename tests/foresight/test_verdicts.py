@@ -105,7 +105,7 @@ def test_fit_proposes_nothing_that_is_tight(predicted):
 
 def test_a_tight_estimate_ends_with_0(command):
     words = small("recipe=estimate", "gpu=v100_16gb", "device=auto", "estimate.margin=0.999", "batch.per_device=4")
-    done = command(*words, "launch.memory_limit_gib=0.04")
+    done = command(*words, "launch.memory_limit_gib=0.04", "estimate.hint_seconds=1")
     assert (
         done.code == 0
         and done.out.startswith("tight:")

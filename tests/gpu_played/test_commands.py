@@ -80,6 +80,8 @@ RECORD = """
 import sys
 from pathlib import Path
 sys.path.append({tools!r})
+from legroom import levers
+levers.load_rules()
 import allocator_traces
 import played_driver
 trace = allocator_traces.record(Path({conf!r}), {words!r}, Path({folder!r}))

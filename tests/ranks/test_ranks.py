@@ -208,7 +208,7 @@ def test_a_launchers_ranks_leave_one_record_in_one_folder(tmp_path, train, launc
     outcome = record_file.read(folders[0])
     assert outcome.status == "ok" and [rank["rank"] for rank in outcome.memory.per_rank] == [0, 1]
     assert outcome.config["parallelism"]["num_processes"] == 2
-    assert out.count("Record:") == 1, "rank 0 alone prints"
+    assert out.count("Details ") == 1, "rank 0 alone prints"
     alone = train(*words, *TWO).record
     assert outcome.training.losses == pytest.approx(alone.training.losses, rel=1e-6)
     assert outcome.config_key == alone.config_key, "who starts the ranks is no part of what is trained"

@@ -49,9 +49,11 @@ def answer(outcome: Record) -> str:
         kept = (
             f" ('fits' keeps {estimate.kept_bytes / GIB:.2g} free)" if estimate.kept_bytes and verdict != FITS else ""
         )
-        whole = f"{estimate.capacity_bytes / GIB:.3g}"
-        if estimate.limit_bytes is not None:
-            whole = f"{estimate.limit_bytes / GIB:.3g} (launch.memory_limit_gib), of {whole}"
+        limit, whole = config["launch"].get("memory_limit_gib"), f"{estimate.capacity_bytes / GIB:.3g}"
+        if limit is not None:
+            whole = f"{limit:g} (launch.memory_limit_gib)"
+        elif estimate.limit_bytes is not None:  # of PYTORCH_ALLOC_CONF
+            whole = f"a limit of {estimate.limit_bytes / GIB:.3g} on {whole}"
         head = f"{verdict}: {model} on {device}: {margin} of {whole}{kept}; all predicted"
     rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
     lines = [_wrapped(name, text) for name, text in rows.items() if text]

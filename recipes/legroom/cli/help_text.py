@@ -29,7 +29,7 @@ FIRST = """Legroom trains a transformer, and says what it takes in memory and ti
 LAST = """
 --help all: every option and key   --help MENU or SECTION: one of them in full
 --cfg job: print the configuration, run nothing   --verbose: a longer summary
-Other commands: {others}"""
+{others}"""
 HEAD = """Menus (the first option is the default), and the keys of their options:
 """
 FOOT = """
@@ -104,7 +104,7 @@ def first(conf: Path) -> str:
         about = textwrap.shorten(found[name].comment, COLUMNS - KEY_WIDTH, placeholder=" ...")
         lines.append(f"  {f'{name}={found[name].value}':<{KEY_WIDTH - 4}}{about}".rstrip())
     others = ", ".join(name for name in commands.COMMANDS if name not in ("train", "chat"))
-    return "\n".join([*lines, LAST.format(others=others)])
+    return "\n".join([*lines, LAST.format(others=textwrap.fill(f"Other commands: {others}", COLUMNS))])
 
 
 def describe(conf: Path) -> str:

@@ -92,7 +92,8 @@ def libraries_on(
     a flash attention need not be installed. eight_bit: the optimizer may be one of bitsandbytes, whose import takes
     longer than many a simulation."""
     with contextlib.ExitStack() as patches:
-        if quantised:
+        eight_bit = eight_bit and fake.capability is not None and host.has("bitsandbytes")
+        if quantised or eight_bit:
             from legroom.third_party import bitsandbytes_private
 
             patches.enter_context(bitsandbytes_private.own_code_tables())
@@ -103,7 +104,7 @@ def libraries_on(
             patches.enter_context(patched(torch.Tensor, __deepcopy__=_copied_by_operation(torch.Tensor.__deepcopy__)))
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
             patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
-            if eight_bit and host.has("bitsandbytes"):
+            if eight_bit:
                 from legroom.third_party import bitsandbytes_private
 
                 patches.enter_context(bitsandbytes_private.replaced_paged_memory(_paged_state))
