@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from legroom.errors import Refusal
-from legroom.foresight import simulation, user_step
+from legroom.foresight import user_step
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.programs.called import CalledModules, NoOptimizer
@@ -50,8 +50,3 @@ class ProgramTrace:
     def leave(self) -> None:
         """Look at modules no more, however the script has ended."""
         self.called.remove()
-
-
-def demand_events(trace: OpTrace) -> list[tuple[int, int]]:
-    """The requests of the whole way, and of the last step as often as it takes until nothing new is reserved."""
-    return trace.allocator_events(simulation.REPEATS)
