@@ -47,7 +47,7 @@ PACKAGES = (
     "options",
     "cli",
 )
-PACKAGES += ("report", "jobs", "tracking", "doctor", "machine", "ranks", "config")
+PACKAGES += ("report", "jobs", "tracking", "doctor", "machine", "ranks", "config", "levers", "third_party")
 NO_TESTS = 5  # pytest's exit code where every test is left out
 SECONDS = 600  # for one run of tests; a change that makes them hang is noticed
 
