@@ -132,6 +132,6 @@ def test_published_figures_far_from_the_jobs_are_in_the_table_alone(drawn):
         made = {"experiment=vanilla": {"samples_per_second": 9.0, "source": "a paper"}}
         records = [guided("vanilla", **options), guided("adafactor", "optim=adafactor", **options)]
         figure = drawn(records, published=made)["bars.png"][0]
-        return [word for word in texts_of(figure) if "◇: published by a paper." in word]
+        return [word for word in texts_of(figure) if "◇: published by a paper." in " ".join(word.split())]
 
     assert feet(speed=20.0) and not feet(speed=900.0) and not feet(speed=0.5)

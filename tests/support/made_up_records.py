@@ -18,7 +18,7 @@ from legroom.levers.accumulation import rules as accumulation
 from legroom.options import train
 from legroom.records import record, record_file
 from legroom.records.record import Error, Memory, Record, Speed, Training
-from legroom.report import canvas, plots, rows
+from legroom.report import plots, rows
 from legroom.units import MIB
 
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -122,7 +122,7 @@ def drawn():
 
         with plots.style():
             figures = plots.figures(rows.table(records, **options))
-            pictures = {name: canvas.png(figure) for name, figure in figures.items()}
+            pictures = {name: plots.png(figure) for name, figure in figures.items()}
         return {name: (figures[name], matplotlib.image.imread(io.BytesIO(png))) for name, png in pictures.items()}
 
     return draw
