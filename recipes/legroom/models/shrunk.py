@@ -4,44 +4,18 @@ layers are left out so that one of each kind stays."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 VOCAB = 512
 FIRST_ORDINARY_ID = 100  # below it: ids of special tokens, which random data does not have
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_blocks", "depth")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 MOST_LAYERS = 8
-# (pattern of a whole name, size): the first that matches; a size is lowered to it, and never raised.
-SIZES = [
-    (re.compile(pattern), size)
-    for pattern, size in (
-        (r"(max_)?(2d_)?position_embeddings|n_positions|n_ctx|max_(source|target)_positions", 128),
-        (r"max_seq_len|seq_length|max_sequence_length|model_max_length|original_max_position_embeddings", 128),
-        (r"(entity_|decoder_)?vocab_size(_per_layer_input)?|ngram_vocab_size_base", VOCAB),
-        (r".*sliding_window(_size)?|attention_chunk_size|local_attention|window_size|index_topk", 32),
-        (r"hidden_size(_global|_per_layer_input)?|d_model|n_embd|dim|emb_dim|embed_dim|embedding_size", 64),
-        (r"word_embed_proj_dim|pooler_hidden_size|attention_hidden_size|d_embed|prediction_head_size|d_latents", 64),
-        (r"mamba_n_heads|n_mamba_heads", 8),
-        (r"(num_|n_)?(encoder_|decoder_|swa_|linear_)?(attention_|attn_)?(heads|head)", 4),
-        (r"swa_num_attention_heads|linear_num_(key|value)_heads|index_n_heads", 4),
-        (r".*(key_value_heads|kv_heads|kv_n_heads)", 2),
-        (r"qk_head_dim", 32),
-        (r"(swa_|v_|qk_nope_|qk_rope_|linear_key_|linear_value_|linear_|index_|attention_|global_)?head_dim", 16),
-        (r"d_kv|d_head|dim_head|kv_channels|attention_head_dim|mamba_d_head|mamba_headdim", 16),
-        (r"rotary_dim", 8),
-        (r".*lora_rank|.*lowrank|laurel_rank|d_rel|adapter_rank", 16),
-        (r"(moe_|expert_|shared_|shared_expert_|shared_experts_|mamba_)?(intermediate|ffn_hidden)_size(_mlp)?", 128),
-        (r"(encoder_|decoder_)?ffn_dim|d_ff|dim_ff|dff|d_inner|n_inner|moe_ffn_hidden_size", 128),
-        (r"(moe_)?(num|n)_(routed_|local_)?experts|zero_expert_num", 4),
-        (r".*experts_per_tok(en)?|moe_top_?k|moe_k|top_k_experts", 2),
-        (r"n_group|num_expert_group", 2),
-        (r"topk_group", 1),
-        (r"state_size|mamba_d_state|ssm_state_size|.*chunk_size", 16),
-        (r"time_step_rank|mamba_dt_rank", 8),
-        (r"(mamba_)?n_groups|first_k_dense_replace|num_dense_layers|num_latents", 1),
-        (r"(?!hybrid_).*layers|n_layer|num_blocks|depth", 2),
-    )
-]
+_PATTERNS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+SIZES = [(re.compile(pattern), size) for pattern, size in _PATTERNS]
 DEPTH = [(pattern, size) for pattern, size in SIZES if pattern.fullmatch("num_layers") or size == VOCAB]
 SPECIAL_IDS = re.compile(r".*(_token_id|_token_index|_id|_index)")
 

@@ -60,14 +60,14 @@ def test_the_kernel(on, capability, dtype, size, masked, dropout, expected):
     fake = on(capability)
     query, key, value = (heads(fake, dtype, size) for _ in range(3))
     mask = torch.empty(2, 1, 128, 128, dtype=dtype, device=fake.device) if masked else None
-    assert attention.kernel(query, key, value, mask, dropout, False, capability) == expected
+    assert attention.kernel(attention.Call(query, key, value, mask, dropout, False, capability)) == expected
 
 
 def test_inference_may_use_flash_where_training_may_not(on):
     fake = on(RTX4090)
     query = heads(fake, BF16, 200)
     with torch.no_grad():
-        assert attention.kernel(query, query, query, None, 0.0, False, RTX4090) == "flash"
+        assert attention.kernel(attention.Call(query, query, query, None, 0.0, False, RTX4090)) == "flash"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_heads_that_share_keys(on, capability, dtype, expected):
     fake = on(capability)
     query, key, value = heads(fake, dtype), heads(fake, dtype, count=2), heads(fake, dtype, count=2)
     if expected != "math" or not attention.EFFICIENT_HAS_GQA:
-        assert attention.kernel(query, key, value, None, 0.0, True, capability) == expected
+        assert attention.kernel(attention.Call(query, key, value, None, 0.0, True, capability)) == expected
     torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     ).sum().backward()
@@ -165,7 +165,10 @@ def test_capabilities_of_equal_rules_choose_alike():
             for size in (30, 36, 64, 200, 224, 256, 320):
                 q = torch.empty(2, 4, 8, size, dtype=dtype, device="meta", requires_grad=True)
                 for mask in (None, q):
-                    kernels += [attention.kernel(q, q, q, mask, drop, False, capability) for drop in (0.0, 0.1, 0.125)]
+                    kernels += [
+                        attention.kernel(attention.Call(q, q, q, mask, drop, False, capability))
+                        for drop in (0.0, 0.1, 0.125)
+                    ]
         chosen.setdefault(attention.rules(capability), set()).add(tuple(kernels))
     assert len(chosen) == 5 and all(len(alike) == 1 for alike in chosen.values())
     known = {capability: attention.rules(capability)[-1] for capability in [T4, A100, H100, (12, 1), (12, 2)]}

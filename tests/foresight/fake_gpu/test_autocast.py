@@ -26,10 +26,10 @@ def listed(macro: str) -> set[str]:
 @pytest.mark.parametrize(
     "macro,ours",
     [
-        ("AT_FORALL_LOWER_PRECISION_FP", autocast.LOWER),
-        ("AT_FORALL_FP32", autocast.FP32),
-        ("AT_FORALL_FP32_SET_OPT_DTYPE", autocast.FP32_RESULT),
-        ("AT_FORALL_PROMOTE", autocast.WIDEST),
+        ("AT_FORALL_LOWER_PRECISION_FP", autocast.LISTS["lower"]),
+        ("AT_FORALL_FP32", autocast.LISTS["fp32"]),
+        ("AT_FORALL_FP32_SET_OPT_DTYPE", autocast.LISTS["fp32_result"]),
+        ("AT_FORALL_PROMOTE", autocast.LISTS["widest"]),
     ],
 )
 def test_the_lists_are_those_of_the_installed_torch(macro, ours):

@@ -7,7 +7,7 @@ B batch, H heads, T queries, S keys, D head size.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,21 +21,25 @@ EFFICIENT_HAS_GQA = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 CUDNN_DROPOUT_STEPS = 16  # check_cudnn_dropout: cuDNN supports multiples of 1/16 only
 
 
-def kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    capability: tuple[int, int],
-) -> str:
-    """The kernel that runs (select_sdp_backend). query (B, H, T, D); key, value (B, H or fewer, S, D)."""
-    if query.dim() != 4:
+class Call(NamedTuple):
+    """What decides for a kernel. query (B, H, T, D); key, value (B, H or fewer, S, D). capability: of the GPU."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    causal: bool
+    capability: tuple[int, int]
+
+
+def kernel(call: Call) -> str:
+    """The kernel that runs (select_sdp_backend)."""
+    if call.query.dim() != 4:
         return MATH
-    order = (CUDNN, FLASH, EFFICIENT) if capability[0] in (9, 10) else (FLASH, EFFICIENT)
+    order = (CUDNN, FLASH, EFFICIENT) if call.capability[0] in (9, 10) else (FLASH, EFFICIENT)
     checks = {CUDNN: _cudnn, FLASH: _flash, EFFICIENT: _efficient}
-    return next((name for name in order if checks[name](query, key, value, mask, dropout, causal, capability)), MATH)
+    return next((name for name in order if checks[name](call)), MATH)
 
 
 def rules(capability: tuple[int, int]) -> tuple[bool, ...]:
@@ -57,16 +61,9 @@ def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _cudnn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    capability: tuple[int, int],
-) -> bool:
+def _cudnn(call: Call) -> bool:
     """can_use_cudnn_attention."""
+    query, key, value, _, dropout, _, capability = call
     size, limit = query.shape[-1], 256
     trainable = size <= 128 or size == 256 or not _needs_gradient(query, key, value)
     return (
@@ -81,16 +78,9 @@ def _cudnn(
     )
 
 
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    capability: tuple[int, int],
-) -> bool:
+def _flash(call: Call) -> bool:
     """can_use_flash_attention."""
+    query, key, value, mask, dropout, causal, capability = call
     size = query.shape[-1]
     trainable = (
         not (_small(capability) and _needs_gradient(query, key, value)) or size <= 192 or (size > 224 and not dropout)
@@ -106,16 +96,9 @@ def _flash(
     )
 
 
-def _efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    capability: tuple[int, int],
-) -> bool:
+def _efficient(call: Call) -> bool:
     """can_use_mem_efficient_attention: check_head_dim_size_mem_efficient with minimum_gemm_alignment."""
+    query, key, value, _, _, _, capability = call
     halves = query.dtype in HALVES
     tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and halves)
     alignment = max(4 if capability >= (8, 0) else 1, (8 if halves else 4) if tensor_cores else 1)
@@ -143,7 +126,7 @@ def attend(
     capability: tuple[int, int],
 ) -> Tensor:
     """scaled_dot_product_attention as on a GPU of that compute capability. Returns (B, H, T, D)."""
-    chosen = kernel(query, key, value, attn_mask, dropout_p, is_causal, capability)
+    chosen = kernel(Call(query, key, value, attn_mask, dropout_p, is_causal, capability))
     if chosen == MATH:
         return aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -11,9 +11,11 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from legroom.third_party.torch_backend_private import (
     dispatch_keys,
@@ -25,129 +27,7 @@ from legroom.third_party.torch_backend_private import (
 )
 from legroom.third_party.torch_private import overload_name, schema
 
-LOWER = [
-    "_convolution.deprecated",
-    "_convolution",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_tbc",
-    "conv_transpose1d",
-    "conv_transpose2d.input",
-    "conv_transpose3d.input",
-    "convolution",
-    "prelu",
-    "addmm",
-    "addmv",
-    "addr",
-    "matmul",
-    "einsum",
-    "mm",
-    "mv",
-    "linalg_vecdot",
-    "linear",
-    "addbmm",
-    "baddbmm",
-    "bmm",
-    "chain_matmul",
-    "linalg_multi_dot",
-    "_thnn_fused_lstm_cell",
-    "_thnn_fused_gru_cell",
-    "lstm_cell",
-    "gru_cell",
-    "rnn_tanh_cell",
-    "rnn_relu_cell",
-    "_scaled_dot_product_flash_attention",
-    "scaled_dot_product_attention",
-]
-FP32 = [
-    "acos",
-    "asin",
-    "cosh",
-    "erfinv",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log2",
-    "log1p",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "tan",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "pow.Scalar",
-    "softplus",
-    "layer_norm",
-    "native_layer_norm",
-    "rms_norm",
-    "group_norm",
-    "frobenius_norm.dim",
-    "nuclear_norm",
-    "nuclear_norm.dim",
-    "cosine_similarity",
-    "poisson_nll_loss",
-    "cosine_embedding_loss",
-    "nll_loss",
-    "nll_loss2d",
-    "hinge_embedding_loss",
-    "kl_div",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "mse_loss",
-    "margin_ranking_loss",
-    "multilabel_margin_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-    "multi_margin_loss",
-    "binary_cross_entropy_with_logits",
-    "dist",
-    "pdist",
-    "cdist",
-    "renorm",
-    "logsumexp",
-    "upsample_nearest1d",
-    "_upsample_nearest_exact1d",
-    "upsample_nearest2d",
-    "_upsample_nearest_exact2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "_upsample_bilinear2d_aa",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-    "_upsample_bicubic2d_aa",
-]
-FP32_RESULT = [
-    "prod",
-    "prod.dim_int",
-    "softmax.int",
-    "log_softmax.int",
-    "cumprod",
-    "cumsum",
-    "linalg_vector_norm",
-    "linalg_matrix_norm",
-    "linalg_matrix_norm.str_ord",
-    "sum",
-    "sum.dim_IntList",
-]  # unless the caller passes a dtype
-FP32_APPENDED = ["norm.Scalar", "norm.ScalarOpt_dim"]
-WIDEST = [
-    "addcdiv",
-    "addcmul",
-    "atan2",
-    "bilinear",
-    "cross",
-    "dot",
-    "vdot",
-    "grid_sampler",
-    "index_put",
-    "tensordot",
-    "scatter_add",
-]
+LISTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # policy -> operations
 
 
 @contextlib.contextmanager
@@ -155,24 +35,18 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
     """Inside, autocast on a device type casts as CUDA's does. key: the device's dispatch key for autocast."""
     policies = _Policies(device_type, key)
     kernels: dict[str, Callable] = {}
-    for names, policy in (
-        (LOWER, policies.lower),
-        (FP32, policies.fp32),
-        (FP32_RESULT, policies.fp32_result),
-        (FP32_APPENDED, policies.fp32_appended),
-        (WIDEST, policies.widest),
-    ):
+    for policy, names in LISTS.items():
         for name in names:
             packet, _, overload = name.partition(".")
             if hasattr(torch.ops.aten, packet):  # not in a later torch that has dropped it
                 func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-                kernels[name] = functools.partial(policy, func)
+                kernels[name] = functools.partial(getattr(policies, policy), func)
     with fallthrough_for(key), registered_kernels(key, kernels), observed_autocast_exit(policies.clear_cache):
         yield
 
 
 class _Policies:
-    """What autocast does with the arguments of an operation: one method for each list."""
+    """What autocast does with the arguments of an operation: a method for each of LISTS, by its name."""
 
     def __init__(self, device_type: str, key: str):
         self.device_type = device_type
