@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers.integrations import accelerate as device_maps
 
 from legroom.third_party import transformers_loading_private
 
@@ -32,3 +33,13 @@ def test_weights_that_are_there_are_not_read(tmp_path):
         found = GPT2LMHeadModel.from_pretrained(tmp_path)
     shapes = {name: weight.shape for name, weight in found.state_dict().items()}
     assert shapes == {name: weight.shape for name, weight in model.state_dict().items()}
+
+
+def test_a_device_map_leaves_nothing_on_the_host(monkeypatch):
+    room = {0: 2**20, "cpu": 2**30}
+    monkeypatch.setattr(device_maps, "accelerate_max_memory", lambda given=None: given or dict(room))
+    with transformers_loading_private.weights_by_shape(pytest.fail):
+        found = device_maps.get_max_memory()
+        assert device_maps.get_max_memory({0: 5}) == {0: 5}, "what the script names itself holds"
+    assert found[0] >= transformers_loading_private.UNBOUNDED and found["cpu"] < 2**30
+    assert device_maps.get_max_memory()[0] == 2**20

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, modeling_utils
+from transformers.integrations import accelerate as device_maps
 
 from legroom.third_party.patching import patched
 
 NO_FILE = "no weights"
+UNBOUNDED = 2**60  # bytes of a GPU
 
 
 @contextlib.contextmanager
@@ -20,8 +22,19 @@ def weights_by_shape(lacking: Callable[[str], None]) -> Iterator[None]:
     type of its configuration. lacking: is called with the name of a checkpoint that has no weights.
 
     Its public arguments have `state_dict` alone, and not together with a name. What follows on loading (device_map,
-    quantisation, types, tied weights) is the library's own.
+    quantisation, types, tied weights) is the library's own. With device_map="auto" the model is on the GPU as a whole:
+    it would leave on the host what the card has no room for, and nothing trains then.
     """
+    room = device_maps.accelerate_max_memory
+
+    def unbounded(given: Any = None) -> Any:
+        found = room(given)
+        return (
+            found
+            if given is not None
+            else {name: UNBOUNDED if isinstance(name, int) else free for name, free in found.items()}
+        )
+
     load, resolve = PreTrainedModel._load_pretrained_model, modeling_utils._get_resolved_checkpoint_files
     read = modeling_utils.load_state_dict
 
@@ -50,6 +63,7 @@ def weights_by_shape(lacking: Callable[[str], None]) -> Iterator[None]:
         patched(PreTrainedModel, _load_pretrained_model=staticmethod(loaded)),
         patched(modeling_utils, _get_resolved_checkpoint_files=resolved, load_state_dict=header),
         patched(modeling_utils, log_state_dict_report=lambda **_: None),
+        patched(device_maps, accelerate_max_memory=unbounded),
     ):
         yield
 
