@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pynvml
 import pytest
-from fake_nvml import GIB, FakeNvml, gpu, healthy, nvlinked, process, rows, visit  # noqa: F401
+from fake_nvml import GIB, FakeNvml, gpu, healthy, process, rows, visit  # noqa: F401
 
 from legroom.machine import host, nvml
 from legroom.machine.nvml import Nvml
@@ -116,7 +117,7 @@ def test_cards_that_support_nothing_and_a_lost_one_are_not_available_and_no_cras
     text, broken = visit(FakeNvml({}, {}), probes={"torch": {"cuda": "13.0"}})
     for fact in ("memory", "supports", "power limit", "temperature"):
         assert rows(text).count(f"{fact} not available") == 2, fact
-    assert "0 and 1 not available" in rows(text)
+    assert "links not available" in rows(text)
     assert len(broken) == 1 and "no job can start" in broken[0] and "Not Supported" in broken[0]
 
 
@@ -144,38 +145,57 @@ def test_mig_is_told_and_its_slices_are_not_counted_against_torch(visit):
 # --- links -----------------------------------------------------------------------------------------
 
 
-def test_nvlink_is_counted_and_said_to_suit_fsdp(visit):
-    words = rows(visit(FakeNvml(nvlinked(0, 1, 1), nvlinked(1, 0, 0)))[0])
-    assert "0 and 1 NV2" in words and "wants NVLink: here it is" in words
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \t{0}\t0-15\t0
+GPU1\t{0}\t X \t0-15\t0
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe
+"""
+
+
+@pytest.fixture
+def topology(monkeypatch, tmp_path):
+    """topology(text): what `nvidia-smi` prints here; None: it fails."""
+
+    def install(text):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text("#!/bin/sh\n" + ("exit 9" if text is None else f"cat <<'END'\n{text}\nEND\n"))
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return install
+
+
+def test_nvlink_is_said_to_suit_fsdp(visit, topology):
+    topology(TOPOLOGY.format("NV2"))
+    words = rows(visit(FakeNvml(gpu(0), gpu(1)))[0])
+    assert "0 X NV2 1 NV2 X" in words and "wants NVLink: here it is" in words
     assert "101.9 s with NVLink, 131.4 s without" in words and "NCCL_P2P_DISABLE=1" in words
 
 
-@pytest.mark.parametrize(
-    "level,word", [("SINGLE", "PIX"), ("MULTIPLE", "PXB"), ("HOSTBRIDGE", "PHB"), ("NODE", "NODE"), ("SYSTEM", "SYS")]
-)
-def test_without_nvlink_the_furthest_thing_on_pcie_is_told_and_fsdp_is_warned_of(visit, level, word):
-    cards = [gpu(n, TopologyCommonAncestor=getattr(pynvml, f"NVML_TOPOLOGY_{level}")) for n in range(2)]
-    words = rows(visit(FakeNvml(*cards))[0])
-    assert f"0 and 1 {word} {word}:" in words and "not for speed" in words and "works over PCIe" in words
+@pytest.mark.parametrize("word", ["PIX", "NODE", "SYS"])
+def test_without_nvlink_fsdp_is_warned_of(visit, topology, word):
+    topology(TOPOLOGY.format(word))
+    words = rows(visit(FakeNvml(gpu(0), gpu(1)))[0])
+    assert f"0 X {word} 1 {word} X" in words and "not for speed" in words and "works over PCIe" in words
     assert "131.4 s without" in words and "here it is" not in words
 
 
-def test_nvlinks_to_a_switch_count_for_every_pair(visit):
-    words = rows(visit(FakeNvml(*(nvlinked(n, *range(12), switch=True) for n in range(3))))[0])
-    assert "every pair NV12" in words and "here it is" in words
-
-
-def test_nvlinks_that_are_down_do_not_count(visit):
-    cards = [nvlinked(n, 1 - n) | {"nvmlDeviceGetNvLinkState": 0} for n in range(2)]
-    assert "0 and 1 PHB" in rows(visit(FakeNvml(*cards))[0])
-
-
-def test_mixed_links_are_a_table_and_the_best_pairs(visit):
-    text, _ = visit(FakeNvml(nvlinked(0, 1, 1), nvlinked(1, 0, 0), nvlinked(2, 3), nvlinked(3, 2)))
-    table = [line.split() for line in text.splitlines()]
-    assert ["0", "x", "NV2", "PHB", "PHB"] in table and ["3", "PHB", "PHB", "NV1", "x"] in table
+def test_mixed_links_name_the_pairs_that_nvlink_joins(visit, topology):
+    names = ["X NV2 PHB PHB", "NV2 X PHB PHB", "PHB PHB X NV1", "PHB PHB NV1 X"]
+    topology("\n".join(f"GPU{n} {row} 0-15 0" for n, row in enumerate(names)))
+    text, _ = visit(FakeNvml(*map(gpu, range(4))))
+    assert ["0", "X", "NV2", "PHB", "PHB"] in [line.split() for line in text.splitlines()]
     assert "NVLink joins 0 and 1, 2 and 3" in rows(text) and "CUDA_VISIBLE_DEVICES=0,1" in text
     assert "not for speed" in rows(text)
+
+
+def test_a_tool_that_fails_leaves_the_links_unknown(visit, topology):
+    topology(None)
+    assert "links not available" in rows(visit(FakeNvml(gpu(0), gpu(1)))[0])
 
 
 def test_one_gpu_has_no_links(visit):

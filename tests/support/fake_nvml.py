@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from fake_nvml_module import FakeNvml, gpu, nvlinked, place  # noqa: F401
+from fake_nvml_module import FakeNvml, gpu  # noqa: F401
 
 from legroom.doctor import checks, faults, page, probe
 from legroom.machine import host

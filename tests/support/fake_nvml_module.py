@@ -66,24 +66,7 @@ def gpu(index: int = 0, **changes) -> dict:
             PowerManagementLimitConstraints=(100_000, 320_000),
             CurrentClocksThrottleReasons=0,
             MigMode=[0, 0],
-            PciInfo=place(index),
-            TopologyCommonAncestor=pynvml.NVML_TOPOLOGY_HOSTBRIDGE,
         )
         | changes
     )
     return {f"nvmlDeviceGet{name}": answer for name, answer in facts.items()}
-
-
-def place(index: int) -> SimpleNamespace:
-    return SimpleNamespace(domain=0, bus=0x10 + index, device=0)
-
-
-def nvlinked(index: int, *ends: int, switch: bool = False) -> dict:
-    """A card with an NVLink to each of `ends`, or as many to a switch."""
-    kind = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if switch else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
-    return gpu(
-        index,
-        NvLinkState=lambda link: int(link < len(ends)),
-        NvLinkRemoteDeviceType=lambda link: kind,
-        NvLinkRemotePciInfo=lambda link: place(99 if switch else ends[link]),
-    )

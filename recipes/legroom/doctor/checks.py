@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -25,6 +26,7 @@ from legroom.paths import CHECKOUT, CONF, PACKAGE
 from legroom.units import GIB
 
 LEAST_FREE_BYTES = GIB  # with less, saved models and compiled kernels soon fill the disk
+LINKS_SECONDS = 10
 NAME = "legroom"  # of the distribution
 ALSO = ("wandb", "flash-attn")  # useful packages that pyproject.toml may not list
 
@@ -67,7 +69,7 @@ class Findings:
     packages: list[Package]
     driver: Driver
     cards: list[Card]
-    links: dict[tuple[int, int], str | None]
+    links: list[list[str]]  # a row and a column for each card: NV2, PIX, X ...
     jobs_gpus: tuple[nvml.Gpu, ...]  # those that a job sees, in CUDA's order
     jobs_error: str | None  # why the query for them, with which every job begins, fails
     probes: dict[str, dict]
@@ -101,9 +103,17 @@ def examine() -> Findings:
         results = pool.map(probe.run, [f"from legroom.doctor import probe; probe.{call}" for call in calls])
         probes = {name: facts for result in results for name, facts in result.items()}
     wanted = [replace(p, error=probes.get(p.name, {}).get("error") if p.version else None) for p in wanted]
-    links = queries.links(len(cards))
     return Findings(
-        bound, wanted, queries.driver, cards, links, gpus, error, probes, examine_host(), find_other_packages()
+        bound,
+        wanted,
+        queries.driver,
+        cards,
+        links(len(cards)),
+        gpus,
+        error,
+        probes,
+        examine_host(),
+        find_other_packages(),
     )
 
 
@@ -194,6 +204,17 @@ def fabric_ports(folder: Path = Path("/sys/class/infiniband")) -> list[tuple[str
         if "ACTIVE" in state and speed:
             found.append((f"{port.parent.parent.name} port {port.name}", layer, float(speed[0])))
     return found
+
+
+def links(count: int) -> list[list[str]]:
+    """The links between the GPUs of this machine as `nvidia-smi topo -m` names them; empty where it does not."""
+    try:
+        command = ["nvidia-smi", "topo", "-m"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=LINKS_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    table = [re.sub("\x1b\\[\\d*m", "", line).split()[: count + 1] for line in found.splitlines()]
+    return [row[1:] for row in table if re.fullmatch(r"GPU\d+", "".join(row[:1])) and "X" in row]
 
 
 def menus(probes: dict[str, dict]) -> dict[str, dict[str, list[str]]]:

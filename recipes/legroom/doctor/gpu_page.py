@@ -12,15 +12,6 @@ SUPPORT = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "flash attention 2": (
 HOT_CELSIUS = 80  # the guide's 'Custom hardware for training': below it is good, throttling from 84 to 90
 # The guide's DDP of GPT-2 on 2 TITAN RTX, seconds for 200 steps
 NVLINK_SECONDS, PCIE_SECONDS = 101.9, 131.4
-LEGEND = {
-    "NV": "that many NVLinks",
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PSB": "a switch on one board",
-    "PHB": "the CPU's PCIe host bridge",
-    "NODE": "host bridges of one NUMA node",
-    "SYS": "the link between CPUs or NUMA nodes",
-}
 
 
 def card_section(out: Page, found: Findings, card: Card) -> None:
@@ -114,37 +105,22 @@ def temperature(card: Card, advise: bool = False) -> tuple[str, str]:
 
 def links_section(out: Page, found: Findings) -> None:
     """How the GPUs are linked, and what that means for the two ways to use several."""
-    out.head("Links between GPUs, as `nvidia-smi topo -m` has them")
-    links, count = {pair: word or NOT_AVAILABLE for pair, word in found.links.items()}, len(found.cards)
-    if len(set(links.values())) == 1:
-        out.row("every pair" if count > 2 else "0 and 1", links[0, 1])
-    else:
-        out.lines.append(("      " + "".join(f"{b:>5}" for b in range(count)), ""))
-        for a in range(count):
-            cells = [found.links[min(a, b), max(a, b)] or "?" if a != b else "x" for b in range(count)]
-            out.lines.append((f"  {a:>4}" + "".join(f"{cell:>5}" for cell in cells), ""))
-    kinds = [kind for kind in LEGEND if any(word.startswith(kind) for word in links.values())]
-    if kinds:
-        out.row("", "; ".join(f"{kind + '#' * (kind == 'NV')}: {LEGEND[kind]}" for kind in kinds))
-    joined = [pair for pair, word in links.items() if word.startswith("NV")]
+    out.head("Links between GPUs, as `nvidia-smi topo -m` has them and explains")
+    if not found.links:
+        out.row("links", NOT_AVAILABLE)
+        return
+    for number, row in enumerate(found.links):
+        out.lines.append((f"  {number:>4}" + "".join(f"{word:>6}" for word in row), ""))
+    pairs = [(a, b) for a, row in enumerate(found.links) for b in range(a + 1, len(row))]
+    joined = [(a, b) for a, b in pairs if found.links[a][b].startswith("NV")]
     measured = f"The guide measured {NVLINK_SECONDS} s with NVLink, {PCIE_SECONDS} s without (GPT-2 on 2 TITAN RTX)"
-    if len(joined) == len(links):
-        out.row(
-            "DDP",
-            f"sends gradients only, and NVLink carries them well. {measured}; NCCL_P2P_DISABLE=1 shows "
-            "the difference here.",
-        )
+    if len(joined) == len(pairs):
+        out.row("DDP", f"sends gradients only. {measured}; NCCL_P2P_DISABLE=1 shows the difference here.")
         out.row("FSDP", "sends parameters and gradients, and wants NVLink: here it is.")
         return
     out.row("DDP", f"sends gradients only: it works over PCIe, and is slower. {measured}.")
-    out.row(
-        "FSDP",
-        "sends parameters too, and wants NVLink. Over PCIe take it for a model that does not fit "
-        "otherwise, not for speed.",
-    )
+    out.row("FSDP", "sends parameters too, and wants NVLink: over PCIe it makes a model fit, and is not for speed.")
     if joined:
-        out.row(
-            "",
-            f"NVLink joins {', '.join(f'{a} and {b}' for a, b in joined)}: a job of two does best on such "
-            f"a pair, CUDA_VISIBLE_DEVICES={joined[0][0]},{joined[0][1]}.",
-        )
+        best = ",".join(map(str, joined[0]))
+        named = ", ".join(f"{a} and {b}" for a, b in joined)
+        out.row("", f"NVLink joins {named}: a job of two does best there, CUDA_VISIBLE_DEVICES={best}.")

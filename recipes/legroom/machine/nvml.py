@@ -5,7 +5,6 @@ Imports the standard library alone at the top: the doctor also runs where nothin
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from legroom.units import MIB
 
 # With more in use than this, another program holds the GPU: an idle one shows up to about 500 MiB for the driver.
 IDLE_GPU_BYTES = 600 * MIB
-# NVML's NVML_TOPOLOGY_* levels, with the abbreviations of `nvidia-smi topo -m`
-TOPOLOGY = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # NVML's nvmlClocksThrottleReason* bits that reduce speed under load
 THROTTLES = {
     0x04: "its power limit",
@@ -226,37 +223,6 @@ class Nvml:
     def _process_name(self, pid: int) -> str:
         return Path((_text(self.query("nvmlSystemGetProcessName", pid)) or "?").split()[0]).name
 
-    def links(self, count: int) -> dict[tuple[int, int], str | None]:
-        """How each pair of the first `count` GPUs is linked, in the notation of `nvidia-smi topo -m`.
-
-        NV and the number of NVLinks, or else the longest step between them on PCIe (PIX, PXB, PHB, NODE, SYS).
-        """
-        handles = [self.query("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-        addresses = [_pci_address(self.query("nvmlDeviceGetPciInfo", handle)) for handle in handles]
-        ends = [self._nvlink_ends(handle) for handle in handles] if count > 1 else []
-        found = {}
-        for a, b in itertools.combinations(range(count), 2):
-            direct = ends[a].count(addresses[b]) if addresses[b] else 0
-            # Through an NVSwitch every pair can use all links, and the remote end of each link is the switch.
-            nvlinks = direct or min(ends[a].count("switch"), ends[b].count("switch"))
-            level = self.query("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
-            found[a, b] = f"NV{nvlinks}" if nvlinks else TOPOLOGY.get(level)
-        return found
-
-    def _nvlink_ends(self, handle: Any) -> list:
-        """The remote end of each active NVLink of a GPU: a PCI address, or 'switch'."""
-        ends = []
-        for link in range(self.library.NVML_NVLINK_MAX_LINKS):
-            if not self.query("nvmlDeviceGetNvLinkState", handle, link):
-                continue
-            kind = self.query("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-            ends.append(
-                "switch"
-                if kind == self.library.NVML_NVLINK_DEVICE_TYPE_SWITCH
-                else _pci_address(self.query("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
-            )
-        return ends
-
 
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value  # older releases of nvidia-ml-py return bytes
@@ -264,7 +230,3 @@ def _text(value: Any) -> Any:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
-
-
-def _pci_address(pci: Any) -> tuple[int, int, int] | None:
-    return None if pci is None else (pci.domain, pci.bus, pci.device)
