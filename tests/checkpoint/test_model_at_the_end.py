@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import compose
 
-from legroom.cli import summary
+from legroom.cli import brief
 
 BASE = "model.pretrained=someone/model"
 
@@ -59,7 +59,7 @@ def test_a_sweep_saves_no_model_and_says_so_once(command, base, talks):
 
 def test_a_summary_ends_with_how_to_save_the_model(train):
     run = train("model=gpt2_tiny", "train.max_steps=1", "measure.ledger=false")
-    assert "save.final=true" in summary.summary(run.record, run.folder).splitlines()[-1]
+    assert "save.final=true" in brief.brief(run.record, run.folder).splitlines()[-1]
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
@@ -100,13 +100,13 @@ def test_a_classifier_is_used_by_a_line_of_python(train, tmp_path):
     words = ["data=text", f"data.path={file}", "data.eval_fraction=0", "measure.ledger=false", "model.classes=3"]
     whole = train("model=bert_tiny", *words, "save.final=true")
     namespace: dict = {}
-    line = summary.summary(whole.record, whole.folder).splitlines()[-1].partition("Use it: ")[2]
+    line = brief.brief(whole.record, whole.folder).splitlines()[-1].partition("Use it: ")[2]
     exec(line.replace("; pipeline", "; found = pipeline"), namespace)
     assert namespace["found"][0]["label"] in ("good", "bad", "odd")
     texts = train("model=gpt2_tiny", "model.vocab=257", "data=source", "save.final=true", "measure.ledger=false")
     words += [f"model.pretrained={texts.folder}/model", "data.task=classification", "adapter=lora"]
     beside = train(*words)
-    assert summary.summary(beside.record, beside.folder).splitlines()[-1].endswith("README.md shows")
+    assert brief.brief(beside.record, beside.folder).splitlines()[-1].endswith("README.md shows")
     code = (beside.folder / "model" / "README.md").read_text().rpartition("```\nfrom")[2].partition("```")[0]
     code = code.replace('"model"', f'"{texts.folder}/model"').replace("RUN", str(beside.folder))
     exec("from" + code.replace("\npipeline", "\nfound = pipeline"), namespace)

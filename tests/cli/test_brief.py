@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from legroom.cli import brief, summary
+from legroom.cli import brief
 from legroom.records import record
 from legroom.records.record import Error, Estimate, Memory, Speed, Training
 
@@ -58,7 +58,7 @@ def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
 def test_a_long_wait_for_data_names_the_keys_that_shorten_it(outcome, device, workers, pins, share, said):
     outcome.config["data"] |= {"workers": workers, "pin_memory": pins}
     outcome.environment["device"], outcome.speed.data_wait_share = device, share
-    for text in (brief.brief(outcome, Path("here")), summary.summary(outcome, Path("here"))):
+    for text in (brief.brief(outcome, Path("here"), verbose=verbose) for verbose in (False, True)):
         assert [word for word in text.split() if word.startswith("data.")] == said
         assert ("20%" in text) == bool(said)
 

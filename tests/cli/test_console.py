@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import compose, small
 
-from legroom.cli import console, summary
+from legroom.cli import brief, console
 from legroom.records import record
 from legroom.records.record import Error, Evaluation, Memory, Speed, Training
 
@@ -46,39 +46,38 @@ def outcome():
     return made
 
 
-@pytest.mark.parametrize("flops, shown", [(1e9, "2.000 G"), (1.2e6, "2.400 M"), (6e10, "0.120 T")])
+@pytest.mark.parametrize("flops, shown", [(10**9, "1,000,000,000"), (1200, "1,200")])
 def test_a_tiny_models_rate_is_not_shown_as_nothing(outcome, flops, shown):
     outcome.speed.model_flops_per_step = flops
-    assert f" {shown}" in summary.summary(outcome, Path("here"))
+    assert f" {shown}" in brief.brief(outcome, Path("here"), verbose=True)
 
 
 def test_the_summary_speaks_the_guides_terms(outcome):
     """18 bytes a parameter for training in mixed precision with AdamW, 6 for inference."""
-    text = summary.summary(outcome, Path("here"))
-    rows = {line.strip().split("  ")[0]: line for line in text.splitlines()}
-    assert "5.00 s" in rows["Time"] and "8.00" in rows["Samples per second"] and "500.00 ms" in rows["Step"]
-    assert "2.000 T" in rows["Model FLOP/s"] and "25.0%" in rows["Model FLOP/s"]
-    assert "6.00 bytes a parameter" in rows["weights"] and "8.00 bytes a parameter" in rows["optimizer states"]
-    assert "4.00 bytes a parameter" in rows["gradients"] and "2.00 bytes a parameter" in rows["activations"]
-    assert "18.00 bytes a parameter" in rows["Model states, at most"]
-    assert "6.00 bytes a parameter" in rows["Inference alone"]
-    assert "here" in rows["Record: here/result.json"]
+    text = brief.brief(outcome, Path("here"), verbose=True)
+    rows = {line.split()[0]: line for line in text.splitlines()}
+    assert "500.00 ms" in rows["speed.step_seconds_median"] and "8.0" in rows["speed.samples_per_second"]
+    assert "25.0%" in rows["speed.mfu"] and "1,024.0 MiB" in rows["memory.host_peak_rss_bytes"]
+    largest = {name: float(rows[f"memory.largest_bytes.{name}"].split()[3]) for name in outcome.memory.largest_bytes}
+    inference = largest["parameters"] + largest["weight_copies"]
+    assert inference == 6 and inference + largest["optimizer"] + largest["gradients"] == 18
+    assert "here/result.json" in rows["Details"]
 
 
 def test_the_summary_has_a_gpus_figures_where_there_is_one(outcome):
     for key in ("device_used_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "context_bytes"):
         setattr(outcome.memory, key, 3 * GIB)
-    text = summary.summary(outcome, Path("here"))
-    assert "GPU memory occupied" in text and "3072 MiB" in text and "context" in text
+    text = brief.brief(outcome, Path("here"), verbose=True)
+    assert "3 GiB of the GPU" in text and "memory.context_bytes" in text and "3,072.0 MiB" in text
 
 
 def test_the_summary_leaves_out_what_a_device_does_not_give(outcome):
     """A driver that says what is used and not what the context takes; a record without the count of parameters."""
     outcome.memory.device_used_bytes = 3 * GIB
     outcome.memory.parameter_count = outcome.speed.step_seconds_median = outcome.speed.step_seconds_p10 = None
-    text = summary.summary(outcome, Path("here"))
-    assert "GPU memory occupied" in text and "3072 MiB" in text and "context" not in text
-    assert "CUDA reserved" not in text and "Step" not in text and "Samples per second" in text
+    text = brief.brief(outcome, Path("here"), verbose=True)
+    assert "memory.device_used_bytes" in text and "3,072.0 MiB" in text and "context" not in text
+    assert "reserved" not in text and "a parameter" not in text and "speed.samples_per_second" in text
 
 
 @pytest.mark.parametrize("status", record.STATUSES)
@@ -87,7 +86,7 @@ def test_every_status_has_a_summary(status):
     made = compose("device=cpu").record
     made.status = status
     made.error = None if status == "ok" else Error("load", "Kind", "what happened\nsecond line", "what to do")
-    text = summary.summary(made, Path("here"))
+    text = brief.brief(made, Path("here"), verbose=True)
     assert text.startswith(f"{status}: ") and "result.json" in text
     if made.error:
         assert "what happened" in text and "what to do" in text and "second line" not in text
@@ -97,7 +96,7 @@ def test_numbers_that_are_none_are_said_in_words(outcome):
     """As a record has them after a loss that was no number."""
     outcome.training = Training(2, 8, 80, [None, None], None)
     outcome.evaluation = Evaluation(4, None, None, None, 0.1)
-    assert "not a number" in summary.summary(outcome, Path("here"))
+    assert "not a number" in brief.brief(outcome, Path("here"), verbose=True)
 
 
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt2_tiny"])

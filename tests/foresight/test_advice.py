@@ -112,14 +112,14 @@ def test_of_two_that_are_as_fast_the_simpler_is_the_better(times, best):
 
 
 def test_a_negative_saving_is_no_saving(predicted, tmp_path):
-    from legroom.cli import summary
+    from legroom.cli import brief
 
     outcome = predicted(*WORDS)
     outcome.estimate.levers = [
         {"words": f"lever={saved}", "device_used_bytes": 1, "saved_bytes": saved * 2**20, "step_seconds": None}
         for saved in (5, -5)
     ]
-    text = summary.summary(outcome, tmp_path)
+    text = brief.brief(outcome, tmp_path)
     assert "5 MiB  saved by lever=5" in text and "5 MiB  more with lever=-5" in text and "-5 MiB" not in text
 
 

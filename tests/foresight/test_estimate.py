@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import compose, small
 
-from legroom.cli import console, single_run, summary
+from legroom.cli import brief, console, single_run
 from legroom.foresight import advice, estimate
 from legroom.foresight.fake_gpu import op_trace
 from legroom.machine import host
@@ -321,7 +321,7 @@ def test_the_answer_is_printed_before_the_search_for_what_would_make_it_fit(trai
             display.on_message(message)
     printed = capsys.readouterr()
     assert display.answered and "are missing" in printed.out and "estimate.hint_seconds" in printed.err
-    rest = summary.summary(run.record, run.folder, display.answered)
+    rest = " ".join(brief.brief(run.record, run.folder, display.answered).split())
     assert "are missing" not in rest and run.record.error.hint in rest
     assert any("0 of" in line for line in run.record.warnings) and "optim=adamw_fused" in run.record.error.hint
 

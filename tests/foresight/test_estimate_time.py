@@ -8,12 +8,13 @@ import pytest
 import torch
 from conftest import CONF, small
 
-from legroom.cli import summary
+from legroom.cli import brief
 from legroom.foresight import prediction, simulation
 from legroom.foresight.speed import calibrated
 from legroom.machine import host
 from legroom.options import compose
 from legroom.records.record import Record
+from legroom.report.predicted import two_digits
 
 V100 = ["recipe=estimate", "gpu=v100_16gb", "device=auto"]
 
@@ -31,8 +32,8 @@ def test_a_record_has_an_interval_and_what_the_step_waits_for():
     speed = outcome.speed
     assert speed.step_seconds_low < speed.step_seconds_median < speed.step_seconds_high
     assert speed.bound_by == "host"
-    row = next(note for name, _, note in summary._speed_rows(outcome) if name == "Step")
-    assert "bound by host" in row and "likely range" in row
+    row = brief._time(outcome)
+    assert "bound by host" in row and f"({two_digits(speed.step_seconds_low * 1000)} to " in row
 
 
 def test_a_slower_host_makes_a_host_bound_step_slower():
@@ -83,9 +84,6 @@ def test_a_cpu_that_was_measured_gets_its_own_times(calibration):
     speed = outcome.speed
     assert speed.step_seconds_low < speed.step_seconds_median < speed.step_seconds_high
     assert speed.samples_per_second == pytest.approx(simulated.samples / speed.step_seconds_median)
-    assert "measured here" in next(
-        note for name, _, note in summary._speed_rows(outcome) if name == "Samples per second"
-    )
 
 
 def test_memory_that_each_step_touches_anew():

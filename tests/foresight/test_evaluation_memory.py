@@ -12,7 +12,7 @@ import torch
 from conftest import compose
 
 from legroom import config
-from legroom.cli import summary
+from legroom.cli import brief
 from legroom.foresight import advice, evaluation_memory, largest_batch
 from legroom.foresight.memory.allocator import Demand
 from legroom.levers.accumulation import rules as accumulation
@@ -34,14 +34,14 @@ def test_a_small_evaluation_changes_nothing(predicted, words, tmp_path):
     assert without.estimate.evaluation_reserved_bytes is None and small.estimate.evaluation_reserved_bytes
     assert small.memory == without.memory and small.estimate.margin_bytes == without.estimate.margin_bytes
     assert small.estimate.evaluation_reserved_bytes == small.memory.peak_reserved_bytes
-    assert "reserved, evaluation" not in summary.summary(small, tmp_path)
+    assert "reserved, evaluation" not in brief.brief(small, tmp_path)
 
 
 def test_a_large_one_decides_the_verdict(predicted, words, tmp_path):
     free = predicted(*words, LARGE)
     needed, trained = free.estimate.evaluation_reserved_bytes, free.memory.peak_reserved_bytes
     assert free.estimate.verdict == FITS and needed > 1.3 * trained
-    assert "CUDA reserved, evaluation" in summary.summary(free, tmp_path)
+    assert "CUDA reserved, evaluation" in brief.brief(free, tmp_path)
     # Less than the step has cached and the evaluation needs: cached memory is given back, or it does not fit.
     little = predicted(*words, LARGE, f"launch.memory_limit_gib={trained * 1.1 / GIB}")
     assert (little.estimate.verdict, little.status, little.error.phase) == (DOES_NOT_FIT, "oom", "eval")

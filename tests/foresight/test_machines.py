@@ -9,7 +9,7 @@ from conftest import compose, small
 from test_ledger_ranks import foreseen
 from torch.distributed.device_mesh import init_device_mesh
 
-from legroom.cli import summary
+from legroom.cli import brief
 from legroom.foresight.fake_gpu.op_cache import call_signature
 from legroom.foresight.speed import efficiencies
 from legroom.foresight.speed.roofline import predict
@@ -100,9 +100,8 @@ def test_record_and_summary_say_how_many_machines(predicted, tmp_path):
     assert any("NCCL" in line and "network between machines is not known" in line for line in two.warnings)
     assert any("75% of 0.1 GB/s" in line and "assumed" in line for line in two.warnings)
     assert not any("machines" in line for line in one.warnings)
-    (row,) = (line for line in summary.summary(two, tmp_path).splitlines() if "Machines" in line)
-    assert "2  of 2 GPUs" in row and "0.1 GB/s" in row
-    assert "Machines" not in summary.summary(one, tmp_path)
+    assert "2 machines, 0.1 GB/s" in " ".join(brief.answer(two).split())
+    assert "machines" not in brief.answer(one)
 
 
 def test_what_is_shared_between_jobs_knows_the_machines(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import random
 import pytest
 from conftest import compose
 
-from legroom.cli import summary
+from legroom.cli import brief
 from legroom.foresight import prediction, uneven_lengths
 from legroom.foresight.memory.settings import Settings
 from legroom.records.record import FITS, TIGHT
@@ -45,7 +45,7 @@ def test_padded_data_has_two_figures(predicted, padded, tmp_path):
     assert 0.2 < result.padding_share < 0.8
     (line,) = (line for line in outcome.warnings if "different lengths" in line)
     assert "packing" in line
-    assert "CUDA reserved, uneven" in summary.summary(outcome, tmp_path)
+    assert "CUDA reserved, uneven" in brief.brief(outcome, tmp_path)
 
 
 def steps_of(events, longest):

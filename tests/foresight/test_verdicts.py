@@ -8,7 +8,7 @@ import pytest
 from conftest import compose, small
 from fit_search import planned, searched
 
-from legroom.cli import summary
+from legroom.cli import brief
 from legroom.foresight import largest_batch, prediction
 from legroom.foresight.search import present, runner
 from legroom.foresight.speed import calibrated
@@ -37,8 +37,8 @@ def test_a_margin_within_the_error_is_tight_and_says_so(predicted, tmp_path):
     assert 0 <= result.margin_bytes < result.kept_bytes
     (line,) = (line for line in outcome.warnings if line.startswith("tight"))
     assert f"{math.ceil(result.kept_bytes / MIB):,} MiB" in line and "estimate.margin" in line
-    text = summary.summary(outcome, tmp_path)
-    assert text.startswith("tight:") and "Verdict" in text
+    text = brief.brief(outcome, tmp_path)
+    assert text.startswith("tight:") and "stay free" in text
     assert predicted(*WORDS, f"launch.memory_limit_gib={reserved * 1.04 / GIB}").estimate.verdict == FITS
 
 

@@ -9,7 +9,7 @@ import types
 import pytest
 from conftest import compose
 
-from legroom.cli import chat, summary
+from legroom.cli import brief, chat
 from legroom.training import generate
 
 SAYS = "zzzz"
@@ -32,7 +32,7 @@ def test_it_shows_what_was_learned_and_changes_no_loss(train, talks, recipe):
     assert len(run.record.evaluation.generated) == 2, "there are two rows to evaluate on"
     for each in run.record.evaluation.generated:
         assert each["prompt"].rstrip().endswith("assistant:") and each["after"] == SAYS != each["before"]
-    assert repr(SAYS) in summary.summary(run.record, run.folder)
+    assert repr(SAYS) in brief.brief(run.record, run.folder)
     assert train(*words).record.training.losses == run.record.training.losses
 
 
@@ -87,7 +87,7 @@ def test_the_first_hour(train, talks, tmp_path, monkeypatch, capsys):
     assert fits.record.estimate.fits and not (fits.folder / "model").exists()
     run = train(*words, *TRAINED)
     assert any("ShareGPT" in line for line in run.record.warnings)
-    *_, model, use = summary.summary(run.record, run.folder).splitlines()
+    *_, model, use = brief.brief(run.record, run.folder).splitlines()
     assert model.endswith("model") and "chat" in use
     monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
     assert chat.main([use.split()[-1], "--device", "cpu", "--tokens", "4"]) == 0

@@ -1,4 +1,4 @@
-"""A finished run in about six lines: what happened, then what most want to know. `summary` has the rest."""
+"""A finished run in about six lines: what happened, then what most want to know; --verbose adds every figure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stan
 LABEL = 10  # columns of the name of a line, with what stands before and behind it
 
 
-def brief(outcome: Record, folder: Path, answered: bool = False, said: Collection[str] = ()) -> str:
+def brief(
+    outcome: Record, folder: Path, answered: bool = False, said: Collection[str] = (), verbose: bool = False
+) -> str:
     """What a run came to. folder: the run's. answered: `answer` has been printed, and the rest follows. said: warnings
-    that were printed already."""
+    that were printed already. verbose: with every figure of the record."""
     lines = [] if answered else [answer(outcome)]
+    if verbose:
+        lines += summary.figure_lines(outcome)
+        lines += summary.operation_lines(outcome.operations) if outcome.operations is not None else []
     lines += summary.explanation_lines(outcome)
     lines += [_wrapped("", line.strip()) for line in ending.advice_lines(outcome, folder)]
     lines += [_wrapped("Data", line.strip()) for line in ending.data_wait_lines(outcome)]
@@ -32,7 +37,8 @@ def brief(outcome: Record, folder: Path, answered: bool = False, said: Collectio
     page = folder / PAGE_FILES[0]
     count = sum(text in said for text in outcome.warnings)
     above = f", {count} warning{'s' * (count > 1)} above" if count else ""
-    details = f"--verbose, or {ending.shorter(page if page.is_file() else folder / 'result.json')}{above}"
+    file = ending.shorter(page if page.is_file() else folder / "result.json")
+    details = f"{'' if verbose else '--verbose, or '}{file}{above}"
     return "\n".join([*lines, f"  {'Details':<{LABEL - 2}}{details}", *ending.model_lines(outcome, folder)])
 
 
@@ -114,6 +120,7 @@ def _memory(outcome: Record) -> str:
 def _setup(outcome: Record) -> str:
     config = outcome.config
     size, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
+    gpu = config.get("gpu") or {}
     mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"] or 1
     batch = f"{size}{f' x {steps}' * (steps > 1)}{f' x {replicas} ranks' * (replicas > 1)}"
     named = [config["precision"]["name"], config["optim"]["name"], f"batch {batch}"]
@@ -121,6 +128,8 @@ def _setup(outcome: Record) -> str:
     named += [
         value for value in (mode, (config.get("adapter") or {}).get("name")) if value not in (None, "none", "single")
     ]
+    if (gpu.get("machines") or 1) > 1:
+        named.append(f"{gpu['machines']} machines, {gpu['machine_link_gb_per_second']:g} GB/s each way between them")
     attention = outcome.model.attention if outcome.model is not None else None
     named += [f"attention {attention}{' (auto)' * (config['model']['attention'] == AUTO)}"] if attention else []
     return ", ".join([outcome.recipe, *named])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from legroom.cli import brief, summary
+from legroom.cli import brief
 from legroom.cli.job_state import JobState, clock
 from legroom.ranks import rank_info
 from legroom.records.messages import Estimated, Message, PhaseStarted, Shown, StepsDone, WarningRaised
@@ -83,16 +83,13 @@ class Console:
             self._show(message.text)
         elif isinstance(message, Estimated) and not self.quiet:
             self.progress.stop()  # it draws on the same terminal
-            say((summary if VERBOSE else brief).answer(message.record))
+            say(brief.answer(message.record))
             self.answered = True
             self.progress.start()
 
     def finish(self, outcome: Record, folder: Path) -> None:
         """Print what the run came to."""
-        if VERBOSE:
-            say(summary.summary(outcome, folder, self.answered))
-        else:
-            say(brief.brief(outcome, folder, self.answered, self.said))
+        say(brief.brief(outcome, folder, self.answered, self.said, VERBOSE))
 
     def lines(self) -> tuple[str, str]:
         """What stands above the bar and below it."""
