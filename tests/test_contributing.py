@@ -33,7 +33,7 @@ def offloading(monkeypatch):
     package = f"legroom.levers.{LEVER}"
     monkeypatch.setitem(sys.modules, f"{package}.apply", types.ModuleType("apply"))
     exec(next(block for block in blocks() if "(Behaviour):" in block), sys.modules[f"{package}.apply"].__dict__)
-    exec(next(block for block in blocks() if "hooks.register(" in block), {"__package__": package})
+    exec(next(block for block in blocks() if "hooks.register_module(" in block), {"__package__": package})
 
     def choose(name: str) -> None:
         monkeypatch.setattr(Config, LEVER, SimpleNamespace(name=name), raising=False)

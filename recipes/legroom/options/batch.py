@@ -79,6 +79,5 @@ def rate_advice(cfg: Config, overrides: list[str], folders: list[Path]) -> list[
     ]
 
 
-HOOKS = hooks.register(
-    "batch", hooks.Hooks(problems=problems, memory_levers=memory_levers, search=(Dimension("batch.per_device", 60),))
-)
+SEARCH = (Dimension("batch.per_device", 60),)
+hooks.register_module("batch", globals())

@@ -192,12 +192,4 @@ def window_and_stride(cfg: Config) -> tuple[int, int]:
     return window, cfg.eval.stride or window
 
 
-HOOKS = hooks.register(
-    "data",
-    hooks.Hooks(
-        resolve=resolve,
-        problems=problems,
-        warnings=warnings,
-        training_arguments=training_arguments,
-    ),
-)
+hooks.register_module("data", globals())

@@ -23,4 +23,4 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return lines
 
 
-HOOKS = hooks.register("estimate", hooks.Hooks(problems=problems))
+hooks.register_module("estimate", globals())

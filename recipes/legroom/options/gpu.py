@@ -123,4 +123,4 @@ def _option_problems(cfg: Config) -> list[str]:
     ]
 
 
-HOOKS = hooks.register("gpu", hooks.Hooks(resolve=resolve, problems=problems))
+hooks.register_module("gpu", globals())

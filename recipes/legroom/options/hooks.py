@@ -1,8 +1,7 @@
 """Hooks: what a lever or a section contributes to every run, and the registry of them, which knows no lever.
 
-    HOOKS = hooks.register("optim", hooks.Hooks(problems=problems, training_arguments=training_arguments))
-
-`levers.load_rules` imports the modules that register. Never imports torch.
+A module ends with `hooks.register_module("optim", globals())`: its members with the names of `Hooks`, the constants in
+capitals, are what it contributes. `levers.load_rules` imports the modules that register. Never imports torch.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import dataclasses
 import enum
 import importlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -171,8 +170,8 @@ class Hooks:
     choose: what takes seconds to derive, in a configuration without problems, in place; returns what prevents it.
     warnings: what runs, but not as a person may expect; a line each.
     training_arguments: entries for transformers.TrainingArguments. Two menus cannot give the same entry.
-    apply: the package of the lever, whose module `apply` has what it does as `Apply`, a `Behaviour`. chosen: whether it
-        does anything in a configuration; the module is imported then.
+    chosen: whether the lever does anything in a configuration. apply: its package, whose module `apply` is imported
+        then, and has what it does as `Apply`, a `Behaviour`.
     memory_levers: the changes that may lower the memory of a configuration and that are not made yet.
     search: the dimensions of `fit`. not_searched: why `fit` does not search this menu, key or section.
     """
@@ -200,6 +199,13 @@ def register(name: str, hooks: Hooks) -> Hooks:
     assert name.partition(".")[0] in FIELDS, f"Config has no field {name}"
     _REGISTRY[name] = hooks
     return hooks
+
+
+def register_module(name: str, members: Mapping[str, Any]) -> Hooks:
+    """Registers what a module contributes. members: its globals."""
+    found = {each.name: members.get(each.name, members.get(each.name.upper())) for each in dataclasses.fields(Hooks)}
+    found["apply"] = members["__package__"] if found["chosen"] else None
+    return register(name, Hooks(**{key: value for key, value in found.items() if value is not None}))
 
 
 def all_are_registered() -> None:

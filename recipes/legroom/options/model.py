@@ -192,4 +192,4 @@ def lengths(cfg: Config) -> dict[str, int]:
     return {"data.seq_len": cfg.data.seq_len} | ({"eval.window": cfg.eval.window} if cfg.eval.window else {})
 
 
-HOOKS = hooks.register("model", hooks.Hooks(resolve=resolve, problems=problems, warnings=warnings))
+hooks.register_module("model", globals())

@@ -47,4 +47,4 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return [f"objective={suggestions.shown(cfg.objective)}: a record has no such number.{near}"]
 
 
-HOOKS = hooks.register("objective", hooks.Hooks(problems=problems))
+hooks.register_module("objective", globals())

@@ -244,4 +244,4 @@ def model_missing(cfg: Config, folder: Path) -> bool:
     return bool(cfg.save.final) and not Path(folder, run_folder.MODEL_FOLDER).is_dir()
 
 
-HOOKS = hooks.register("resume", hooks.Hooks(resolve=resolve, problems=problems))
+hooks.register_module("resume", globals())

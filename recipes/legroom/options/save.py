@@ -56,4 +56,4 @@ def warnings(cfg: Config) -> list[str]:
     ]
 
 
-HOOKS = hooks.register("save", hooks.Hooks(problems=problems, warnings=warnings))
+hooks.register_module("save", globals())

@@ -55,4 +55,4 @@ def warnings(cfg: Config) -> list[str]:
     return [f"{off}: tracker=wandb sends nothing. tracker.mode=online overrides it."]
 
 
-HOOKS = hooks.register("tracker", hooks.Hooks(problems=problems, warnings=warnings))
+hooks.register_module("tracker", globals())

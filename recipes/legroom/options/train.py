@@ -83,4 +83,4 @@ def training_arguments(cfg: Config) -> dict[str, Any]:
     }
 
 
-HOOKS = hooks.register("train", hooks.Hooks(resolve=resolve, problems=problems, training_arguments=training_arguments))
+hooks.register_module("train", globals())

@@ -169,13 +169,4 @@ def _ask(asked: str) -> str:
     return ended.stdout
 
 
-HOOKS = hooks.register(
-    "accumulation",
-    hooks.Hooks(
-        resolve=resolve,
-        problems=problems,
-        choose=choose,
-        warnings=warnings,
-        training_arguments=training_arguments,
-    ),
-)
+hooks.register_module("accumulation", globals())

@@ -74,16 +74,11 @@ CONFLICTS = (
     Conflict("adapter.dora=true", "adapter.bits=8", "", "Type adapter.bits=4, or leave adapter.dora out."),
 )
 
-HOOKS = hooks.register(
-    "adapter",
-    hooks.Hooks(
-        resolve=resolve,
-        problems=problems,
-        warnings=warnings,
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=lambda cfg: cfg.adapter.is_used,
-        memory_levers=memory_levers,
-        search=(Dimension("adapter", 45, changes_numbers=True),),
-    ),
-)
+SEARCH = (Dimension("adapter", 45, changes_numbers=True),)
+
+
+def chosen(cfg: Config) -> bool:
+    return cfg.adapter.is_used
+
+
+hooks.register_module("adapter", globals())

@@ -120,15 +120,11 @@ CONFLICTS = (
     ),
 )
 
-HOOKS = hooks.register(
-    "model.attention",
-    hooks.Hooks(
-        problems=problems,
-        warnings=warnings,
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=lambda cfg: cfg.model.attention != "auto",
-        memory_levers=memory_levers,
-        search=(Dimension("model.attention", 30, ("auto", "eager")),),
-    ),
-)
+SEARCH = (Dimension("model.attention", 30, ("auto", "eager")),)
+
+
+def chosen(cfg: Config) -> bool:
+    return cfg.model.attention != "auto"
+
+
+hooks.register_module("model.attention", globals())

@@ -50,14 +50,11 @@ CONFLICTS = (
     ),
 )
 
-HOOKS = hooks.register(
-    "checkpointing",
-    hooks.Hooks(
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=lambda cfg: cfg.checkpointing.name != "none",
-        warnings=warnings,
-        memory_levers=memory_levers,
-        search=(Dimension("checkpointing", 20, not_tried=_not_tried),),
-    ),
-)
+SEARCH = (Dimension("checkpointing", 20, not_tried=_not_tried),)
+
+
+def chosen(cfg: Config) -> bool:
+    return cfg.checkpointing.name != "none"
+
+
+hooks.register_module("checkpointing", globals())

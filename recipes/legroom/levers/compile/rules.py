@@ -54,14 +54,11 @@ CONFLICTS = (
     ),
 )
 
-HOOKS = hooks.register(
-    "compile",
-    hooks.Hooks(
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=lambda cfg: cfg.compile,
-        problems=problems,
-        training_arguments=training_arguments,
-        not_searched="the time of compiled code has a wide interval",
-    ),
-)
+NOT_SEARCHED = "the time of compiled code has a wide interval"
+
+
+def chosen(cfg: Config) -> bool:
+    return cfg.compile
+
+
+hooks.register_module("compile", globals())

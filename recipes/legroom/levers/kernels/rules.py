@@ -14,14 +14,14 @@ from legroom.options import hooks, model_families
 from legroom.options.hooks import Conflict
 
 
-def is_liger(cfg: Config) -> bool:
+def chosen(cfg: Config) -> bool:
     """Whether Liger's kernels are used. A configuration of an older record has no such menu."""
     return cfg.kernels.name == "liger"
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """What does not go with Liger's kernels."""
-    if not is_liger(cfg):
+    if not chosen(cfg):
         return []
     found = []
     if not cfg.model.pretrained and cfg.model.family not in model_families.LIGER:
@@ -51,13 +51,5 @@ CONFLICTS = (
     ),
 )
 
-HOOKS = hooks.register(
-    "kernels",
-    hooks.Hooks(
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=is_liger,
-        problems=problems,
-        not_searched="the estimate does not know Liger's kernels",
-    ),
-)
+NOT_SEARCHED = "the estimate does not know Liger's kernels"
+hooks.register_module("kernels", globals())

@@ -9,14 +9,14 @@ from legroom.options import hooks, task
 from legroom.options.hooks import PASSES, Conflict, Cost, Dimension, Lever
 
 
-def is_chunked(cfg: Config) -> bool:
+def chosen(cfg: Config) -> bool:
     """Whether whole logits are avoided. A configuration of an older record has no such menu."""
     return cfg.loss.name == "chunked"
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A model without a loss over tokens."""
-    if not is_chunked(cfg) or task.task(cfg) != "classification":
+    if not chosen(cfg) or task.task(cfg) != "classification":
         return []
     return [
         "loss=chunked is for language models; this configuration trains a classifier, which has a few logits a row. "
@@ -26,7 +26,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No whole logits and no whole gradient of them: for large vocabularies most of what the passes keep."""
-    if is_chunked(cfg) or task.task(cfg) == "classification":
+    if chosen(cfg) or task.task(cfg) == "classification":
         return []
     return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,))]
 
@@ -39,14 +39,5 @@ CONFLICTS = (
     Conflict("loss=chunked", "parallelism.stage=3", SHARDS, INSTEAD),
 )
 
-HOOKS = hooks.register(
-    "loss",
-    hooks.Hooks(
-        problems=problems,
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=is_chunked,
-        memory_levers=memory_levers,
-        search=(Dimension("loss", 25),),
-    ),
-)
+SEARCH = (Dimension("loss", 25),)
+hooks.register_module("loss", globals())

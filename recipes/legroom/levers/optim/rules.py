@@ -147,21 +147,14 @@ CONFLICTS = (
     Conflict("optim.in_backward=true", "compile=true", ": compiled code returns all gradients at once"),
 )
 
-HOOKS = hooks.register(
-    "optim",
-    hooks.Hooks(
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=lambda cfg: True,
-        problems=problems,
-        warnings=warnings,
-        training_arguments=training_arguments,
-        memory_levers=memory_levers,
-        search=(
-            Dimension("optim", 40, changes_numbers=True, alike=alike, not_tried=not_tried),
-            Dimension(
-                IN_BACKWARD, 42, (False, True), True, alike_in_backward, also=without_clipping, refuses_others=True
-            ),
-        ),
-    ),
+SEARCH = (
+    Dimension("optim", 40, changes_numbers=True, alike=alike, not_tried=not_tried),
+    Dimension(IN_BACKWARD, 42, (False, True), True, alike_in_backward, also=without_clipping, refuses_others=True),
 )
+
+
+def chosen(cfg: Config) -> bool:
+    return True
+
+
+hooks.register_module("optim", globals())

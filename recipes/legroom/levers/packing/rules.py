@@ -28,12 +28,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return []
 
 
-HOOKS = hooks.register(
-    "data.packing",
-    hooks.Hooks(
-        problems=problems,
-        apply=__package__,
-        chosen=lambda cfg: cfg.data.packing,
-        search=(Dimension("data.packing", 47, (False, True), changes_numbers=True),),
-    ),
-)
+SEARCH = (Dimension("data.packing", 47, (False, True), changes_numbers=True),)
+
+
+def chosen(cfg: Config) -> bool:
+    return bool(cfg.data.packing)
+
+
+hooks.register_module("data.packing", globals())

@@ -74,16 +74,11 @@ CONFLICTS = (
     ),
 )
 
-HOOKS = hooks.register(
-    "precision",
-    hooks.Hooks(
-        problems=problems,
-        warnings=warnings,
-        training_arguments=training_arguments,
-        conflicts=CONFLICTS,
-        apply=__package__,
-        chosen=lambda cfg: True,
-        memory_levers=memory_levers,
-        search=(Dimension("precision", 10, changes_numbers=True, not_tried=not_tried),),
-    ),
-)
+SEARCH = (Dimension("precision", 10, changes_numbers=True, not_tried=not_tried),)
+
+
+def chosen(cfg: Config) -> bool:
+    return True
+
+
+hooks.register_module("precision", globals())
