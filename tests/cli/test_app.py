@@ -92,6 +92,8 @@ def test_all_that_the_page_offers_can_be_chosen(form):
         ({"data.seq_len": "64"}, "whole number"),
         ({"batch.per_device": True}, "whole number"),
         ({"gpus": 10**9}, "Number of GPUs"),
+        ({"launch.memory_limit_gib": 0}, "Use at most so many GiB of each must be a number above 0"),
+        ({"launch.memory_limit_gib": "ten"}, "must be a number above 0"),
         ({"gpus": 2, "mode": "zero"}, "mode: choose one of"),
         (PASTED | {"config": "{"}, "not JSON"),
         (PASTED | {"config": "[" * 60_000}, "not JSON"),
@@ -131,6 +133,13 @@ def test_a_rank_goes_with_an_adapter_and_a_pasted_model_with_a_command_that_can_
     words = form.overrides(values)
     found = form.named(values, words, {"command": f"python train.py {words[1]} gpu=t4_16gb"})
     assert found["command"].endswith("model.pretrained=pasted-model gpu=t4_16gb") and "pasted" in found["model"]
+
+
+def test_a_limit_of_the_memory_is_judged_by(form, answered):
+    found = answered(form.overrides(CHOSEN | {"launch.memory_limit_gib": 0.5}))
+    estimate = found["record"]["estimate"]
+    assert 0.5 * 2**30 < estimate["limit_bytes"] < 2**30 < estimate["capacity_bytes"]  # with the context
+    assert "launch.memory_limit_gib=0.5" in found["command"]
 
 
 def test_an_answer_has_the_record_the_command_and_a_page(form, answered, tmp_path):

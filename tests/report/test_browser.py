@@ -5,11 +5,11 @@ Marked `browser`; `make test-browser` installs playwright and runs them with a C
 
 from __future__ import annotations
 
-import shutil
 import struct
 import zlib
 
 import pytest
+from browser import SIZES, launched, opened_page
 from made_up_records import job, put, sixty
 
 from legroom.measure.memory_attribution import KINDS
@@ -23,40 +23,27 @@ from legroom.units import GIB, MIB
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
 pytestmark = pytest.mark.browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "</script><script>window.hostile=1</script><img src=x onerror='window.hostile=1'>"
-SIZES = [(width, scheme) for width in (1440, 400) for scheme in ("light", "dark")]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        try:
-            made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        except sync_api.Error as error:
-            pytest.skip(f"no Chromium starts (apt install chromium, or playwright install chromium): {error}")
+    with launched() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture
 def opened(browser):
     """opened(path, width, scheme) -> the page in the browser; its errors are collected in `page.errors`."""
-    contexts = []
+    pages = []
 
     def opened(path, width=1440, scheme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
-        contexts.append(context)
-        page = context.new_page()
-        page.errors = []
-        page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.goto(path.resolve().as_uri())
-        return page
+        pages.append(opened_page(browser, path.resolve().as_uri(), width, scheme))
+        return pages[-1]
 
     yield opened
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.context.close()
 
 
 def timeline(layers=6, size=64 * MIB, hostile=False):
@@ -164,7 +151,7 @@ def test_an_estimate_says_first_whether_it_fits(opened, tmp_path):
     page = opened(path)
     said = page.inner_text("#verdict")
     assert said.startswith("Does not fit: 6.00 GiB are missing") and "Try optim=sgd." in said and "24.0 GiB" in said
-    assert "600 ms to 1.10 s" in said and "what the step waits for" in said
+    assert "600 ms to 1.1 s" in said and "memory\nbound by" in said
     assert page.locator("#verdict .capacity").count() == 1
     assert page.locator("#verdict").bounding_box()["y"] < 200
 

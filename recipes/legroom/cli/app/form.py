@@ -32,6 +32,7 @@ NUMBERS = {
     "accumulation.steps": ("Accumulation steps", 1, 2**12),
 }
 RANK = ("adapter.rank", "Rank of the adapter", 16, 2**12)  # with an adapter
+LIMIT = ("launch.memory_limit_gib", "Use at most so many GiB of each", None, 2**10)
 MOST_GPUS = 1024
 MOST_CONFIG_BYTES = 2**16
 
@@ -54,6 +55,7 @@ class Form:
             "gpus": gpus(),
             "menus": [{"key": key, "title": title, "options": _options(key)} for key, title in MENUS.items()],
             "rank": dict(zip(("key", "title", "value", "largest"), RANK)),
+            "limit": dict(zip(("key", "title", "value", "largest"), LIMIT)),
             "modes": [{"name": name, "title": title} for name, title in MODES.items()],
             "numbers": [
                 {"key": key, "title": title, "value": default, "largest": largest}
@@ -90,6 +92,10 @@ class Form:
         if count > 1:
             mode = _one_of({"mode": "fsdp"} | values, "mode", list(MODES))
             overrides += [f"parallelism={mode}", f"parallelism.num_processes={count}"]
+        if (limit := values.get(LIMIT[0])) is not None:
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= LIMIT[3]:
+                raise Refusal(f"{LIMIT[1]} must be a number above 0 and at most {LIMIT[3]:,}.")
+            overrides.append(f"{LIMIT[0]}={limit:g}")
         return overrides + (["estimate.explain=true"] if values.get("explain") is True else [])
 
     def _model(self, values: dict[str, Any]) -> list[str]:

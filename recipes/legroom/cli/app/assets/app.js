@@ -36,6 +36,7 @@
     h("div", { class: "two" },
       field("How many", h("input", { name: "gpus", type: "number", min: 1, max: 1024, value: 1 })),
       field("Together as", select("mode", choices.modes.map((mode) => ({ name: mode.name, label: mode.name, title: mode.title })), "fsdp"))),
+    field(`${choices.limit.title} (empty: all)`, h("input", { name: choices.limit.key, type: "number", min: 0, max: choices.limit.largest, step: "any" })),
     h("h2", { style: "margin-top:14px" }, "Data"),
     ...choices.numbers.map((one) => field(one.title, h("input", { name: one.key, type: "number", min: 1, max: one.largest, value: one.value }))),
     ...choices.menus.map((menu) => h("fieldset", {}, h("legend", {}, menu.title), h("div", { class: "choices" },
@@ -58,6 +59,7 @@
     const values = {};
     for (const [name, value] of new FormData(form).entries()) if (!name.startsWith("plan.")) values[name] = value;
     for (const name of ["gpus", choices.rank.key, ...choices.numbers.map((one) => one.key)]) values[name] = Number(values[name]);
+    if (values[choices.limit.key]) values[choices.limit.key] = Number(values[choices.limit.key]); else delete values[choices.limit.key];
     if (!values.config.trim()) delete values.config;
     if (values.adapter === "none") delete values[choices.rank.key];
     return values;
@@ -163,12 +165,13 @@
       return;
     }
     const { record } = found, { memory, estimate, speed } = record, verdict = verdictOf(record);
-    const missing = estimate.margin_bytes < 0;
+    const missing = estimate.margin_bytes < 0, of = record.config.launch.memory_limit_gib;
+    const limit = estimate.limit_bytes ? `, of which a limit${of ? ` of ${of} GiB beside the context` : ""} allows ${bytes(estimate.limit_bytes)}` : "";
     brief.replaceChildren(h("b", { class: `verdict-word ${tone(verdict)}` }, verdict), ` ${bytes(Math.abs(estimate.margin_bytes))} ${missing ? "missing" : `free · ${predictedNumber(speed.samples_per_second)} samples/s`}`);
     answer.replaceChildren(
       h("div", { class: `card verdict ${tone(verdict)}` },
         h("div", { class: "headline" }, verdict === "fits" ? "It fits" : verdict === "tight" ? "Tight: it may run out of memory" : "It does not fit"),
-        h("p", {}, h("b", {}, found.model), ` (${counted(memory.parameter_count)} parameters). ${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}, and ${bytes(memory.device_used_bytes)} are needed: `,
+        h("p", {}, h("b", {}, found.model), ` (${counted(memory.parameter_count)} parameters). ${record.config.gpu.device_name} has ${bytes(estimate.capacity_bytes)}${limit}, and ${bytes(memory.device_used_bytes)} are needed: `,
           missing ? `${bytes(-estimate.margin_bytes)} are missing.` : `${bytes(estimate.margin_bytes)} stay free.`,
           verdict === "tight" ? ` That is less than the ${bytes(estimate.kept_bytes)} by which the prediction may be too low.` : "", record.config.parallelism.num_processes > 1 ? " Of each GPU." : ""),
         bar(record), legend(record), advice(record, explained)),
@@ -227,10 +230,11 @@
 
   function bar(record) {
     const all = parts(record), used = all.reduce((sum, part) => sum + part.size, 0);
-    const scale = Math.max(used, record.estimate.capacity_bytes);
+    const { limit_bytes: limit, capacity_bytes: whole } = record.estimate, scale = Math.max(used, whole);
+    const line = (size, name) => h("i", { class: "capacity", style: `left:calc(${(size / scale) * 100}% - 3px)`, title: `${name}: ${bytes(size)}` });
     return h("div", { class: "bar", role: "img", "aria-label": all.map((part) => `${part.name} ${bytes(part.size)}`).join(", ") },
       all.map((part) => h("i", { title: `${part.name}: ${bytes(part.size)}`, style: `width:${(part.size / scale) * 100}%;background:${part.colour}` })),
-      h("i", { class: "capacity", style: `left:calc(${(record.estimate.capacity_bytes / scale) * 100}% - 3px)`, title: `the GPU: ${bytes(record.estimate.capacity_bytes)}` }));
+      line(whole, "the GPU"), limit ? line(limit, "the limit") : "");
   }
 
   const legend = (record) => h("ul", { class: "legend" },
