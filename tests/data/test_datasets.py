@@ -498,8 +498,8 @@ def test_the_evaluation_of_text_and_source_slides_too(train, tmp_path):
         (["model=gpt2_tiny", "data=source", "eval.window=65"], "eval.window=65 is longer than model.positions=64"),
         (["model=gpt2_tiny", "data=source", "eval.window=64"], "Type eval.stride=32 or less"),
         (["model=gpt2_tiny", "data=source", "eval.window=16", "eval.enabled=false"], "eval.enabled=false"),
-        (["model=bert_tiny", "data=mrpc", "eval.window=16"], "a classification scores a text as a whole"),
-        (["model=gpt2_tiny", "data=mrpc", "eval.stride=16"], "a classification scores a text as a whole"),
+        (["model=bert_tiny", "data=mrpc", "eval.window=16"], "is for causal language models"),
+        (["model=gpt2_tiny", "data=mrpc", "eval.stride=16"], "is for causal language models"),
         (["model=gpt2_tiny", "data=source", "eval.stride=0"], "eval.stride=0 is too small"),
     ],
 )

@@ -135,8 +135,8 @@ def test_packed_rows_with_every_lever_of_a_language_model(train, talks):
 @pytest.mark.parametrize(
     "words,expected",
     [
-        (["model=bert_tiny", "data=text", "data.path={0}"], "classifier"),
-        (["model=llama_tiny", "data=text", "data.path={0}", "data.task=classification"], "classifier"),
+        (["model=bert_tiny", "data=text", "data.path={0}"], "no such model"),
+        (["model=llama_tiny", "data=text", "data.path={0}", "data.task=classification"], "no such model"),
         (["model=llama_tiny", "data=text", "data.path={0}", "eval.stride=8"], "eval.stride=8"),
         (["model=llama_tiny", "data=source"], "data.packing is not used by data=source"),
     ],

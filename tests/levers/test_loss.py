@@ -163,7 +163,7 @@ def test_a_training_loses_the_same_and_whole_logits_are_gone(train, recipe, word
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["model=bert_tiny"], "classifier"),
+        (["model=bert_tiny"], "no such model"),
         (["model=llama_tiny", "parallelism=fsdp_tp", "parallelism.num_processes=4"], "parallelism=fsdp,"),
         (["model=llama_tiny", "compile=true"], "compile"),
     ],

@@ -86,7 +86,7 @@ def _compare(trained: Logits, opened: Logits, rounded: bool) -> str | None:
     """
     try:
         ours, theirs = trained(), opened()
-        spread = ours.std().clamp_min(1e-6)
+        spread = (ours.std() if ours.numel() > 1 else ours.abs().mean()).clamp_min(1e-6)  # a regression has one logit
         difference = float((ours - theirs).abs().mean() / spread)
         if not ours.isfinite().all() or difference < (ROUNDED_TOLERANCE if rounded else TOLERANCE):
             return None

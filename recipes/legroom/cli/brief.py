@@ -10,7 +10,7 @@ from pathlib import Path
 
 from legroom.cli import ending, summary
 from legroom.options.model import AUTO
-from legroom.records.record import FITS, Record, shown_status, verdict_of
+from legroom.records.record import FITS, Record, quality, shown_status, verdict_of
 from legroom.records.run_folder import PAGE_FILES
 from legroom.report import predicted
 from legroom.units import GIB, MIB, PARTS
@@ -98,9 +98,8 @@ def _loss(outcome: Record) -> str:
         [f"{ending.number(training.final_loss)} from {ending.number(training.losses[0])}"] if training.losses else []
     )
     if evaluation is not None:
-        quality = f"perplexity {ending.number(evaluation.perplexity, 2)}"
-        quality = quality if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.1%}"
-        found.append(f"evaluation {ending.number(evaluation.loss)}, {quality}, on {evaluation.samples} samples")
+        loss, scores = ending.number(evaluation.loss), quality(evaluation)
+        found.append(f"evaluation {loss}, {scores}, on {evaluation.samples} samples")
     return "; ".join(found)
 
 

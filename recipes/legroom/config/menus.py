@@ -87,7 +87,7 @@ class Data(Menu):
     split: str = UNSET
     eval_split: str | None = UNSET
     streaming: bool = UNSET
-    task: str | None = one_of("classification", "language_modelling", "chat", None)
+    task: str | None = one_of("classification", "language_modelling", "chat", "regression", "multi_label", None)
     documents: str | None = key(choices=("file", "blank_line", "line", None), recorded="if set")
     text_column: str = UNSET
     pair_column: str | None = UNSET

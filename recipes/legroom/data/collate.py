@@ -19,7 +19,7 @@ def stack(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 class Padding:
     """Rows of different lengths as a batch. T is rounded up to a multiple of `multiple`, but not above `longest`.
 
-    side: of the padding, 'right' or 'left'.
+    side: of the padding, 'right' or 'left'. row_labels: labels are of a row as a whole, not of its tokens.
     """
 
     multiple: int
@@ -27,6 +27,7 @@ class Padding:
     pad_token_id: int
     with_mask: bool  # causal attention never sees padding on the right, so it needs no mask
     side: str = "right"
+    row_labels: bool = False
 
     def length(self, longest: int) -> int:
         """T of a batch whose longest row has so many tokens."""
@@ -40,7 +41,7 @@ class Padding:
             key: torch.stack(
                 [
                     each
-                    if each.dim() == 0
+                    if each.dim() == 0 or (key == "labels" and self.row_labels)
                     else pad(each, (0, length - len(each))[:: -1 if left else 1], value=fill[key])
                     for each in (row[key] for row in rows)
                 ]

@@ -1,7 +1,7 @@
 """Builds the rows of the menu `data`: token ids with their labels, for training and for evaluation.
 
-Shapes: T tokens. A row has `input_ids` (T,) and `labels`: () for classification, (T,) for language modelling, where
--100 marks tokens that the loss ignores.
+Shapes: T tokens, C classes. A row has `input_ids` (T,) and `labels`: () for classification and regression, (C,) for
+several labels a row, (T,) for language modelling, where -100 marks tokens that the loss ignores.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from legroom.errors import Refusal
 from legroom.options import batch
 from legroom.options import data as data_options
 from legroom.options.data_sources import BYTE_VOCAB
+from legroom.options.task import OF_ROWS
 from legroom.ranks import rank_info
 
 DUMMY_LOW, DUMMY_HIGH = 100, 30_000  # range of random ids in the Hugging Face guide
@@ -65,7 +66,7 @@ class Data:
 def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: int | None = None) -> Data:
     """The rows of the chosen data set.
 
-    task: "classification" or "language_modelling". vocab: of the model. head: see `labels.classes_of`. last_id:
+    task: as `options.task.task_of` says. vocab: of the model. head: see `labels.classes_of`. last_id:
     the token that the model's head looks for at the end of each row, which all rows need.
     Raises Refusal for data that cannot be used.
     """
@@ -76,7 +77,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     else:
         built = _tokenised(cfg, task, vocab, head, last_id)
     built.rank, built.ranks = rank_info.data_share(cfg.parallelism.tensor_size)
-    if (cfg.eval.window or cfg.eval.stride) and (task == "classification" or built.eval is None):
+    if (cfg.eval.window or cfg.eval.stride) and (task != "language_modelling" or built.eval is None):
         raise Refusal(
             "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "
             "none here. Leave them out."
@@ -99,12 +100,16 @@ def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
     """Random ids with random labels, as in the Hugging Face guide; with the ids as labels for a language model."""
     random = numpy.random.default_rng(cfg.train.seed)
     low, high = (DUMMY_LOW, min(DUMMY_HIGH, vocab)) if vocab > 2 * DUMMY_LOW else (0, vocab)
-    classes = cfg.model.classes if task == "classification" else 0
+    classes = cfg.model.classes if task in ("classification", "multi_label") else 0
 
     def part(count: int) -> datasets.Dataset:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
         if last_id is not None:
             ids[:, -1] = last_id
+        if task == "regression":
+            return rows.dataset(ids, random.standard_normal(count))
+        if task == "multi_label":
+            return rows.dataset(ids, random.integers(0, 2, (count, classes)).astype(float))
         return rows.dataset(ids, random.integers(0, classes, count) if classes else ids)
 
     count, held_out = _samples(cfg), cfg.data.eval_samples
@@ -158,7 +163,13 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
         task,
         train,
         held_out or None,
-        collate.Padding(cfg.data.pad_to_multiple_of, cfg.data.seq_len, tokens.pad, task == "classification"),
+        collate.Padding(
+            cfg.data.pad_to_multiple_of,
+            cfg.data.seq_len,
+            tokens.pad,
+            with_mask=task != "language_modelling",
+            row_labels=task in OF_ROWS,
+        ),
         tokens.vocab,
         classes=len(names),
         pad_token_id=tokens.pad,

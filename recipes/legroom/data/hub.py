@@ -86,7 +86,12 @@ def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:
 
 
 def texts(
-    rows: datasets.Dataset, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
+    rows: datasets.Dataset,
+    columns: dict[str, str],
+    source: str,
+    advice: Callable[[str], str],
+    warn: Warn,
+    task: str = "classification",
 ) -> datasets.Dataset:
     """The texts of a split, as `text_data.read` gives those of files; the names of its classes are kept."""
     missing = [column for column in columns if column not in rows.column_names]
@@ -96,6 +101,7 @@ def texts(
         )
     label = next((column for column, name in columns.items() if name == "label"), "")
     kind, plain, text = rows.features.get(label), is_plain(rows), next(iter(columns))
+    kind = kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)  # of several labels a row
     classes = kind if isinstance(kind, datasets.ClassLabel) else None
 
     def with_labels() -> Rows:
@@ -104,7 +110,7 @@ def texts(
                 row[text] = row[text].removesuffix("\n")
             yield place, row | ({label: None} if classes and row[label] == NO_LABEL else {})
 
-    values = text_data.collect(with_labels(), columns, source, advice, warn)
+    values = text_data.collect(with_labels(), columns, source, advice, warn, task)
     if not values["text"]:
         raise Refusal(f"{source} has no rows.")
     return text_data.dataset(values, classes, lambda text: warn(f"{source}: {text}"))

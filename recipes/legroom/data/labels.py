@@ -1,4 +1,4 @@
-"""The classes of labelled texts: which label is which class of the model."""
+"""The labels of labelled texts: which label is which class of the model, several of a text, and numbers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,64 @@ class Classes:
 
     names: list[str]
     index: dict[Any, int]
+
+    def of(self, label: Any) -> Any:
+        """What the model is to say: the class of a label."""
+        return self.index[label]
+
+
+class Sets(Classes):
+    """Several labels a text, or none."""
+
+    def of(self, label: list[Any]) -> list[float]:
+        """1 for each class that a text has, 0 for all others, (C,)."""
+        found = [0.0] * len(self.names)
+        for each in label:
+            found[self.index[each]] = 1.0
+        return found
+
+
+class Numbers(Classes):
+    """A number for each text."""
+
+    def of(self, label: float) -> float:
+        return float(label)
+
+
+def of_task(
+    task: str,
+    train: datasets.Dataset,
+    held_out: datasets.Dataset | None,
+    head: Mapping[str, int] | None,
+    most: int,
+    warn: Warn,
+) -> Classes:
+    """What the labels are for a task of `options.task.OF_ROWS`. The rest: see `classes_of`.
+
+    Raises Refusal for numbers that are all the same.
+    """
+    if task == "classification":
+        return classes_of(train, held_out, head, most, warn)
+    if task == "regression":
+        first = train[0]["label"] if len(train) else None
+        if len(train) > 1 and all(number == first for number in train["label"]):
+            raise Refusal(one_class(len(train), "rows to train on", str(first)))
+        return Numbers([], {})
+    parts = [part and _apart(part) for part in (train, held_out)]
+    if not all(len(part) for part in parts if part is not None):
+        raise Refusal("no row has a label: data.task=multi_label needs some that have. Check data.label_column=.")
+    assert parts[0] is not None
+    found = classes_of(parts[0], parts[1], head, most, warn)
+    return Sets(found.names, found.index)
+
+
+def _apart(part: datasets.Dataset) -> datasets.Dataset:
+    """A row for each label of a part whose rows have several."""
+    pairs = [(each, row["place"]) for row in part.select_columns(["label", "place"]) for each in row["label"]]
+    kind = part.features["label"]
+    inner = kind[0] if isinstance(kind, list) else kind.feature
+    features = datasets.Features({"label": inner, "place": datasets.Value("large_string")})
+    return datasets.Dataset.from_dict({"label": [p[0] for p in pairs], "place": [p[1] for p in pairs]}, features)
 
 
 def classes_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import cast
 
@@ -40,10 +41,15 @@ def move_new_labels(
     train: datasets.Dataset, held_out: datasets.Dataset, warn: Warn
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """Both parts of a split, where rows with a label that only the evaluation has got are trained on instead."""
-    new = set(held_out["label"]) - set(train["label"]) if "label" in train.column_names else set()
+    if "label" not in train.column_names or isinstance(train[0]["label"], float):
+        return train, held_out
+    ours, theirs = (  # each row may have several
+        [each if isinstance(each, list) else [each] for each in part["label"]] for part in (train, held_out)
+    )
+    new = set(itertools.chain(*theirs)) - set(itertools.chain(*ours))
     if not new:
         return train, held_out
-    moved = [number for number, label in enumerate(held_out["label"]) if label in new]
-    kept = [number for number, label in enumerate(held_out["label"]) if label not in new]
+    moved = [number for number, labels in enumerate(theirs) if new & set(labels)]
+    kept = [number for number, labels in enumerate(theirs) if not new & set(labels)]
     warn(f"{len(moved):,} rows drawn for the evaluation are trained on instead: no other row has their label.")
     return datasets.concatenate_datasets([train, held_out.select(moved)]), held_out.select(kept) if kept else None

@@ -100,20 +100,22 @@ def windows(
 
 
 def ragged(rows: Iterable[dict[str, Any]]) -> datasets.Dataset:
-    """Rows of any lengths; each value is a list with an entry for each token, or one number. Kept in flat arrays."""
+    """Rows of any lengths; each value is a list of numbers, mostly of one for each token, or one number. Kept in flat
+    arrays of 64 bits a number."""
     values: dict[str, array] = {}
     ends: dict[str, array] = {}
     for row in rows:
         for key, value in row.items():
-            flat = values.setdefault(key, array("q"))
-            if isinstance(value, int):
+            first = value if isinstance(value, (int, float)) else value[0]
+            flat = values.setdefault(key, array("d" if isinstance(first, float) else "q"))
+            if isinstance(value, (int, float)):
                 flat.append(value)
             else:
                 flat.extend(value.tolist() if isinstance(value, numpy.ndarray) else value)
                 ends.setdefault(key, array("q", [0])).append(len(flat))
     columns = {}
     for key, flat in values.items():
-        column = pyarrow.array(numpy.frombuffer(flat, dtype=numpy.int64))
+        column = pyarrow.array(numpy.frombuffer(flat, dtype=flat.typecode))
         if key in ends:
             column = pyarrow.LargeListArray.from_arrays(pyarrow.array(numpy.frombuffer(ends[key], numpy.int64)), column)
         columns[key] = column

@@ -12,6 +12,7 @@ from legroom.data import chat_rows, conversations, documents, hub, overlap, text
 from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
 from legroom.options import data_sources
+from legroom.options.task import OF_ROWS
 
 Head = Mapping[str, int] | None
 Read = Callable[[str], tuple[datasets.Dataset, bool]]
@@ -26,7 +27,7 @@ def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     def read(key: str) -> tuple[datasets.Dataset, bool]:
         pattern = getattr(cfg.data, key)
         files = data_sources.find(pattern, f"data.{key}")
-        texts = text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn)
+        texts = text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn, task)
         return texts, data_sources.kind(files[0]) == ".txt"
 
     texts, held_out = _parts(cfg, read, "eval_path", warn)
@@ -60,7 +61,7 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
 
     def read_texts(key: str) -> tuple[datasets.Dataset, bool]:
         rows, source = hub.split(cfg, key)
-        return hub.texts(rows, columns, source, advice, warn), hub.is_plain(rows)
+        return hub.texts(rows, columns, source, advice, warn, task), hub.is_plain(rows)
 
     texts, held_out = _parts(cfg, read_texts, "eval_split", warn)
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
@@ -83,7 +84,7 @@ SOURCES = {"text": _text, "chat": _chat, "hub": _hub, "mrpc": _published, "wikit
 def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], str]]:
     """(name of a column -> text, pair or label, of those that the task needs; what to do about one that is wrong)."""
     keys = {cfg.data.text_column: "text_column"}
-    if task == "classification":
+    if task in OF_ROWS:
         keys |= {cfg.data.pair_column: "pair_column"} if cfg.data.pair_column else {}
         keys[cfg.data.label_column] = "label_column"
     columns = {column: key.removesuffix("_column") for column, key in keys.items()}

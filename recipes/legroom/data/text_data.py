@@ -16,7 +16,7 @@ import pyarrow
 from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
-from legroom.data import text_files
+from legroom.data import label_values, text_files
 from legroom.data.text_files import Format, Rows
 from legroom.errors import Refusal, first_line
 from legroom.options import data_sources
@@ -45,12 +45,19 @@ class Dropped:
 
 
 def read(
-    files: list[Path], columns: dict[str, str], source: str, advice: Callable[[str], str], form: Format, warn: Warn
+    files: list[Path],
+    columns: dict[str, str],
+    source: str,
+    advice: Callable[[str], str],
+    form: Format,
+    warn: Warn,
+    task: str = "classification",
 ) -> datasets.Dataset:
     """The texts of files, without rows that lack a value.
 
     columns: name in the files -> text, pair or label. source: key and value of the option that names the files.
     advice(column): what to do if a column is missing or has no text. warn: is given what is left out or assumed.
+    task: of `options.task.OF_ROWS`, which the labels are for.
     Raises Refusal for files that cannot be read, or hold no text.
     """
     if data_sources.kind(files[0]) == ".txt":
@@ -67,7 +74,7 @@ def read(
                 counts[path] += 1
                 yield f"{path.name}, {place}", row
 
-    values = collect(rows(), columns, source, advice, warn)
+    values = collect(rows(), columns, source, advice, warn, task)
     empty = [path.name for path in files if not counts[path]]
     if empty:
         said = f"{source}: {data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
@@ -80,7 +87,7 @@ def read(
         for column, name in columns.items():
             if name != "label" and all(map(_is_number, values[name])):
                 raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
-        if "label" in values and all(map(_is_number, values["label"])):
+        if "label" in values and task == "classification" and all(map(_is_number, values["label"])):
             for index, (label, place) in enumerate(zip(values["label"], values["place"])):
                 number = _whole(label)
                 if number is None:  # refused, as a fraction in a .jsonl file
@@ -90,7 +97,12 @@ def read(
 
 
 def collect(
-    rows: Rows, columns: dict[str, str], source: str, advice: Callable[[str], str], warn: Warn
+    rows: Rows,
+    columns: dict[str, str],
+    source: str,
+    advice: Callable[[str], str],
+    warn: Warn,
+    task: str = "classification",
 ) -> dict[str, list]:
     """text, pair, label and place -> the values of the rows that lack none. The arguments are those of `read`.
 
@@ -101,12 +113,19 @@ def collect(
     values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
     dropped, unread, names, total = Dropped(), text_files.Unread(), {}, 0
     label_column = next((column for column, name in columns.items() if name == "label"), "")
+
+    def read_value(value: Any, name: str, column: str, place: str) -> Any:
+        if name != "label" or task == "classification" or value is None or _is_none(value):
+            return _value(value, name, column, place, source, advice)
+        kind = label_values.number if task == "regression" else label_values.several
+        return kind(value, f"{source}: {place}: the column {column} holds", advice(column))
+
     for place, row in rows:
         total += 1
         unread.add(row, columns)
         if len(names) < 100:  # enough for a message about a column that is not there
             names |= dict.fromkeys(row)
-        found = {name: _value(row.get(column), name, column, place, source, advice) for column, name in columns.items()}
+        found = {name: read_value(row.get(column), name, column, place) for column, name in columns.items()}
         if labelled:
             found = {name: None if _is_blank(value) else value for name, value in found.items()} | {"place": place}
         lacking = [name for name, value in found.items() if value is None]
@@ -142,12 +161,27 @@ def dataset(
     features: dict[str, Any] = {name: datasets.Value("large_string") for name in values}  # a text of over 2 GiB
     if "label" in values:
         labels = values["label"]
+        if labels and isinstance(labels[0], (list, float)):
+            return _of_sets_or_numbers(values, features, classes)
         _warn_of_mixed(labels, values["place"], warn)
         numbers = all(type(label) is int and abs(label) < 2**63 for label in labels)
         values["label"] = labels if numbers else [str(label) for label in labels]
         if numbers:
             features["label"] = classes or datasets.Value("int64")
     return datasets.Dataset(pyarrow.Table.from_pydict(values, datasets.Features(features).arrow_schema))
+
+
+def _of_sets_or_numbers(
+    values: dict[str, list], features: dict[str, Any], classes: datasets.ClassLabel | None
+) -> datasets.Dataset:
+    """`dataset` of labels that are lists, or numbers. Those of lists are words, unless all are numbers."""
+    features["label"] = datasets.Value("float64")
+    if isinstance(values["label"][0], list):
+        numbers = all(type(each) is int for found in values["label"] for each in found)
+        if not numbers:
+            values["label"] = [[str(each) for each in found] for found in values["label"]]
+        features["label"] = [(classes or datasets.Value("int64")) if numbers else datasets.Value("large_string")]
+    return datasets.Dataset.from_dict(values, datasets.Features(features))
 
 
 def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
@@ -158,6 +192,11 @@ def _warn_of_mixed(labels: list[Any], places: list[str], warn: Warn) -> None:
     if len(firsts) == 2:
         number, word = (f"{firsts[kind]!s:.40}, {places[labels.index(firsts[kind])]}" for kind in (True, False))
         warn(f"some labels are numbers ({number}), others words ({word}): all are taken as words.")
+
+
+def _is_none(value: Any) -> bool:
+    """Whether a text stands for a label that is missing."""
+    return isinstance(value, str) and (value.strip() in NO_VALUE or value.strip().lstrip("+-").casefold() == "nan")
 
 
 def _is_blank(value: Any) -> bool:
@@ -202,10 +241,8 @@ def _value(value: Any, name: str, column: str, place: str, source: str, advice: 
 
     Raises Refusal for a text that is no text, and a label that is no class.
     """
-    if name == "label" and isinstance(value, str):
-        word = value.strip()
-        if word in NO_VALUE or word.lstrip("+-").casefold() == "nan":
-            return None
+    if name == "label" and _is_none(value):
+        return None
     if isinstance(value, str) and value.isascii():  # nearly every value
         return value or None
     if value is None or value == "" or value != value:

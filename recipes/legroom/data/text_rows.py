@@ -1,4 +1,4 @@
-"""Rows from texts: one per text or pair for classification, packed blocks for language modelling."""
+"""Rows from texts: one per text or pair with a label, packed blocks for language modelling."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
 from legroom.options import data as data_options
 from legroom.options.model_families import TOKEN_TYPES
+from legroom.options.task import OF_ROWS
 
 Part = tuple[datasets.Dataset, int]  # rows, and how many there are without a bound
 Built = tuple[datasets.Dataset, Part | None, list[str], Tokens]
 """Rows to train on, rows to evaluate on, names of the classes, and the tokens."""
 
 
-def classification(
+def labelled(
     cfg: Config,
+    task: str,
     texts: datasets.Dataset,
     held_out: datasets.Dataset | None,
     encoder: Tokens,
@@ -38,7 +40,7 @@ def classification(
     head: see `labels.classes_of`.
     """
     data = cfg.data
-    classes = labels_module.classes_of(texts, held_out, head, cfg.model.classes or 2, warn)
+    classes = labels_module.of_task(task, texts, held_out, head, cfg.model.classes or 2, warn)
     # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
     if data.samples is not None:
@@ -46,7 +48,7 @@ def classification(
     train, cut = _classified(texts, encoder, data.seq_len, classes, with_types)
     if cut:
         warn(f"{cut:,} of {len(texts):,} texts to train on are longer than data.seq_len={data.seq_len} and are cut.")
-    if len(train):
+    if len(train) and task == "classification":
         labels_module.refuse_one_class(train.with_format(None)["labels"][:], classes.names, "rows to train on")
     if held_out is None:
         return train, None, classes.names
@@ -104,7 +106,7 @@ def _classified(
                 row.pop("token_type_ids", None)
             were_cut += cut
             if len(row["input_ids"]):
-                yield row | {"labels": classes.index[text["label"]]}
+                yield row | {"labels": classes.of(text["label"])}
 
     return rows.ragged(made()), were_cut
 
@@ -186,8 +188,8 @@ def build(
     for note in notes:
         warn(note)
     names: list[str] = []
-    if task == "classification":
-        train, evaluated, names = classification(cfg, texts, held_out, encoder, head, warn)
+    if task in OF_ROWS:
+        train, evaluated, names = labelled(cfg, task, texts, held_out, encoder, head, warn)
     else:
         train, evaluated = language_modelling(cfg, texts, held_out, encoder, one_text)
     if not len(train):

@@ -134,8 +134,11 @@ class TrainingRun:
                 f"eval.{key}={asked}, and the data has no evaluation split. Leave it out, or "
                 "type data.eval_samples=32 (data=dummy, source) or data.eval_path= (data=text)."
             )
-        if self.cfg.eval.generate and self.training.data.task == "classification":
-            raise Refusal(f"eval.generate={self.cfg.eval.generate} does not go with a classifier. Leave it out.")
+        if self.cfg.eval.generate and self.training.data.task != "language_modelling":
+            raise Refusal(
+                f"eval.generate={self.cfg.eval.generate} does not go with a model that predicts no next token. Leave "
+                "it out."
+            )
         for text in self.training.warnings:
             self.progress.warn(text)
         if self.cfg.data.preview:
@@ -232,7 +235,7 @@ class TrainingRun:
     def _generated(self) -> list[tuple[str, str]]:
         """What the model says now to the first evaluation rows, as `eval.generate` asks."""
         count, data = self.cfg.eval.generate, self.training.data
-        if not count or data.task == "classification":
+        if not count or data.task != "language_modelling":
             return []
         found = generate.continuations(self.training.model, data, count, self.progress.warn)
         if self.on_gpu:

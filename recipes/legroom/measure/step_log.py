@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from legroom.records.messages import StepsDone
-from legroom.records.record import Evaluation, Speed, Training
+from legroom.records.record import SCORES, Evaluation, Speed, Training
 from legroom.records.run_folder import STEPS_FILE
 from legroom.third_party import torch_private
 
@@ -128,7 +128,7 @@ class StepLog:
     def evaluation(self, result: Evaluation) -> None:
         """Adds an evaluation after the latest step, also after `end`. Call `flush` first. Raises OSError."""
         row = {"step": len(self.losses), "epoch": self._epoch(len(self.losses)), "evaluation_samples": result.samples}
-        for key in ("loss", "accuracy", "perplexity", "seconds"):
+        for key in ("loss", *SCORES, "seconds"):
             row[f"evaluation_{key}"] = _finite(getattr(result, key))
         self.evaluations.append(row)
         if self.file and not self.file.closed:

@@ -19,6 +19,7 @@ from legroom.models import pretrained
 from legroom.options import hooks
 from legroom.options import model as model_options
 from legroom.options.model import AUTO
+from legroom.options.task import OF_ROWS
 from legroom.parallelism import unwrap
 from legroom.records import record
 from legroom.records.printable import printable
@@ -26,13 +27,16 @@ from legroom.third_party import transformers_models_private
 
 CLASSES = {
     "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
-    "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    **dict.fromkeys(OF_ROWS, modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
 }
 AUTO_CLASSES = {
     "language_modelling": transformers.AutoModelForCausalLM,
-    "classification": transformers.AutoModelForSequenceClassification,
+    **dict.fromkeys(OF_ROWS, transformers.AutoModelForSequenceClassification),
 }
-TASKS = {"language_modelling": "causal language modelling", "classification": "sequence classification"}
+TASKS = {
+    "language_modelling": "causal language modelling",
+    **dict.fromkeys(OF_ROWS, "sequence classification"),
+}
 # Models whose text goes with something else, which no data of this project has: their step fails without it.
 BESIDE_TEXT = {"git": "images", "layoutlmv2": "images of pages"}
 # Classifiers in transformers that read a row at its end token, which each row must have once or equally often; and
@@ -46,10 +50,10 @@ INPUTS = {"pixel_values": "images", "input_values": "audio", "input_features": "
 def check(cfg: Config, config: PretrainedConfig, task: str) -> str:
     """Raises Refusal if a model of this configuration cannot be trained as asked, with what to type instead.
 
-    task: "language_modelling" or "classification". Returns how the model is called in refusals.
+    task: as `options.task.task_of` says. Returns how the model is called in refusals.
     """
     name = check_kind(cfg, config, task)
-    if task == "classification":
+    if task in OF_ROWS:
         _check_special_tokens(name, config)
     with pretrained.building(config, cfg.model.pretrained):
         most = positions(config)
@@ -60,7 +64,7 @@ def check(cfg: Config, config: PretrainedConfig, task: str) -> str:
 
 
 def model_class(config: PretrainedConfig, task: str) -> type[PreTrainedModel] | None:
-    """The class that AutoModelForCausalLM or AutoModelForSequenceClassification builds; None without one."""
+    """The class that the task's auto class builds; None without one."""
     return _first(CLASSES[task].get(type(config), None))
 
 
@@ -176,7 +180,7 @@ def set_special_ids(config: PretrainedConfig, pad: int, task: str) -> None:
 
 def last_id(config: PretrainedConfig, task: str) -> int | None:
     """The token at which a classifier of sequence-to-sequence weights reads a row; None for other models."""
-    return config.eos_token_id if config.model_type in READ_AT_END and task == "classification" else None
+    return config.eos_token_id if config.model_type in READ_AT_END and task in OF_ROWS else None
 
 
 def positions(config: PretrainedConfig) -> int | None:

@@ -15,6 +15,7 @@ from legroom.models import architectures, moe, pretrained
 from legroom.models.pretrained import Warn
 from legroom.options import hooks, model_families
 from legroom.options.model import counts_problems
+from legroom.options.task import OF_ROWS
 
 if TYPE_CHECKING:
     from legroom.data.dataset import Data
@@ -42,8 +43,8 @@ def configuration(cfg: Config) -> PretrainedConfig:
 def head_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mapping[str, int] | None:
     """Label -> class of the pretrained classification head; None: there is none. Raises Refusal for a head that cannot
     be trained on."""
-    if task == "classification" and cfg.model.pretrained and pretrained.has_head(config):
-        return pretrained.head_labels(config)
+    if task in OF_ROWS and cfg.model.pretrained and pretrained.has_head(config):
+        return pretrained.head_labels(config, task)
     return None
 
 
@@ -93,7 +94,7 @@ def build_model(
     """
     _check_vocabulary(cfg, config, data)
     kind = architectures.AUTO_CLASSES[data.task]
-    new_head = data.task == "classification" and _set_labels(cfg, config, data)
+    new_head = data.task in OF_ROWS and _set_labels(cfg, config, data)
     settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.precision.weights_dtype)}
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
@@ -127,13 +128,16 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     """Sets the number and the names of the classes, and the padding id. Returns whether pretrained weights get a new
     head. Raises Refusal for too few classes."""
     has_head = bool(cfg.model.pretrained) and pretrained.has_head(config)
-    if has_head:
+    config.problem_type = pretrained.PROBLEMS[data.task][0] or config.problem_type
+    if data.task == "regression":
+        config.num_labels = 1
+    elif has_head:
         if data.classes > (config.num_labels or 0):
             raise Refusal(
                 f"the data has {data.classes} labels, and the pretrained head {config.num_labels}. Choose other "
                 "pretrained weights."
             )
-        labels = pretrained.head_labels(config)
+        labels = pretrained.head_labels(config, data.task)
         config.id2label, config.label2id = {index: name for name, index in labels.items()}, dict(labels)
     elif cfg.model.pretrained:
         config.num_labels = max(data.classes, cfg.model.classes)

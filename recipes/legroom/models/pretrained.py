@@ -153,18 +153,28 @@ def _count(number: int, noun: str) -> str:
 # --- the classification head -------------------------------------------------------------------
 
 
+# Task -> config.problem_type: what a model is given (None: nothing), and what a checkpoint may say.
+PROBLEMS = {
+    "classification": (None, "single_label_classification"),
+    "regression": ("regression",),
+    "multi_label": ("multi_label_classification",),
+}
+
+
 def has_head(config: PretrainedConfig) -> bool:
     """Whether a checkpoint has a classification head, as its config.json says."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
-def head_labels(config: PretrainedConfig) -> Mapping[str, int]:
-    """Label -> class of a pretrained head. Raises Refusal if config.json contradicts itself, or the head is not one
-    that tells one class of several."""
-    if config.problem_type not in (None, "single_label_classification"):
+def head_labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
+    """Label -> class of a pretrained head. Raises Refusal if config.json contradicts itself, or the head is for another
+    task."""
+    made_for = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
+    trained = next(other for other, kinds in PROBLEMS.items() if made_for in kinds)
+    if trained != task:
         raise Refusal(
-            f"the pretrained head is for {config.problem_type}, and what is trained here is one class for each text. "
-            "Choose other pretrained weights."
+            f"the pretrained head is for {made_for}, and what is trained here is data.task={task}. Type "
+            f"data.task={trained}, with data for it, or choose other pretrained weights."
         )
     forwards = {str(name): int(index) for name, index in (config.label2id or {}).items()}
     backwards = {str(name): int(index) for index, name in (config.id2label or {}).items()}
@@ -182,7 +192,8 @@ def head_labels(config: PretrainedConfig) -> Mapping[str, int]:
 def new_head_warning(name: str, config: PretrainedConfig) -> str:
     """What is said of a checkpoint that gets a new head."""
     made_for = f" ({', '.join(config.architectures)})" if config.architectures else ""
+    outputs = "one number" if config.problem_type == "regression" else f"{config.num_labels} classes"
     return (
-        f"model.pretrained={name} has no classification head{made_for}: a new one with {config.num_labels} classes is "
-        "initialised at random and trained."
+        f"model.pretrained={name} has no classification head{made_for}: a new one with {outputs} is initialised at "
+        "random and trained."
     )

@@ -14,6 +14,7 @@ from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
+TASKS_OF_ANY = ("chat", "language_modelling", *task.OF_ROWS)  # in files and data sets of any kind
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
@@ -42,6 +43,9 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + [f"data={data.name} needs data.path=: {kinds}, a file, a folder or a pattern."]
     if data.name == "text" and data.task == "chat":
         return found + ["data.task=chat with data=text: type data=chat, which reads conversations from files."]
+    possible = task.TASKS.get(data.name, TASKS_OF_ANY if data.name != "dummy" else TASKS_OF_ANY[1:])
+    if data.task is not None and data.task not in possible:
+        return found + [f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."]
     if data.name == "hub":
         found += _hub_problems(cfg)
     return found + _file_problems(cfg) + _window_problems(cfg) + _group_problems(cfg)
@@ -94,9 +98,9 @@ def _txt_problems(cfg: Config, files: str) -> list[str]:
             f"data=chat: a .txt file has no conversations: {files}. Give a .jsonl file with {data.messages_column} in "
             "each line, or type data=text."
         ]
-    if task.task(cfg) != "classification":
+    if task.task(cfg) not in task.OF_ROWS:
         return []
-    chosen = "data.task=classification" if data.task else f"model={cfg.model.name} with data.task=null"
+    chosen = f"data.task={data.task}" if data.task else f"model={cfg.model.name} with data.task=null"
     return [
         f"{chosen} needs labels, and a .txt file has none: {files}. Give a .jsonl, "
         f".csv or .parquet file with the columns {data.text_column} and {data.label_column}."

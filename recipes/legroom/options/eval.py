@@ -29,7 +29,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     impossible = {
         "eval.enabled=false": not cfg.eval.enabled,
         "data=dummy, whose ids stand for no text": cfg.data.name == "dummy",
-        "a classifier": task.task(cfg) == "classification",
+        "a model that predicts no next token": not task.is_causal(cfg),
         f"parallelism={cfg.parallelism.name}": cfg.parallelism.name in ("fsdp", "fsdp_tp", "zero"),
     }
     if cfg.eval.generate and any(impossible.values()):
@@ -43,8 +43,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return [f"{typed} is not supported with eval.enabled=false. Leave one of them out."]
     if cfg.data.name == "dummy":
         return [f"{typed}: data=dummy has no text for a window to slide over. Leave it out, or choose data=source."]
-    if task.task(cfg) == "classification":
-        return [f"{typed}: a classification scores a text as a whole, not token by token. Leave it out."]
+    if not task.is_causal(cfg):
+        return [f"{typed} is for causal language models, whose evaluation scores each next token. Leave it out."]
     window, stride = data_options.window_and_stride(cfg)
     if stride > window:
         return [

@@ -1,4 +1,4 @@
-"""Whether a configuration trains a classifier or a language model."""
+"""What a configuration trains a model for: classes, numbers, the next token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from legroom.options import model_families
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Data of one task; all other data is for any.
+# Data whose rows are for some tasks, the first of which is meant where data.task is null; all other data is for any.
 TASKS = {
-    "source": "language_modelling",
-    "wikitext": "language_modelling",
-    "chat": "language_modelling",
-    "mrpc": "classification",
+    "source": ("language_modelling",),
+    "wikitext": ("language_modelling",),
+    "chat": ("language_modelling",),
+    "mrpc": ("classification",),
 }
+OF_ROWS = ("classification", "regression", "multi_label")  # a label for a row as a whole
 
 
 def has_conversations(cfg: Config) -> bool:
@@ -25,17 +26,22 @@ def has_conversations(cfg: Config) -> bool:
 
 
 def task(cfg: Config) -> str | None:
-    """'classification' or 'language_modelling': what the data asks for, else what the family is made for.
+    """'language_modelling' or one of OF_ROWS: what the data asks for, else what the family is made for.
 
     None for pretrained weights, whose configuration is not read here.
     """
-    if cfg.data.name in TASKS:
-        return TASKS[cfg.data.name]
     if cfg.data.task is not None:
         return "language_modelling" if cfg.data.task == "chat" else cfg.data.task
+    if cfg.data.name in TASKS:
+        return TASKS[cfg.data.name][0]
     if cfg.model.pretrained:
         return None
     return "classification" if cfg.model.family in model_families.ENCODERS else "language_modelling"
+
+
+def is_causal(cfg: Config) -> bool:
+    """Whether the next token is predicted; True also for pretrained weights, of which it is not known here."""
+    return task(cfg) in (None, "language_modelling")
 
 
 def task_of(cfg: Config, config: PretrainedConfig) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom import invocation
 from legroom.machine import host
-from legroom.records.record import Record
+from legroom.records.record import Record, quality
 
 FILE_NAME = "README.md"
 DATA = {
@@ -76,7 +76,7 @@ def text(outcome: Record, rows: int | None) -> str:
         f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
         "Loss of the last step": outcome.training.final_loss,
         "Evaluation loss": outcome.evaluation and f"{outcome.evaluation.loss}, {outcome.evaluation.samples:,} samples",
-        "Accuracy": outcome.evaluation and outcome.evaluation.accuracy,
+        "Evaluation": outcome.evaluation and quality(outcome.evaluation),
         "Made with": ", ".join(f"{package} {version}" for package, version in versions.items() if version),
     }
     lines = ["---", *(f"{key}: {value}" for key, value in front.items() if value), "---", ""]

@@ -63,6 +63,9 @@ class Evaluation:
         None  # of the evaluation split; more than `samples` where eval.max_samples bounds it
     )
     generated: list[dict] = field(default_factory=list)  # eval.generate: prompt, before and after the training
+    f1: float | None = None  # 0 to 1: several labels a row: of all pairs of a row and a label
+    exact_match: float | None = None  # 0 to 1: rows of which everything is predicted
+    pearson: float | None = None  # data.task=regression: correlation of the predicted numbers and the true ones
 
 
 @dataclass
@@ -148,6 +151,18 @@ class Estimate:
 def verdict_of(estimate: Estimate) -> str:
     """FITS, TIGHT or DOES_NOT_FIT; records of earlier versions only say whether it fits."""
     return estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT)
+
+
+SCORES = ("accuracy", "perplexity", "f1", "exact_match", "pearson")  # beside an evaluation's loss
+SHARES = {"accuracy": "accuracy", "f1": "F1", "exact_match": "exact match"}
+
+
+def quality(evaluation: Evaluation) -> str:
+    """The scores of an evaluation in words."""
+    found = [f"{name} {value:.1%}" for key, name in SHARES.items() if (value := getattr(evaluation, key)) is not None]
+    found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
+    perplexity = "not a number" if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"
+    return ", ".join(found) or f"perplexity {perplexity}"
 
 
 OPERATION_GROUPS = ("contractions", "normalisations", "element-wise", "optimizer", "communication", "copies")

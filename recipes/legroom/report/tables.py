@@ -166,6 +166,9 @@ def _evaluation(row: Row) -> str:
         "loss": number,
         "accuracy": lambda value: f"{value:.1%}",
         "perplexity": number,
+        "f1": lambda value: f"{value:.1%}",
+        "exact_match": lambda value: f"{value:.1%}",
+        "pearson": number,
     }
     spreads = [(key, row.spread("evaluation", key)) for key in formats]
     return ", ".join(f"{key} {formats[key](spread.median)}" for key, spread in spreads if spread)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.records import run_folder
+from legroom.records.record import SCORES
 from legroom.tracking.local_runs import MlflowRun, TensorboardRun, TrackioRun
 from legroom.tracking.run import Job, Run, reason
 from legroom.tracking.wandb_run import WandbRun
@@ -33,7 +34,7 @@ TRACKERS: dict[str, type[Run]] = {
 }
 TEMPORARY = "legroom-tracker-"
 POLL_SECONDS = 0.5  # between two looks at steps.jsonl
-EVALUATED = ("loss", "accuracy", "perplexity")
+EVALUATED = ("loss", *SCORES)
 
 
 @dataclass

@@ -1,9 +1,8 @@
-"""Evaluation after training, the same for both recipes: loss, and accuracy or perplexity."""
+"""Evaluation after training, the same for both recipes: loss, and the scores of the task."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,10 +19,10 @@ from legroom.ranks import collectives
 from legroom.records.messages import Progress
 from legroom.records.record import Evaluation
 from legroom.third_party import accelerate_private
+from legroom.training import scores
 from legroom.training.step import labels_in
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dtype
-LARGEST_EXPONENT = 700  # math.exp overflows above 709
 
 
 def evaluate(
@@ -34,7 +33,7 @@ def evaluate(
     progress: Progress,
     between: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Mean loss over the evaluation split; accuracy for classification, perplexity for language modelling.
+    """Mean loss over the evaluation split, and what `scores` has for the task.
 
     With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
     before. loop: a `Loop` of either recipe. progress: is sent the batches that are done. between: called before each
@@ -50,18 +49,15 @@ def evaluate(
             progress.advance(index)
             between()
 
-        loss_sum, count, correct, samples = totals(forward, loader, data.task, device, advance)
+        loss_sum, count, samples, *sums = totals(forward, loader, data.task, device, advance)
     if collectives.is_distributed():
-        loss_sum, count, correct, samples = collectives.all_reduce_sum(
-            [loss_sum, count, correct, samples], loop.accelerator.device
+        loss_sum, count, samples, *sums = collectives.all_reduce_sum(
+            [loss_sum, count, samples, *sums], loop.accelerator.device
         )
     loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     result.available_samples = data.eval_available or len(data.eval)
-    if data.task == "classification":
-        result.accuracy = int(correct) / samples
-    else:
-        result.perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else math.inf
+    scores.enter(result, data.task, [float(each) for each in sums])
     return result
 
 
@@ -92,13 +88,12 @@ def totals(
     task: str,
     device: torch.device,
     advance: Callable[[int], None] = lambda _: None,
-) -> tuple:
-    """(summed loss, labels, correct predictions, samples) of this rank. advance: called with the number of batches that
-    are done."""
+) -> list:
+    """[summed loss, labels, samples, and the sums of `scores.SUMS`] of this rank. advance: called with the number of
+    batches that are done."""
     loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
     count: Any = 0
-    correct: Any = 0
-    samples = 0
+    samples, sums = 0, [0.0] * scores.SUMS.get(task, 0)
     for index, batch in enumerate(loader):
         advance(index)
         output = forward(**batch)
@@ -108,7 +103,7 @@ def totals(
         loss_sum = loss_sum + output.loss.double() * labels
         count = count + labels
         samples += batch.rows
-        if task == "classification":
-            correct = correct + (output.logits.argmax(-1) == batch["labels"]).sum()
+        if sums:
+            sums = [one + more for one, more in zip(sums, scores.sums(task, output.logits, batch["labels"]))]
         del output  # its logits would stay while the next batch makes its own
-    return loss_sum, count, correct, samples
+    return [loss_sum, count, samples, *sums]

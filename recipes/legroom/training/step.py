@@ -24,9 +24,10 @@ from legroom.ranks import collectives
 def labels_in(labels: torch.Tensor) -> Any:
     """How many labels a loss averages over: a number, or () on the device.
 
-    labels (B,): one per sample. labels (B, T): the next tokens, T - 1 per row, without those that are ignored.
+    labels (B,): one per sample. labels (B, C) in floating point: 0 or 1 for each class. labels (B, T): the next tokens,
+    T - 1 per row, without those that are ignored.
     """
-    return labels.numel() if labels.dim() == 1 else (labels[:, 1:] != IGNORE_INDEX).sum()
+    return labels.numel() if labels.dim() == 1 or labels.is_floating_point() else (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
 def step_shares(batches: Sequence[Batch]) -> tuple[list, int, Any, int]:

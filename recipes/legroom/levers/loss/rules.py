@@ -16,17 +16,17 @@ def chosen(cfg: Config) -> bool:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A model without a loss over tokens."""
-    if not chosen(cfg) or task.task(cfg) != "classification":
+    if not chosen(cfg) or task.is_causal(cfg):
         return []
     return [
-        "loss=chunked is for language models; this configuration trains a classifier, which has a few logits a row. "
+        "loss=chunked is for causal language models, and this configuration trains no such model. "
         "Choose model=llama_tiny or another decoder, or loss=standard."
     ]
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
     """No whole logits and no whole gradient of them: for large vocabularies most of what the passes keep."""
-    if chosen(cfg) or task.task(cfg) == "classification":
+    if chosen(cfg) or not task.is_causal(cfg):
         return []
     return [Lever("loss=chunked", Cost.NO_SPEED, (PASSES,))]
 

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.levers.attention.rules import FLASH, FLEX
-from legroom.levers.packing.rules import CLASSIFIER
+from legroom.levers.packing.rules import NOT_CAUSAL
 from legroom.options.hooks import Behaviour
 from legroom.third_party import transformers_models_private
 
@@ -52,8 +52,8 @@ class Apply(Behaviour):
 
 def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> None:
     """Raises Refusal for a model that cannot train on packed rows. name: of the model, as it was typed."""
-    if task == "classification":
-        raise Refusal(CLASSIFIER)
+    if task != "language_modelling":
+        raise Refusal(NOT_CAUSAL)
     text = config.get_text_config()
     if config.model_type not in FAMILIES:
         raise Refusal(

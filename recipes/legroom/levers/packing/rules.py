@@ -8,9 +8,9 @@ from legroom.config import Config
 from legroom.options import hooks, task
 from legroom.options.hooks import Dimension
 
-CLASSIFIER = (
-    "data.packing=true is for causal language models, which have a label for each token; this configuration trains a "
-    "classifier. Type data.packing=false."
+NOT_CAUSAL = (
+    "data.packing=true is for causal language models, whose samples can be kept apart in a row; this configuration "
+    "trains no such model. Type data.packing=false."
 )
 
 
@@ -18,8 +18,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Why samples cannot be packed."""
     if not cfg.data.packing:
         return []
-    if task.task(cfg) == "classification":
-        return [CLASSIFIER]
+    if not task.is_causal(cfg):
+        return [NOT_CAUSAL]
     if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
         return [
             f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "

@@ -1,0 +1,33 @@
+"""A label as a file or a data set has it: several of a text, or a number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from legroom.errors import Refusal
+
+BETWEEN = "|"  # labels that are written in one text, as in a .csv file
+
+
+def number(value: Any, where: str, advice: str) -> float | None:
+    """A label of data.task=regression; None where there is none. where, advice: begin and end of the Refusal."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) else None
+    try:
+        found = float(str(value))
+    except (TypeError, ValueError):
+        raise Refusal(f"{where} {value!r:.40}, and data.task=regression needs a number. {advice}") from None
+    return found if math.isfinite(found) else None
+
+
+def several(value: Any, where: str, advice: str) -> list[int | str]:
+    """The labels of data.task=multi_label: of a list, or of a text in which BETWEEN stands between them. The other
+    arguments are those of `number`."""
+    found = [word.strip() for word in value.split(BETWEEN)] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(type(each) in (int, str) for each in found):
+        raise Refusal(
+            f"{where} {value!r:.40}, and data.task=multi_label needs a list of words or of numbers of classes, or a "
+            f"text with {BETWEEN} between them. {advice}"
+        )
+    return [each for each in dict.fromkeys(found) if each != ""]

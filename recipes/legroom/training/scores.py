@@ -1,0 +1,46 @@
+"""How good predictions are, beside their loss. Shapes: B rows, C classes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from legroom.records.record import Evaluation
+
+LARGEST_EXPONENT = 700  # math.exp overflows above 709
+SUMS = {"classification": 1, "multi_label": 4, "regression": 5}  # task -> how many numbers `sums` returns
+
+
+def sums(task: str, logits: Tensor, labels: Tensor) -> list[Tensor]:
+    """What the scores are made of, of one batch: () each, to be added up over batches and ranks.
+
+    logits: (B, C). labels: (B,) or (B, C).
+    """
+    if task == "classification":
+        return [(logits.argmax(-1) == labels).sum()]
+    if task == "multi_label":
+        said, is_true = logits > 0, labels > 0.5  # a probability above one half
+        both = said & is_true
+        return [both.sum(), said.sum(), is_true.sum(), (said == is_true).all(-1).sum()]
+    said, true = logits.double().squeeze(-1), labels.double()
+    return [said.sum(), true.sum(), said.square().sum(), true.square().sum(), (said * true).sum()]
+
+
+def enter(result: Evaluation, task: str, found: list[Any]) -> None:
+    """Put the scores into an evaluation that has its samples and its loss. found: the sums over all of them."""
+    count = result.samples
+    if task == "classification":
+        result.accuracy = int(found[0]) / count
+    elif task == "multi_label":
+        both, said, true, exact = found
+        result.f1 = 2 * both / (said + true) if said + true else 1.0  # of all pairs of a row and a label
+        result.exact_match = exact / count
+    elif task == "regression":
+        said, true, said_squares, true_squares, products = found
+        spread = (count * said_squares - said**2) * (count * true_squares - true**2)
+        result.pearson = (count * products - said * true) / math.sqrt(spread) if spread > 0 else None
+    else:
+        assert result.loss is not None
+        result.perplexity = math.exp(result.loss) if result.loss < LARGEST_EXPONENT else math.inf
