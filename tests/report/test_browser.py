@@ -304,7 +304,7 @@ def test_five_hundred_jobs_open_in_two_seconds(opened, tmp_path):
     records = [one for _ in range(9) for one in sixty()][:500]
     for number, one in enumerate(records):
         one.config["train"]["learning_rate"] = number / 1000
-    (tmp_path / "page.html").write_text(sweep_page.whole(table(records)))
+    sweep_page.write(table(records), tmp_path, {})
     page = opened(tmp_path / "page.html")
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})  # the processor's time: others may use it, too

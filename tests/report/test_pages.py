@@ -64,7 +64,7 @@ def test_texts_of_a_record_cannot_become_code(tmp_path):
     found = job("precision=bf16", overrides=[f"model.pretrained={HOSTILE}"], device_name=HOSTILE)
     found.warnings, found.config_key = [HOSTILE], HOSTILE
     found.error = Error("backward", HOSTILE, HOSTILE, HOSTILE)
-    text = run_page.whole(*written(tmp_path / "run", found))
+    text = run_page.write(*written(tmp_path / "run", found)).read_text()
     assert not any("</script" in embed.asset(name) for name in [embed.LIBRARY, *run_page.SCRIPTS, run_page.START])
     assert text.count("</script>") == len(run_page.SCRIPTS) + 3 and "<img src=x" not in text and "<!-- " not in text
     title = text[text.index("<title>") + 7 : text.index("</title>")]
@@ -201,7 +201,7 @@ def test_the_folder_of_a_single_run_keeps_the_runs_page(tmp_path, monkeypatch, c
 def test_labels_of_a_sweep_cannot_become_code(tmp_path):
     records = [job("precision=bf16"), job("precision=fp32")]
     records[0].config["precision"]["name"] = HOSTILE
-    text = sweep_page.whole(table(records))
+    text = sweep_page.write(table(records), tmp_path, {})[0].read_text()
     assert text.count("</script>") == len(sweep_page.SCRIPTS) + 3 and "<img src=x" not in text
 
 
@@ -209,5 +209,5 @@ def test_a_page_of_five_hundred_jobs_stays_small(tmp_path):
     records = [one for _ in range(9) for one in sixty()][:500]
     for number, one in enumerate(records):
         one.config["train"]["learning_rate"] = number / 1000
-    text = sweep_page.whole(table(records))
+    text = sweep_page.write(table(records), tmp_path, {})[0].read_text()
     assert len(data_of(text, "sweep")["rows"]) == 500 and len(text) < 3 * 10**6

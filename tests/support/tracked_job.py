@@ -88,11 +88,11 @@ class Job:
         self.tracker = trackers.open_tracker(cfg(option, **keys), record(), folder, group)
         write_steps(folder)
 
-    def finish(self, status: str = "ok", page: Path | None = None) -> list[str]:
+    def finish(self, status: str = "ok") -> list[str]:
         """The warnings. What the job came to is as it was."""
         outcome = record(status)
         start = time.monotonic()
-        warnings = self.tracker.finish(outcome, page)
+        warnings = self.tracker.finish(outcome)
         self.seconds = time.monotonic() - start
         assert outcome == record(status)
         assert self.group or marked(os.environ["LEGROOM_TEST_MARK"]) == []

@@ -54,7 +54,7 @@ def test_tensorboard_shows_a_sweep_with_one_line(tmp_path):
     job = Job(tmp_path / "job", option="tensorboard", group="a sweep")
     assert job.finish() == [] and job.tracker.line == ""
     line = f"TensorBoard: tensorboard --logdir {tmp_path}"
-    assert trackers.finish_sweep(cfg("tensorboard"), "a sweep", tmp_path, tmp_path / "results.csv") == ([], line)
+    assert trackers.sweep_line(cfg("tensorboard"), tmp_path) == line
 
 
 # --- Trackio ---------------------------------------------------------------------------------------

@@ -224,21 +224,6 @@ def test_an_offline_run_is_whole_and_W_and_Bs_own_tools_read_it(tmp_path, monkey
     assert "Would sync 1 run" in wandb_says(*shlex.split(command), "--dry-run")
 
 
-def test_the_page_goes_along_and_the_sweeps_too(tmp_path):
-    """Kept beside W&B's own files, since the parent removes its own: `wandb sync` sends it later."""
-    page, table = tmp_path / "whole.html", tmp_path / "results.csv"
-    page.write_text("<!doctype html>")
-    table.write_text("status\nok\n")
-    job = Job(tmp_path / "job", mode="offline")
-    assert job.tracker.takes_page and job.finish(page=page) == []
-    assert trackers.finish_sweep(cfg(mode="offline"), "s", tmp_path, table, [], page)[0] == []
-    page.unlink()
-    for folder in (job.folder, tmp_path):
-        (run,) = folder.glob("wandb/offline-run-*")
-        assert (run / "page.html").read_text() == "<!doctype html>"
-        assert any(b"page.html" in file.read_bytes() for file in run.glob("*.wandb"))
-
-
 def test_of_steps_jsonl_it_takes_whole_lines_of_this_run_alone(tmp_path):
     write_steps(tmp_path, [9.0, 9.0])  # an earlier attempt's, which the worker will write over
     tracker = trackers.open_tracker(cfg(mode="offline"), record(), tmp_path)
@@ -487,40 +472,18 @@ def test_a_sweep_imports_wandb_once_and_asks_the_network_once(tmp_path, server, 
     assert marked(mark) == []
 
 
-def test_a_sweeps_table_and_pictures_are_a_run_of_its_group(tmp_path):
-    from PIL import Image
-
-    (tmp_path / "results.csv").write_text('name,status,peak\n"a,b",ok,12\nc,oom,\n')
-    Image.new("RGB", (4, 3)).save(tmp_path / "parts.png")
-    pictures = [tmp_path / "parts.png"]
-    warnings, _ = trackers.finish_sweep(cfg(mode="offline"), "a sweep", tmp_path, tmp_path / "results.csv", pictures)
-    assert warnings == []
-    run = Logged(tmp_path)
-    assert run.run["display_name"] == "sweep a sweep" and run.run["run_group"] == "a sweep"
-    assert run.run["job_type"] == "sweep"
-    (row,) = run.history
-    (folder,) = tmp_path.glob("wandb/*run-*/files")
-    assert json.loads((folder / row["results.path"]).read_text()) == {
-        "columns": ["name", "status", "peak"],
-        "data": [["a,b", "ok", 12.0], ["c", "oom", None]],
-    }
-    assert (folder / row["parts.path"]).read_bytes() == pictures[0].read_bytes()
-    assert (row["parts.width"], row["parts.height"]) == (4, 3)
-
-
 def test_a_sweep_has_one_line_that_sends_all_its_offline_runs(tmp_path):
     folder = tmp_path / "a sweep"
     folder.mkdir()
     for name in ("first", "second"):
         job = Job(folder / name, group="a sweep", mode="offline")
         assert job.finish() == [] and job.tracker.line == "", "the sweep's end has the line"
-    (folder / "results.csv").write_text("name\na\n")
-    warnings, line = trackers.finish_sweep(cfg(mode="offline"), "a sweep", folder, folder / "results.csv")
+    line = trackers.sweep_line(cfg(mode="offline"), folder)
     trackers.close()
-    assert warnings == [] and line.startswith("W&B: ")
+    assert line.startswith("W&B: ")
     command = f"{sys.executable} -m {line.partition('sweep: ')[2]} --dry-run"
     said = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert "Would sync 3 run" in said.stdout + said.stderr, said
+    assert "Would sync 2 run" in said.stdout + said.stderr, said
 
 
 def test_a_name_begins_with_what_differs(tmp_path):
@@ -538,7 +501,7 @@ def test_a_name_begins_with_what_differs(tmp_path):
 def test_nothing_is_started_for_what_tracks_nothing(keys, tmp_path, mark):
     job = Job(tmp_path / "job", **keys)
     assert marked(mark) == [] and job.finish() == [] and job.tracker.line == ""
-    assert trackers.finish_sweep(cfg(**keys), "a sweep", tmp_path, tmp_path / "none.csv") == ([], "")
+    assert trackers.sweep_line(cfg(**keys), tmp_path) == ""
 
 
 def test_WANDB_MODE_disabled_tracks_nothing_unless_the_key_says_more(tmp_path, monkeypatch, mark):

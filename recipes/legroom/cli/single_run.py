@@ -183,8 +183,7 @@ def run_in(
         new_warnings = write_page(outcome, folder, None if group is None else folder.parent)
         if follower is not None:
             follower.end(outcome)
-        with run_page.standing_alone(outcome, folder, tracker.takes_page) as page:
-            new_warnings += tracker.finish(outcome, page)
+        new_warnings += tracker.finish(outcome)
     if new_warnings:
         outcome.warnings += new_warnings
         with contextlib.suppress(OSError):  # a full disk: the record is there without them, and the summary prints them

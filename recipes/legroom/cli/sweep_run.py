@@ -1,4 +1,4 @@
-"""The jobs of a sweep, and its end: the report, the tracker's table and the exit code."""
+"""The jobs of a sweep, and its end: the report, the tracker's line and the exit code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
 from legroom.options import compose, hydra_errors, objective, resume, save
-from legroom.options import tracker as tracker_options
 from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record_file
 from legroom.records.record import Record
-from legroom.report import read, report
-from legroom.report.page import live_page, sweep_page
+from legroom.report import report
+from legroom.report.page import live_page
 from legroom.tracking import trackers
 
 BASIC_SWEEPER = "BasicSweeper"  # Hydra's own, which compares nothing
@@ -152,8 +151,10 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
                 console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")
             if sweep.name in _states:
                 _states[sweep.name].write(None, "ended")
-            for line in send_report(jobs, folder, [path for path in paths if path.suffix == ".png"]):
+            cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
+            if line := trackers.sweep_line(cfg, folder):
                 console.say(line)
+            trackers.close()
         except Exception as error:  # the records are complete, and the report can be made from them later
             problem = (
                 f"the report could not be made ({type(error).__name__}: {error}). When this is fixed, run "
@@ -179,19 +180,3 @@ def _saves_no_model(sweep: sweeps.Sweep, folder: Path, jobs: list[dict]) -> bool
     typed = any(text.startswith("save.final=") for text in sweep.argv)
     records = [] if typed else [record_file.read(folder / job["key"]) for job in jobs]
     return any(save.final_by_default(config.from_dict(each.config), in_sweep=False) for each in records)
-
-
-def send_report(jobs: list[dict], folder: Path, pictures: list[Path]) -> list[str]:
-    """Send the sweep's table and pictures to the tracker of its jobs. Returns lines for the screen."""
-    cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
-    page = None
-    if tracker_options.sends(cfg):
-        page = folder / ".whole-page.html"
-        page.write_text(sweep_page.whole(report.compare(read.read_all([folder])[0])), encoding="utf-8")
-    try:
-        warnings, line = trackers.finish_sweep(cfg, folder.name, folder, folder / "results.csv", pictures, page)
-    finally:
-        trackers.close()
-        if page is not None:
-            page.unlink(missing_ok=True)
-    return [f"warning: {text}" for text in warnings] + [line] * bool(line)

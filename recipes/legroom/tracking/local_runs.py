@@ -91,7 +91,7 @@ class MlflowRun(Run):
 
         self.mlflow, self.client = mlflow, mlflow.MlflowClient()
         experiment = mlflow.set_experiment(job.settings["project"])  # made where there is none
-        tags = {"group": job.group, "kind": job.kind, "tags": ", ".join(job.tags)}
+        tags = {"group": job.group, "tags": ", ".join(job.tags)}
         tags = {key: value for key, value in tags.items() if value}
         self.id = self.client.create_run(experiment.experiment_id, run_name=job.name, tags=tags).info.run_id
         parameters = [(key, str(value)[:LONGEST_PARAMETER]) for key, value in flat(job.config).items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRAC
 class Job:
     """A run, as a tracker sees it when it begins.
 
-    settings: the keys of the option. folder: the run's, absolute. kind: run or sweep. group: the sweep's name.
+    settings: the keys of the option. folder: the run's, absolute. group: the sweep's name.
     config: what the record says of the configuration and of the machine. earlier: the stamp of the steps.jsonl that
     another attempt has left (`process.stamp`).
     """
@@ -29,7 +29,6 @@ class Job:
     settings: dict[str, Any]
     folder: str
     name: str
-    kind: str
     group: str | None
     tags: list[str]
     config: dict[str, Any]
@@ -38,30 +37,23 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. summary: flat. table: a CSV file of a sweep. pictures: PNG files of a sweep.
-
-    page: a page (HTML) that stands alone; it is removed when the run has ended.
-    """
+    """What a run came to. summary: flat."""
 
     summary: dict[str, Any]
     exit_code: int
-    table: str | None = None
-    pictures: list[str] = field(default_factory=list)
-    page: str | None = None
 
 
 class Run:
     """A run at a tracker, made in the tracker's process, where alone the package is imported. What it raises becomes a
     warning of the job.
 
-    label: its name on the screen. holds_files: whether it can hold the page of a run, and a run for a sweep, with
-    the sweep's table, pictures and page.
+    label: its name on the screen.
     where: for the screen, where the run can be seen. local: that names files of this machine, so that a sweep has one
     line for all of its jobs. send_later: the command that sends what could not be sent. step: the last one logged.
     """
 
     label = where = send_later = ""
-    holds_files, local = False, True
+    local = True
     step = 0
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):

@@ -42,37 +42,26 @@ def open_tracker(
     overrides = [override for override in outcome.overrides if not override.lstrip("+~").startswith("tracker")]
     names = dict.fromkeys([*(override for override in differs if override in overrides), *overrides])
     config = outcome.config | {key: getattr(outcome, key) for key in ("config_key", "overrides", "environment")}
-    return ProcessTracker(_job(cfg, folder, " ".join(names) or outcome.config_key, "run", group, config))
+    return ProcessTracker(_job(cfg, folder, " ".join(names) or outcome.config_key, group, config))
 
 
-def finish_sweep(
-    cfg: Config, group: str, folder: Path, table: Path, pictures: Sequence[Path] = (), page: Path | None = None
-) -> tuple[list[str], str]:
-    """End a sweep: its table (a CSV file), its pictures and its page (one file) go to the tracker, as the run
-    'sweep <group>' where it can hold them.
-
-    folder: the sweep's, where the tracker's files of this run go. Returns (warnings, a line each; what to type to see
-    or to send all jobs, or "").
-    """
+def sweep_line(cfg: Config, folder: Path) -> str:
+    """What to type to see or to send all jobs of a sweep in this folder, or ""."""
     if not tracker_options.sends(cfg):
-        return [], ""
-    kind, warnings = TRACKERS[cfg.tracker.name], []
-    if kind.holds_files:
-        files = [str(path.absolute()) for path in pictures]
-        result = Result({}, 0, str(table.absolute()), files, None if page is None else str(page.absolute()))
-        warnings = ProcessTracker(_job(cfg, folder, f"sweep {group}", "sweep", group, {})).end(result)
+        return ""
+    kind = TRACKERS[cfg.tracker.name]
     line = kind.sweep_line(folder.absolute())
-    return warnings, f"{kind.label}: {line}" if line else ""
+    return f"{kind.label}: {line}" if line else ""
 
 
-def _job(cfg: Config, folder: Path, name: str, kind: str, group: str | None, config: dict[str, Any]) -> Job:
+def _job(cfg: Config, folder: Path, name: str, group: str | None, config: dict[str, Any]) -> Job:
     """The tags are the recipe, the model and the options by which runs are searched, then what a person has typed."""
     menus = [config[menu] for menu in ("recipe", "model", "precision", "optim", "parallelism") if menu in config]
     chosen = [os.path.basename(menu.get("pretrained") or menu.get("name") or "") for menu in menus]
     tags = list(dict.fromkeys(filter(None, [*chosen, *(cfg.tracker.tags or ())])))
     settings, folder = dataclasses.asdict(cfg.tracker), folder.absolute()
     steps = stamp(folder / run_folder.STEPS_FILE)
-    return Job(cfg.tracker.name, settings, str(folder), name, kind, group, tags, config, steps)
+    return Job(cfg.tracker.name, settings, str(folder), name, group, tags, config, steps)
 
 
 def summary(outcome: Record) -> dict[str, Any]:
@@ -89,10 +78,9 @@ class Tracker:
     """
 
     line = ""
-    takes_page = False  # whether `finish` wants the run's page
 
-    def finish(self, outcome: Record, page: Path | None = None) -> list[str]:
-        """The job is over. Returns warnings, a line each; raises nothing but KeyboardInterrupt. page: as one file."""
+    def finish(self, outcome: Record) -> list[str]:
+        """The job is over. Returns warnings, a line each; raises nothing but KeyboardInterrupt."""
         return []
 
 
@@ -101,27 +89,21 @@ class ProcessTracker(Tracker):
 
     def __init__(self, job: Job):
         self.job, self.kind, self.state = job, TRACKERS[job.tracker], State()
-        self.takes_page = self.kind.holds_files
         self.process: TrackerProcess | None = None
         with self._troubled():
             waiting = _idle.pop() if _idle else None
             self.process = waiting if waiting and waiting.process.poll() is None else TrackerProcess()
             self.process.channel.send(job)
 
-    def finish(self, outcome: Record, page: Path | None = None) -> list[str]:
-        exit_code = 0 if outcome.status in ("ok", "preempted") else 1
-        result = Result(summary(outcome), exit_code, page=None if page is None else str(page.absolute()))
-        return self.end(result, outcome.status == "interrupted")
-
-    def end(self, result: Result, at_once: bool = False) -> list[str]:
+    def finish(self, outcome: Record) -> list[str]:
         """Send the result, and wait until the tracker has everything, as long as the option says. At most one line."""
+        result = Result(summary(outcome), 0 if outcome.status in ("ok", "preempted") else 1)
+        limit = STOP_SECONDS if outcome.status == "interrupted" else self.job.settings["finish_seconds"]
         process, self.process = self.process, None
         try:
             with self._troubled():
                 if process:
-                    self._listen(
-                        process.channel, result, STOP_SECONDS if at_once else self.job.settings["finish_seconds"]
-                    )
+                    self._listen(process.channel, result, limit)
         finally:  # Ctrl-C comes through here, too
             if process and self.state.done and self.job.group:  # the next job need not import the package again
                 _idle.append(process)

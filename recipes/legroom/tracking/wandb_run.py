@@ -38,7 +38,7 @@ QUIET: dict[str, Any] = {
 class WandbRun(Run):
     """A run at W&B: online where that is wanted and works, else offline."""
 
-    label, holds_files = "W&B", True
+    label = "W&B"
     offline_because: str | None = None  # of the sweep's earlier jobs: the next ones do not wait for it again
 
     def __init__(self, job: Job, trouble: Callable[[str], None]):
@@ -50,12 +50,12 @@ class WandbRun(Run):
         # Half of the time for the start, most of it for the end: so the parent hears what came of both.
         seconds = job.settings["finish_seconds"]
         settings = QUIET | {"init_timeout": seconds / 2, "finish_timeout": seconds * 0.8}
-        files = self.folder.glob("wandb/*run-*-*") if job.kind == "run" else ()
-        self.earlier = sorted(files, key=os.path.getmtime)  # of the training that is resumed
+        # Of the training that is resumed
+        self.earlier = sorted(self.folder.glob("wandb/*run-*-*"), key=os.path.getmtime)
         self.run = self._start(
             name=os.environ.get("WANDB_NAME") or job.name[:LONGEST_NAME],
             config=job.config,
-            job_type=job.kind,
+            job_type="run",
             group=job.group[:LONGEST_NAME] if job.group else None,
             tags=job.tags,
             dir=job.folder,
@@ -96,17 +96,8 @@ class WandbRun(Run):
             self.run.log(values, step=step)
 
     def finish(self, result: Result) -> None:
-        import wandb
-
         try:
             self.run.summary.update(result.summary)
-            extra: dict[str, Any] = {Path(path).stem: wandb.Image(path) for path in result.pictures}
-            if result.table:
-                extra["results"] = read_table(result.table)
-            if extra:
-                self.run.log(extra)
-            if result.page:
-                self._log_page(Path(result.page))
             self.run.finish(exit_code=result.exit_code)
         finally:
             stop_service()
@@ -121,22 +112,12 @@ class WandbRun(Run):
             if level in ("WARNING", "ERROR"):
                 self.trouble(reason(text))
 
-    def _log_page(self, page: Path) -> None:
-        """Log a page as an artifact: its own view in W&B shows the file in the browser."""
-        import wandb
-
-        kept = Path(self.run.dir).parent / "page.html"  # W&B reads it later, and `wandb sync` again
-        shutil.copyfile(page, kept)
-        artifact = wandb.Artifact(f"page-{self.run.id}", type="page")
-        artifact.add_file(str(kept), name="page.html", policy="immutable")
-        self.run.log_artifact(artifact)
-
     @staticmethod
     def sweep_line(folder: Path) -> str:
         """The command that sends all offline runs of a sweep."""
-        patterns = [each for each in ("*/wandb/offline-run-*", "wandb/offline-run-*") if list(folder.glob(each))]
-        files = " ".join(f"{shlex.quote(str(folder))}/{pattern}" for pattern in patterns)
-        return f"to send the whole sweep: wandb sync {files}" if files else ""
+        pattern = "*/wandb/offline-run-*"
+        files = f"{shlex.quote(str(folder))}/{pattern}"
+        return f"to send the whole sweep: wandb sync {files}" if list(folder.glob(pattern)) else ""
 
 
 def stop_service() -> None:
@@ -145,12 +126,3 @@ def stop_service() -> None:
         import wandb
 
         wandb.teardown()
-
-
-def read_table(file: str) -> Any:
-    """A CSV file as a wandb.Table: columns of numbers as numbers, empty cells as none."""
-    import pandas
-    import wandb
-
-    table = pandas.read_csv(file, keep_default_na=False, na_values=[""])
-    return wandb.Table(dataframe=table.astype(object).where(table.notna(), None))

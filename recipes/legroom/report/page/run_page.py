@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,8 @@ def write(found: Record, folder: Path, sweep: Path | None = None) -> Path:
     """
     folder = Path(folder)
     if sweep is None:
-        text = whole(found, folder)
+        script = _script(found, data(found, folder))
+        text = embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, script, START, None)
     else:
         embed.write_shared(sweep)
         up = _write_data(found, folder, sweep)
@@ -62,26 +61,6 @@ def _write_data(found: Record, folder: Path, sweep: Path) -> str:
 def way_up(folder: Path, sweep: Path) -> str:
     """The relative address of the sweep's folder, as seen from one below it."""
     return "/".join([".."] * len(Path(folder).resolve().relative_to(Path(sweep).resolve()).parts))
-
-
-def whole(found: Record, folder: Path) -> str:
-    """The page as one text that stands alone."""
-    return embed.page(record_file.FILE_NAME, _title(found), SCRIPTS, _script(found, data(found, folder)), START, None)
-
-
-@contextlib.contextmanager
-def standing_alone(found: Record, folder: Path, wanted: bool) -> Iterator[Path | None]:
-    """A file with the page as one text, inside the block alone. None where it is not wanted, or cannot be made."""
-    path = Path(folder, f".whole-{PAGE}")
-    made = False
-    if wanted and found.status != "interrupted":
-        with contextlib.suppress(Exception):  # `write` has said why
-            atomic_file.write(path, whole(found, folder).encode())
-            made = True
-    try:
-        yield path if made else None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def model_name(found: Record) -> str:

@@ -45,12 +45,6 @@ def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
     return [target / PAGE]
 
 
-def whole(made: Table) -> str:
-    """The page as one text that stands alone, without the pages of the jobs."""
-    script = f"legroom.sweep={embed.json_text(data(made, Path(), {}))};"
-    return embed.page(FILES, _title(made), SCRIPTS, script, START, None)
-
-
 def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:
     """What the page shows, in JSON's types."""
     return {
