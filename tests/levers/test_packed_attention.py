@@ -33,7 +33,7 @@ def wide_apart(kind: str, attention: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("attention", packing.MASKED)
-@pytest.mark.parametrize("kind", packing.FAMILIES)
+@pytest.mark.parametrize("kind", sorted(packing.model_families.PACKED))
 def test_a_packed_sample_has_the_logits_that_it_has_alone(kind, attention):
     model = wide_apart(kind, attention)
     torch.manual_seed(1)
@@ -96,7 +96,7 @@ def flex(monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])
-@pytest.mark.parametrize("kind", packing.FAMILIES)
+@pytest.mark.parametrize("kind", sorted(packing.model_families.PACKED))
 def test_flash_and_flex_attention_keep_samples_apart(kind, implementation, flash, flex):
     model = wide_apart(kind, "eager")
     if not transformers_models_private.has_attention(type(model), implementation):

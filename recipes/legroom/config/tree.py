@@ -11,22 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from legroom.config import menus
 from legroom.config.fields import IDENTITY, LABEL, MISSING, RUN, UNSET, Menu, key, one_of, section
-from legroom.config.menus import (
-    Accumulation,
-    Adapter,
-    Checkpointing,
-    Data,
-    Gpu,
-    Kernels,
-    Loss,
-    Model,
-    Optim,
-    Parallelism,
-    Precision,
-    Recipe,
-    Tracker,
-)
 from legroom.config.sections import Batch, Estimate, Eval, Launch, Measure, Save, Train
 
 
@@ -34,19 +20,19 @@ from legroom.config.sections import Batch, Estimate, Eval, Launch, Measure, Save
 class Config:
     """The configuration of one job: the menus, then the sections, then the plain keys."""
 
-    recipe: Recipe = section(Recipe)
-    model: Model = section(Model)
-    data: Data = section(Data)
-    precision: Precision = section(Precision)
-    optim: Optim = section(Optim)
-    accumulation: Accumulation = section(Accumulation, identity=(RUN, LABEL))
-    checkpointing: Checkpointing = section(Checkpointing)
-    adapter: Adapter = section(Adapter)
-    loss: Loss = section(Loss)
-    kernels: Kernels = section(Kernels)
-    parallelism: Parallelism = section(Parallelism, identity=(RUN, LABEL))
-    tracker: Tracker = section(Tracker, identity=())
-    gpu: Gpu = section(Gpu)
+    recipe: menus.Recipe = section(menus.Recipe)
+    model: menus.Model = section(menus.Model)
+    data: menus.Data = section(menus.Data)
+    precision: menus.Precision = section(menus.Precision)
+    optim: menus.Optim = section(menus.Optim)
+    accumulation: menus.Accumulation = section(menus.Accumulation, identity=(RUN, LABEL))
+    checkpointing: menus.Checkpointing = section(menus.Checkpointing)
+    adapter: menus.Adapter = section(menus.Adapter)
+    loss: menus.Loss = section(menus.Loss)
+    kernels: menus.Kernels = section(menus.Kernels)
+    parallelism: menus.Parallelism = section(menus.Parallelism, identity=(RUN, LABEL))
+    tracker: menus.Tracker = section(menus.Tracker, identity=())
+    gpu: menus.Gpu = section(menus.Gpu)
     batch: Batch = section(Batch, identity=(RUN, LABEL))
     train: Train = section(Train)
     eval: Eval = section(Eval, identity=(RUN, LABEL))

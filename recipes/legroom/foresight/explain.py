@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from legroom.foresight.fake_gpu.op_trace import OpTrace
+from legroom.foresight.speed.anatomy import without_numbers
 from legroom.measure.memory_attribution import ACTIVATION, COPY, GRADIENT, OPTIMIZER, OTHER, PARAMETER
 from legroom.measure.timeline import phases
 from legroom.units import MIB
 
+NAMES = ("weights", "their low-precision copies", "optimizer states", "gradients", "activations", "other")  # of ORDER
 LARGEST = 10  # how many tensors are listed
 ORDER = (PARAMETER, COPY, OPTIMIZER, GRADIENT, ACTIVATION, OTHER)  # of the picture's areas, from the bottom
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#BBBBBB")  # Okabe and Ito, for colour-blind readers
@@ -36,16 +38,11 @@ def largest(trace: OpTrace) -> list[dict[str, Any]]:
     for key, entry in alive.items():
         made_by = trace.origins[key]
         row = rows.setdefault(
-            (entry.bytes, entry.kind, _without_numbers(made_by)),
+            (entry.bytes, entry.kind, without_numbers(made_by)),
             {"bytes": entry.bytes, "part": entry.kind, "made_by": made_by, "count": 0},
         )
         row["count"] += 1
     return sorted(rows.values(), key=lambda row: -row["bytes"] * row["count"])[:LARGEST]
-
-
-def _without_numbers(name: str) -> str:
-    """ "layers.*.mlp" for "layers.3.mlp" and "layers.4.mlp"."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
@@ -53,48 +50,26 @@ def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) 
 
     capacity_bytes: what the GPU has for the allocator; None: no line. Raises ImportError where matplotlib is missing.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    start = trace.log.step_start
+    start, peak = trace.log.step_start, trace.log.peak_index()
     now: dict[str, int] = dict.fromkeys(ORDER, 0)
-    lines: dict[str, list[float]] = {kind: [] for kind in ORDER}
-    for index, (entry, sign) in enumerate(trace.log.events):
+    lines: list[list[float]] = []  # the MiB of each part after each event of the step
+    for entry, sign in trace.log.events:
         now[entry.kind] += sign * entry.bytes
-        if index >= start:
-            for kind in ORDER:
-                lines[kind].append(now[kind] / MIB)
+        lines.append([now[kind] / MIB for kind in ORDER])
     figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.stackplot(
-        range(len(trace.log.events) - start),
-        *lines.values(),
-        colors=COLOURS,
-        step="post",
-        labels=["weights", "their low-precision copies", "optimizer states", "gradients", "activations", "other"],
-    )
-    peak = trace.log.peak_index() - start
-    top = sum(lines[kind][peak] for kind in ORDER)
-    axes.plot([peak], [top], "kv", markersize=6)
-    axes.annotate(f"{top:,.0f} MiB", (peak, top), textcoords="offset points", xytext=(0, 7), ha="center")
+    columns, top = list(zip(*lines[start:])), sum(lines[peak])
+    axes.stackplot(range(len(lines) - start), *columns, colors=COLOURS, step="post", labels=NAMES)
+    axes.annotate(f"{top:,.0f} MiB", (peak - start, top), (0, 7), textcoords="offset points", ha="center")
     if capacity_bytes is not None and capacity_bytes / MIB < 1.5 * top:
         axes.axhline(capacity_bytes / MIB, color="black", linestyle="--", linewidth=0.8, label="capacity of the GPU")
     for index, phase in phases(trace.log, start):
         axes.axvline(index, color="#767676", linewidth=0.4)
-        axes.annotate(
-            f" {phase}", (index, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize=8, color="#767676"
-        )
-    axes.set_xlim(0, max(1, len(trace.log.events) - start - 1))
-    axes.set_ylim(0, top * 1.15)
+        axes.text(index, 1.11 * top, f" {phase}", fontsize=8, color="#767676")
+    axes.set(xlim=(0, max(1, len(lines) - start - 1)), ylim=(0, top * 1.15), ylabel="MiB of live tensors")
     axes.set_xlabel("allocations and frees of tensors in one optimizer step, in order")
-    axes.set_ylabel("MiB of live tensors")
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10)
-    axes.legend(
-        *[part[::-1] for part in axes.get_legend_handles_labels()],
-        fontsize=8,
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-        frameon=False,
-    )
+    figure.legend(loc="outside right center", reverse=True, fontsize=8, frameon=False)
     figure.savefig(path, dpi=130)

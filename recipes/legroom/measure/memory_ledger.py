@@ -8,18 +8,8 @@ from typing import Any
 
 import torch
 
+from legroom.measure import memory_attribution as kinds
 from legroom.measure import outside_autograd
-from legroom.measure.memory_attribution import (
-    ACTIVATION,
-    COPY,
-    GRADIENT,
-    KINDS,
-    OPTIMIZER,
-    OTHER,
-    PARAMETER,
-    MemoryAttribution,
-    kept_tensors,
-)
 from legroom.measure.op_flops import backward_flops, has_flop_formula, operation_flops
 from legroom.measure.op_observer import OpObserverMode
 from legroom.measure.storage_log import StorageLog
@@ -49,7 +39,7 @@ class MemoryLedger:
     ):
         self.model, self.optimizer = model, optimizer
         self.log = log or StorageLog(torch.device(device).type)
-        self.attribution = MemoryAttribution(model, optimizer, self.log)
+        self.attribution = kinds.MemoryAttribution(model, optimizer, self.log)
         self.origins = TensorOrigins(model, optimizer, self.log) if record_origins else None
         # Of the forward passes and of the gradients that they need, without recomputation; None: an operation has no
         # formula. With all weights trained the gradients take twice the forward (Kaplan et al. 2020, section 2.1).
@@ -66,7 +56,7 @@ class MemoryLedger:
         if self._reduced_scatter and not self._on_gpu:
             # gloo reduces a copy of its own, takes this rank's part, and frees it in a thread: when, nobody knows.
             for tensor in tensors:
-                self.log.add_passing(tensor, OTHER)
+                self.log.add_passing(tensor, kinds.OTHER)
         self._reduced_scatter = op_name(func) == "_reduce_scatter_base_"
         self.attribution.record_arguments(tensors)
 
@@ -91,13 +81,13 @@ class MemoryLedger:
         self.log.step_start = len(self.log.events)
         attribution = self.attribution
         for buffer in self.model.buffers():
-            attribution.mark(buffer, OTHER)
+            attribution.mark(buffer, kinds.OTHER)
         attribution.mark_model_and_optimizer()
         with contextlib.ExitStack() as hooks:
             # The gradients are those that the optimizer finds: DDP and FSDP have reduced and freed theirs by then.
             before_optimizer = self.optimizer.register_step_pre_hook(self._before_optimizer)
             hooks.callback(before_optimizer.remove)
-            hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, COPY)))
+            hooks.enter_context(observed_resizes(lambda storage, before: self.log.resized(storage, before, kinds.COPY)))
             before_forward = self.model.register_forward_pre_hook(
                 lambda *_: self.log.phase.begin_forward(), prepend=True
             )
@@ -119,7 +109,7 @@ class MemoryLedger:
     def _weight_update(self, weight: torch.Tensor) -> Iterator[None]:
         """Around the step of one weight inside the backward pass, after which its gradient is freed."""
         if weight.grad is not None:
-            self.attribution.mark(weight.grad, GRADIENT)
+            self.attribution.mark(weight.grad, kinds.GRADIENT)
         if self.origins is not None:
             self.origins.name_gradient(weight)
         with patched(self.log.phase, updates_weight=True):
@@ -150,7 +140,7 @@ class MemoryLedger:
         events = self.log.events
         peak_index = self.log.peak_index()
         peak_bytes = sum(sign * entry.bytes for entry, sign in events[: peak_index + 1])
-        live_bytes: dict[str, int] = dict.fromkeys(KINDS, 0)
+        live_bytes: dict[str, int] = dict.fromkeys(kinds.KINDS, 0)
         at_peak, largest = live_bytes, dict(live_bytes)
         for index, (entry, sign) in enumerate(events):
             live_bytes[entry.kind] += sign * entry.bytes
@@ -160,15 +150,15 @@ class MemoryLedger:
                 largest = largest | {entry.kind: live_bytes[entry.kind]}
             if index == peak_index:
                 at_peak = dict(live_bytes)
-        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in kept_tensors(weight)]
+        stored = [kept.untyped_storage() for weight in self.model.parameters() for kept in kinds.kept_tensors(weight)]
         stored += [scale.untyped_storage() for scale in quantized.scales(self.model)]
         weights = {storage_key(storage): storage.nbytes() for storage in stored}
         return {
-            "parameters_bytes": at_peak[PARAMETER] + at_peak[COPY],
-            "gradients_bytes": at_peak[GRADIENT],
-            "optimizer_bytes": at_peak[OPTIMIZER],
-            "activations_bytes": at_peak[ACTIVATION],
-            "other_bytes": at_peak[OTHER],
+            "parameters_bytes": at_peak[kinds.PARAMETER] + at_peak[kinds.COPY],
+            "gradients_bytes": at_peak[kinds.GRADIENT],
+            "optimizer_bytes": at_peak[kinds.OPTIMIZER],
+            "activations_bytes": at_peak[kinds.ACTIVATION],
+            "other_bytes": at_peak[kinds.OTHER],
             "peak_tensor_bytes": peak_bytes,
             "peak_phase": events[peak_index][0].phase if events else None,
             "weights_bytes": sum(weights.values()),

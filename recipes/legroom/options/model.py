@@ -14,19 +14,7 @@ from legroom.config.menus import MOST_LAYERS, MOST_PARTS
 from legroom.options import hooks, model_families, task
 from legroom.records.printable import printable
 
-SET_BY_WEIGHTS = {
-    "layers",
-    "width",
-    "heads",
-    "kv_heads",
-    "feed_forward",
-    "vocab",
-    "positions",
-    "tied",
-    "dropout",
-    "experts",
-    "experts_per_token",
-}
+SET_BY_WEIGHTS = {*model_families.SIZES, "dropout"}
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 COUNTS = re.compile(r"(?:^|_)(?:layers?|experts|labels)$")  # keys of config.json that say how many are built
 AUTO = "auto"  # model.attention: the best that the model has, found where it is built

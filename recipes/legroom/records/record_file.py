@@ -11,34 +11,13 @@ from typing import Any
 from legroom import config
 from legroom.records import atomic_file, regular_file
 from legroom.records.printable import printable
-from legroom.records.record import (
-    SCHEMA_VERSION,
-    STATUSES,
-    Error,
-    Estimate,
-    Evaluation,
-    Memory,
-    Model,
-    Operations,
-    Record,
-    Speed,
-    Training,
-)
+from legroom.records.record import SCHEMA_VERSION, STATUSES, Record
 from legroom.records.validate import check_types, has_type, type_hints
 
 FILE_NAME = "result.json"
 USUAL_BYTES = 2**16  # of a record
 MOST_BYTES = 2**28  # of a record: ten million steps
-PARTS: dict[str, type] = {
-    "model": Model,
-    "training": Training,
-    "evaluation": Evaluation,
-    "speed": Speed,
-    "memory": Memory,
-    "error": Error,
-    "estimate": Estimate,
-    "operations": Operations,
-}
+PARTS = {name: kind for name, kind in config.node_types(Record).items() if dataclasses.is_dataclass(kind)}
 
 
 def to_json(record: Record) -> str:

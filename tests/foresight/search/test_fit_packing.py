@@ -81,7 +81,7 @@ def test_what_leaves_packing_out_is_said(talks, words, said):
 
 
 def test_a_model_that_takes_no_packed_rows_leaves_them_out(talks, monkeypatch):
-    monkeypatch.setattr(packing, "FAMILIES", ("llama",))
+    monkeypatch.setattr(packing.model_families, "PACKED", {"llama"})
     search = packing_search(talks, "batch.effective=8")
     (line,) = (line for line in search.left_out if line.startswith("data.packing=true: "))
     assert "gpt2" in line and search.rows is None and search.values["batch.per_device"] == [1, 2, 4, 8]

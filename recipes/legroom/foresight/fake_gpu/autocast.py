@@ -17,14 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-from legroom.third_party.torch_backend_private import (
-    dispatch_keys,
-    excluded_dispatch_keys,
-    fallthrough_for,
-    is_view,
-    observed_autocast_exit,
-    registered_kernels,
-)
+from legroom.third_party import torch_backend_private as backend
 from legroom.third_party.torch_private import overload_name, schema
 
 LISTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # policy -> operations
@@ -41,7 +34,11 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
             if hasattr(torch.ops.aten, packet):  # not in a later torch that has dropped it
                 func = getattr(getattr(torch.ops.aten, packet), overload or "default")
                 kernels[name] = functools.partial(getattr(policies, policy), func)
-    with fallthrough_for(key), registered_kernels(key, kernels), observed_autocast_exit(policies.clear_cache):
+    with (
+        backend.fallthrough_for(key),
+        backend.registered_kernels(key, kernels),
+        backend.observed_autocast_exit(policies.clear_cache),
+    ):
         yield
 
 
@@ -50,7 +47,7 @@ class _Policies:
 
     def __init__(self, device_type: str, key: str):
         self.device_type = device_type
-        self._keys = dispatch_keys(key)
+        self._keys = backend.dispatch_keys(key)
         self._cache: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # id of a weight -> (weight, its cast)
 
     def clear_cache(self) -> None:
@@ -77,7 +74,7 @@ class _Policies:
             and value.dtype == torch.float32
             and value.requires_grad
             and value.is_leaf
-            and not is_view(value)
+            and not backend.is_view(value)
             and torch.is_autocast_cache_enabled()
         )
         if not cacheable:
@@ -88,7 +85,7 @@ class _Policies:
         return known[1]
 
     def _call(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype | None = None) -> Any:
-        with excluded_dispatch_keys(self._keys):
+        with backend.excluded_dispatch_keys(self._keys):
             if dtype is not None:
                 args = [self._cast(value, dtype) for value in args]
                 kwargs = {name: self._cast(value, dtype) for name, value in kwargs.items()}

@@ -18,17 +18,9 @@ from typing import Any
 import torch
 from transformers.initialization import no_init_weights
 
-from legroom.foresight.fake_gpu import backend, error_guard, fake_storages, known_values
+from legroom.foresight.fake_gpu import backend, error_guard, fake_storages, known_values, op_cache
 from legroom.foresight.fake_gpu.cuda_behaviour import as_cuda
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
-from legroom.foresight.fake_gpu.op_cache import (
-    COLLECTIVE,
-    READ,
-    build_result,
-    call_signature,
-    infer_result,
-    replace_tensors,
-)
 from legroom.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
 from legroom.measure import compound_ops
 from legroom.measure.op_observer import OpObserver, have_own_dispatch
@@ -95,7 +87,7 @@ class FakeDevice(DispatchMode):
             if observer is not None:
                 observer.on_subclass(func)
             return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
-        signature, tensors = call_signature(func, args, kwargs)
+        signature, tensors = op_cache.call_signature(func, args, kwargs)
         if observer is None:
             return self._compute(func, args, kwargs, signature, tensors)
         observer.before(func, tensors)
@@ -110,7 +102,7 @@ class FakeDevice(DispatchMode):
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, without observer."""
-        return self._compute(func, args, kwargs, *call_signature(func, args, kwargs))
+        return self._compute(func, args, kwargs, *op_cache.call_signature(func, args, kwargs))
 
     def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
         device = kwargs.get("device")
@@ -136,11 +128,11 @@ class FakeDevice(DispatchMode):
             device is not None and torch.device(device).type == "meta"
         ):  # accelerate.init_empty_weights moves weights there
             bare = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors}
-            return func(*[replace_tensors(value, bare) for value in args], **kwargs)
+            return func(*[op_cache.replace_tensors(value, bare) for value in args], **kwargs)
         if func in known_values.SHAPE_FROM_VALUES:
             if func is torch.ops.aten.index.Tensor:
                 args = known_values.without_masks(args)
-                signature, tensors = call_signature(func, args, kwargs)
+                signature, tensors = op_cache.call_signature(func, args, kwargs)
             else:
                 found = known_values.computed(func, args, kwargs, tensors)
                 if found is not None:
@@ -150,13 +142,14 @@ class FakeDevice(DispatchMode):
             if self.capability is not None:
                 _check_one_device(func, tensors)
             device_is_meta = self._building and self.capability is None
-            description = infer_result(func, args, kwargs, tensors, device_is_meta)
+            description = op_cache.infer_result(func, args, kwargs, tensors, device_is_meta)
             self._descriptions[signature] = description
-        if description is READ:
+        if description is op_cache.READ:
             return known_values.read(args[0], self.warnings)
-        if description is COLLECTIVE:  # torch's fake process group copies its inputs: on a fake CPU, real ones instead
+        if description is op_cache.COLLECTIVE:
+            # torch's fake process group copies its inputs: on a fake CPU, real ones instead
             real = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and is_fake(t) else t for t in tensors}
-            return func(*[replace_tensors(value, real) for value in args], **kwargs)
+            return func(*[op_cache.replace_tensors(value, real) for value in args], **kwargs)
         if device is None:  # tensors that FSDP has offloaded to the host stay there
             on_host = tensors and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)
             result_device = CPU if on_host else self.device
@@ -165,7 +158,7 @@ class FakeDevice(DispatchMode):
         leaves_device = func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_cpu
         if leaves_device and not tensors[0].is_floating_point() and not self._packing:
             return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
-        result = build_result(description, tensors, result_device)
+        result = op_cache.build_result(description, tensors, result_device)
         made = [result] if isinstance(result, torch.Tensor) else result if isinstance(result, (list, tuple)) else ()
         if made and all(isinstance(one, torch.Tensor) and not one.is_floating_point() for one in made):
             known_values.follow(func, args, kwargs, tensors, result)

@@ -17,31 +17,21 @@ from typing import Any, NamedTuple
 
 from legroom.config import Gpu
 from legroom.foresight.speed import cpu, efficiencies, links, roofline
+from legroom.foresight.speed import operation_names as ops
 from legroom.foresight.speed.calibrated import CpuRates
-from legroom.foresight.speed.operation_names import (
-    ATTENTION,
-    COLLECTIVE,
-    COPY,
-    ELEMENTWISE,
-    HOST_COPY,
-    MATMUL,
-    NORMALISATIONS,
-    OPTIMIZER,
-    REDUCTION,
-)
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.records.record import OPERATION_GROUPS, Operations
 
 CONTRACTIONS, NORMALISING, ELEMENT_WISE, UPDATE, COMMUNICATION, COPIES = GROUPS = OPERATION_GROUPS
 _GROUP_OF = {
-    MATMUL: CONTRACTIONS,
-    ATTENTION: CONTRACTIONS,
-    REDUCTION: NORMALISING,
-    ELEMENTWISE: ELEMENT_WISE,
-    OPTIMIZER: UPDATE,
-    COPY: COPIES,
-    COLLECTIVE: COMMUNICATION,
-    HOST_COPY: COPIES,
+    ops.MATMUL: CONTRACTIONS,
+    ops.ATTENTION: CONTRACTIONS,
+    ops.REDUCTION: NORMALISING,
+    ops.ELEMENTWISE: ELEMENT_WISE,
+    ops.OPTIMIZER: UPDATE,
+    ops.COPY: COPIES,
+    ops.COLLECTIVE: COMMUNICATION,
+    ops.HOST_COPY: COPIES,
 }
 NORMALISATION_FLOPS = 5  # per element: find the mean or maximum, subtract, square or exponentiate, sum, multiply
 LARGEST = 12  # operations that the record names
@@ -123,10 +113,10 @@ def predicted(
     reached = efficiencies.of_gpu(gpu)
 
     def cost(operation: Operation) -> tuple[float, str]:
-        if operation.kind == COLLECTIVE:
+        if operation.kind == ops.COLLECTIVE:
             return links.collective_seconds(operation, gpu, num_processes, reached)
         seconds = roofline.device_seconds(operation, gpu, precision, reached)
-        if operation.kind == HOST_COPY:
+        if operation.kind == ops.HOST_COPY:
             return seconds, "host link"
         if operation.kernels * reached.kernel_seconds > seconds / 2:
             return seconds, "launches"
@@ -138,7 +128,7 @@ def predicted(
 
 def _on_cpu(rates: CpuRates, operation: Operation) -> tuple[float, str]:
     """(seconds, what bounds it) of a call on a CPU."""
-    computes = operation.kind in (MATMUL, ATTENTION)
+    computes = operation.kind in (ops.MATMUL, ops.ATTENTION)
     return cpu.seconds(operation, rates), "arithmetic" if computes else "memory"
 
 
@@ -150,9 +140,9 @@ def group_of(operation: Operation, phase: str) -> str:
 
 def flops_of(operation: Operation) -> int:
     """FLOPs of one call: of a contraction by torch's formulas, else counted roughly by its elements."""
-    if operation.flops or operation.kind in (COPY, COLLECTIVE):
+    if operation.flops or operation.kind in (ops.COPY, ops.COLLECTIVE):
         return operation.flops
-    normalises = any(part in operation.name for part in NORMALISATIONS)
+    normalises = any(part in operation.name for part in ops.NORMALISATIONS)
     return operation.elements * (NORMALISATION_FLOPS if normalises else 1)
 
 

@@ -9,29 +9,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from legroom.foresight.speed import operation_names as ops
 from legroom.foresight.speed.calibrated import HERE, CpuRates, Points
-from legroom.foresight.speed.operation_names import (
-    ATTENTION,
-    COLLECTIVE,
-    COPY,
-    ELEMENTWISE,
-    HOST_COPY,
-    MATMUL,
-    OPTIMIZER,
-    REDUCTION,
-)
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.foresight.speed.roofline import Prediction
 
 # What stands for an operation that was not measured, by its class.
 LIKE = {
-    ELEMENTWISE: "add",
-    REDUCTION: "sum",
-    COPY: "clone",
-    HOST_COPY: "clone",
-    OPTIMIZER: "_foreach_mul_",
-    ATTENTION: "add",
-    MATMUL: "add",
+    ops.ELEMENTWISE: "add",
+    ops.REDUCTION: "sum",
+    ops.COPY: "clone",
+    ops.HOST_COPY: "clone",
+    ops.OPTIMIZER: "_foreach_mul_",
+    ops.ATTENTION: "add",
+    ops.MATMUL: "add",
 }
 NEAREST = 3  # shapes among the measured ones that a product is compared with
 
@@ -47,12 +38,12 @@ def predict(tally: Tally, rates: CpuRates, fresh_bytes: int = 0) -> Prediction:
     by_kind: dict[str, float] = defaultdict(float)
     for counts in tally.counts.values():
         for operation, times in counts.items():
-            if operation.kind != COLLECTIVE:
+            if operation.kind != ops.COLLECTIVE:
                 by_kind[operation.kind] += times * seconds(operation, rates)
-    by_kind[COPY] += fresh_bytes * rates.fault_seconds
+    by_kind[ops.COPY] += fresh_bytes * rates.fault_seconds
     device = sum(by_kind.values())
     host = sum(times * rates.call_seconds[phase] for phase, times in tally.calls.items())
-    arithmetic = by_kind[MATMUL] + by_kind[ATTENTION]
+    arithmetic = by_kind[ops.MATMUL] + by_kind[ops.ATTENTION]
     step = device + host
     return Prediction(
         step, step * (1 - rates.error), step * (1 + rates.error), device, host, 0.0, arithmetic, dict(by_kind), HERE
@@ -61,12 +52,12 @@ def predict(tally: Tally, rates: CpuRates, fresh_bytes: int = 0) -> Prediction:
 
 def seconds(operation: Operation, rates: CpuRates) -> float:
     """The seconds of one call, beyond those that any call takes (`CpuRates.call_seconds`)."""
-    if operation.kind == MATMUL and operation.shape:
+    if operation.kind == ops.MATMUL and operation.shape:
         table = rates.batched if operation.shape[0] > 1 else rates.products
         measured = table.get(f"{operation.dtype} {operation.layout}") or table.get(f"{operation.dtype} nn")
         if measured:
             return operation.flops / product_rate(operation.shape[1:], measured)
-    if operation.kind == ATTENTION and key(operation) in rates.attention:
+    if operation.kind == ops.ATTENTION and key(operation) in rates.attention:
         return at(operation.flops, rates.attention[key(operation)])
     for name in (key(operation), f"{operation.name} {operation.dtype}", f"{LIKE[operation.kind]} {operation.dtype}"):
         if name in rates.operations:

@@ -17,36 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from legroom.foresight.speed.operation_names import (
-    ATTENTION,
-    CHUNK,
-    CHUNKS_PER_LAUNCH,
-    COLLECTIVE,
-    CONVOLUTIONS,
-    COPIES,
-    COPY,
-    DTYPES,
-    ELEMENTWISE,
-    GATHERING,
-    GROUPED_PRODUCTS,
-    HOST_COPY,
-    INT8_PRODUCT,
-    KERNELS,
-    LINEAR_PRODUCTS,
-    MATMUL,
-    NO_KERNEL,
-    NORMALISATIONS,
-    OPTIMIZER,
-    OVERWRITING,
-    PRODUCTS,
-    REDUCTION,
-    REDUCTIONS,
-    TENSORS_PER_LAUNCH,
-)
+from legroom.foresight.speed import operation_names as ops
 from legroom.measure.op_flops import attended_share, operation_flops, tensors_in
 from legroom.third_party import torch_distributed_private, torch_private
 
-FUSIBLE = (ELEMENTWISE, REDUCTION, COPY)  # torch.compile makes few kernels of them
+FUSIBLE = (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"
 MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce")  # part of the name
 
@@ -155,31 +130,31 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     if op_class is None or op_class.kind == "":
         return None
     inputs, outputs = tensors_in(args) + tensors_in(kwargs.values()), tensors_in((result,))
-    if op_class.kind == COPY and len({tensor.is_cpu for tensor in inputs + outputs}) > 1:
+    if op_class.kind == ops.COPY and len({tensor.is_cpu for tensor in inputs + outputs}) > 1:
         moved = _size(outputs[0])
-        return Operation(op_class.name, HOST_COPY, bytes=moved, elements=outputs[0].numel())
+        return Operation(op_class.name, ops.HOST_COPY, bytes=moved, elements=outputs[0].numel())
     moved = _bytes(op_class, args, inputs, outputs)
     flops, shape = 0, ()
-    if op_class.kind in (MATMUL, ATTENTION):
+    if op_class.kind in (ops.MATMUL, ops.ATTENTION):
         flops, shape = _arithmetic(func, op_class, args, kwargs, result)
-    elif op_class.kind == COLLECTIVE:
+    elif op_class.kind == ops.COLLECTIVE:
         shape = _group(args)
-    elif any(part in op_class.name for part in NORMALISATIONS) and inputs and inputs[0].dim():
+    elif any(part in op_class.name for part in ops.NORMALISATIONS) and inputs and inputs[0].dim():
         length = inputs[0].shape[-1]
         shape = (inputs[0].numel() // max(1, length), length)
     # The factors of a matrix product decide on its arithmetic; a tensor that is added may come before them.
-    if op_class.name in PRODUCTS:
-        dtype = DTYPES.get(args[PRODUCTS[op_class.name]].dtype, "fp32")
-    elif op_class.name == INT8_PRODUCT:
+    if op_class.name in ops.PRODUCTS:
+        dtype = ops.DTYPES.get(args[ops.PRODUCTS[op_class.name]].dtype, "fp32")
+    elif op_class.name == ops.INT8_PRODUCT:
         dtype = "fp16"  # the table of GPUs has no figures for 8 bits; this is half of them
     else:
-        dtype = next((DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in DTYPES), "fp32")
-    if op_class.name in CONVOLUTIONS and dtype == "fp32" and not inputs[0].is_cpu:
+        dtype = next((ops.DTYPES[tensor.dtype] for tensor in inputs + outputs if tensor.dtype in ops.DTYPES), "fp32")
+    if op_class.name in ops.CONVOLUTIONS and dtype == "fp32" and not inputs[0].is_cpu:
         allowed = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]  # of the module's class
         dtype = "tf32" if allowed.fp32_precision == "tf32" else dtype
-    in_place = op_class.kind == ELEMENTWISE and bool(op_class.written)
+    in_place = op_class.kind == ops.ELEMENTWISE and bool(op_class.written)
     kernels, layout = _kernels(op_class, args), _layout(op_class, args)
-    touched = outputs if op_class.name in GATHERING else inputs + outputs
+    touched = outputs if op_class.name in ops.GATHERING else inputs + outputs
     elements = max((tensor.numel() for tensor in touched), default=0)
     return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, in_place, layout, elements)
 
@@ -196,24 +171,29 @@ def _class_of(func: Any) -> _OperationClass | None:
         for index, argument in enumerate(torch_private.schema(func).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    if func.is_view or name in NO_KERNEL:
+    if func.is_view or name in ops.NO_KERNEL:
         return _OperationClass(full, "", written)
     if namespace in ("c10d", "_c10d_functional"):
         moves = any(part in name for part in MOVING_COLLECTIVES)
-        return _OperationClass(full, COLLECTIVE if moves else "", written)
+        return _OperationClass(full, ops.COLLECTIVE if moves else "", written)
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
-        return _OperationClass(full, ATTENTION, written)
-    if name in PRODUCTS or name.startswith(GROUPED_PRODUCTS) or name in LINEAR_PRODUCTS or name in CONVOLUTIONS:
-        return _OperationClass(name, MATMUL, written)
-    if name.startswith("_fused_") or name.startswith("_foreach_") and name not in REDUCTIONS | COPIES:
-        return _OperationClass(full, OPTIMIZER, written)
-    if name in REDUCTIONS or any(part in name for part in NORMALISATIONS):
-        return _OperationClass(name, REDUCTION, written)
-    if name in COPIES:
-        return _OperationClass(name, COPY, written)
+        return _OperationClass(full, ops.ATTENTION, written)
+    if (
+        name in ops.PRODUCTS
+        or name.startswith(ops.GROUPED_PRODUCTS)
+        or name in ops.LINEAR_PRODUCTS
+        or name in ops.CONVOLUTIONS
+    ):
+        return _OperationClass(name, ops.MATMUL, written)
+    if name.startswith("_fused_") or name.startswith("_foreach_") and name not in ops.REDUCTIONS | ops.COPIES:
+        return _OperationClass(full, ops.OPTIMIZER, written)
+    if name in ops.REDUCTIONS or any(part in name for part in ops.NORMALISATIONS):
+        return _OperationClass(name, ops.REDUCTION, written)
+    if name in ops.COPIES:
+        return _OperationClass(name, ops.COPY, written)
     if "optimizer_update" in name:  # bitsandbytes
-        return _OperationClass(full, OPTIMIZER, written)
-    return _OperationClass(name, ELEMENTWISE, written, known=namespace in ("aten", "fsdp", "bitsandbytes"))
+        return _OperationClass(full, ops.OPTIMIZER, written)
+    return _OperationClass(name, ops.ELEMENTWISE, written, known=namespace in ("aten", "fsdp", "bitsandbytes"))
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -224,36 +204,36 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _bytes(op_class: _OperationClass, args: Sequence, inputs: list, outputs: list) -> int:
     """The bytes that one call reads and writes."""
-    if op_class.kind == COLLECTIVE:  # of the shard and the whole tensor, the whole
+    if op_class.kind == ops.COLLECTIVE:  # of the shard and the whole tensor, the whole
         return max(sum(map(_size, tensors_in((value,)))) for value in (*args, outputs))
     target = sum(_size(tensor) for i in op_class.written if i < len(args) for tensor in tensors_in((args[i],)))
     read, made = sum(map(_size, inputs)), sum(map(_size, outputs))
-    if op_class.name in GATHERING:
+    if op_class.name in ops.GATHERING:
         return 2 * made
-    return read + (target or made) - (target if op_class.name in OVERWRITING else 0)
+    return read + (target or made) - (target if op_class.name in ops.OVERWRITING else 0)
 
 
 def _arithmetic(
     func: Any, op_class: _OperationClass, args: Sequence, kwargs: Mapping, result: Any
 ) -> tuple[int, tuple[int, ...]]:
     """(FLOPs, (batch, M, N, K) of a matrix product)."""
-    if op_class.name in LINEAR_PRODUCTS:
+    if op_class.name in ops.LINEAR_PRODUCTS:
         columns, depth = args[1].shape
         return 2 * args[0].numel() * columns, (1, args[0].numel() // depth, columns, depth)
     flops = operation_flops(func, args, kwargs, result)
-    if op_class.name in PRODUCTS:
-        left, right = args[PRODUCTS[op_class.name] : PRODUCTS[op_class.name] + 2]
+    if op_class.name in ops.PRODUCTS:
+        left, right = args[ops.PRODUCTS[op_class.name] : ops.PRODUCTS[op_class.name] + 2]
         return flops, (left.shape[0] if left.dim() == 3 else 1, left.shape[-2], right.shape[-1], left.shape[-1])
-    if op_class.kind == ATTENTION:
+    if op_class.kind == ops.ATTENTION:
         flops = round(flops * attended_share(func, args, kwargs))
     return flops, ()
 
 
 def _layout(op_class: _OperationClass, args: Sequence) -> str:
     """n or t for each factor of a product: transposed where its rows are not contiguous. "" for what is none."""
-    if op_class.name not in PRODUCTS:
+    if op_class.name not in ops.PRODUCTS:
         return ""
-    first = PRODUCTS[op_class.name]
+    first = ops.PRODUCTS[op_class.name]
     return "".join("n" if factor.stride(-1) == 1 else "t" for factor in args[first : first + 2])
 
 
@@ -272,10 +252,10 @@ def _group(args: Sequence) -> tuple[int, ...]:
 def _kernels(op_class: _OperationClass, args: Sequence) -> int:
     """How many kernels one call launches."""
     if not op_class.name.startswith(("_foreach_", "_fused_")):
-        return KERNELS.get(op_class.name, 1)
+        return ops.KERNELS.get(op_class.name, 1)
     lists = [argument for argument in args if isinstance(argument, list | tuple) and tensors_in(argument)]
     if not lists:
         return 1
-    chunks = sum(math.ceil(tensor.numel() / CHUNK) for tensor in lists[0])
-    tensors = TENSORS_PER_LAUNCH[min(len(lists), len(TENSORS_PER_LAUNCH)) - 1]
-    return max(math.ceil(chunks / CHUNKS_PER_LAUNCH), math.ceil(len(lists[0]) / tensors))
+    chunks = sum(math.ceil(tensor.numel() / ops.CHUNK) for tensor in lists[0])
+    tensors = ops.TENSORS_PER_LAUNCH[min(len(lists), len(ops.TENSORS_PER_LAUNCH)) - 1]
+    return max(math.ceil(chunks / ops.CHUNKS_PER_LAUNCH), math.ceil(len(lists[0]) / tensors))

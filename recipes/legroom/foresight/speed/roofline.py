@@ -14,16 +14,8 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight.speed import efficiencies, intervals, links
+from legroom.foresight.speed import operation_names as ops
 from legroom.foresight.speed.efficiencies import Efficiencies
-from legroom.foresight.speed.operation_names import (
-    ATTENTION,
-    COLLECTIVE,
-    CONVOLUTIONS,
-    COPY,
-    ELEMENTWISE,
-    HOST_COPY,
-    REDUCTION,
-)
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.foresight.speed.products import joined, product_flops
 
@@ -111,15 +103,15 @@ def predict(
     arithmetic_seconds = 0.0
     for counts in tally.counts.values():
         for operation, times in counts.items():
-            if operation.kind == COLLECTIVE:
+            if operation.kind == ops.COLLECTIVE:
                 continue
             seconds = times * device_seconds(operation, gpu, precision, reached)
             by_kind[operation.kind] += seconds
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
     if paging.homeless_bytes:
-        by_kind[HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
-    device, copying = sum(by_kind.values()), by_kind[HOST_COPY]
+        by_kind[ops.HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
+    device, copying = sum(by_kind.values()), by_kind[ops.HOST_COPY]
     least = copying
     if paging.homeless_bytes:
         least -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
@@ -182,7 +174,7 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     Raises ValueError where the GPU lacks a dtype that the operation computes in.
     """
     launching = operation.kernels * reached.kernel_seconds
-    if operation.kind == HOST_COPY:
+    if operation.kind == ops.HOST_COPY:
         return launching + links.host_copy_seconds(operation.bytes, gpu)
     if not operation.flops:
         return launching + traffic_seconds(operation, gpu, reached)
@@ -190,7 +182,7 @@ def device_seconds(operation: Operation, gpu: Gpu, precision: str, reached: Effi
     peak = getattr(gpu, f"{dtype}_tflops", None)
     if peak is None:
         raise ValueError(f"{gpu.device_name} has no figure for arithmetic in {dtype}, which {operation.name} needs.")
-    if operation.kind == ATTENTION:
+    if operation.kind == ops.ATTENTION:
         rate = peak * 1e12 * reached.attention[attention_kernel(operation.name)]
         return launching + max(traffic_seconds(operation, gpu, reached), operation.flops / rate)
     rate = peak * 1e12 * reached.matmul[dtype] * reached.sustained[dtype]
@@ -220,7 +212,7 @@ def traffic_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
 
 def element_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
     """The seconds in which the multiprocessors work on the elements of an operation, were memory infinitely fast."""
-    if operation.kind not in (ELEMENTWISE, REDUCTION, COPY) or gpu.fp32_tflops is None:
+    if operation.kind not in (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY) or gpu.fp32_tflops is None:
         return 0.0
     half = gpu.capability in HALF_LANES or gpu.capability.split(".")[0] in HALF_LANES
     cycles_per_second = gpu.fp32_tflops * 1e12 / (2 * (64 if half else 128))  # of all multiprocessors together
@@ -229,7 +221,7 @@ def element_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
 
 def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> float:
     bandwidth = gpu.bandwidth_gb_per_second * 1e9
-    if operation.kind == REDUCTION and operation.shape:
+    if operation.kind == ops.REDUCTION and operation.shape:
         normalises = "norm" in operation.name
         key = "normalisation" if normalises else operation.kind
         row_bytes = operation.bytes / (2 * operation.shape[0])
@@ -239,7 +231,7 @@ def _moving_seconds(operation: Operation, gpu: Gpu, reached: Efficiencies) -> fl
         return operation.bytes * passes / (bandwidth * reached.bandwidth[key])
     moved = operation.bytes * _through_cache(operation.bytes, reached)
     return moved / (
-        bandwidth * reached.bandwidth.get(operation.kind, reached.bandwidth[ELEMENTWISE])
+        bandwidth * reached.bandwidth.get(operation.kind, reached.bandwidth[ops.ELEMENTWISE])
     )  # an empty product
 
 
@@ -282,7 +274,7 @@ def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
         notes.append(f"speed: the efficiencies of {gpu.chip} are not known; the defaults are assumed.")
     if tally.unknown:
         notes.append(f"speed: the bytes of {', '.join(sorted(tally.unknown))} are estimated from the arguments.")
-    if any(operation.name in CONVOLUTIONS for counts in tally.counts.values() for operation in counts):
+    if any(operation.name in ops.CONVOLUTIONS for counts in tally.counts.values() for operation in counts):
         notes.append(
             "convolutions: their time is that of large matrix products of as many FLOPs, and cuDNN's workspaces are "
             "not counted; neither was compared with a GPU."

@@ -16,27 +16,10 @@ from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.levers.attention.rules import FLASH, FLEX
 from legroom.levers.packing.rules import NOT_CAUSAL
+from legroom.options import model_families
 from legroom.options.hooks import Behaviour
 from legroom.third_party import transformers_models_private
 
-# Families that compute the same logits for a packed sample as for it alone, as
-# tests/levers/test_packed_attention.py proves.
-FAMILIES = (
-    "gemma",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-    "starcoder2",
-)
 MASKED = ("sdpa", "eager")
 LAYERS = {"full_attention", "sliding_attention"}
 
@@ -55,10 +38,10 @@ def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> None:
     if task != "language_modelling":
         raise Refusal(NOT_CAUSAL)
     text = config.get_text_config()
-    if config.model_type not in FAMILIES:
+    if config.model_type not in model_families.PACKED:
         raise Refusal(
             f"data.packing=true is not supported for {name} ({config.model_type}): that packed samples do not "
-            f"see each other is known for {', '.join(FAMILIES)}. Type data.packing=false."
+            f"see each other is known for {', '.join(model_families.PACKED)}. Type data.packing=false."
         )
     window = getattr(text, "sliding_window", None)
     if not set(getattr(text, "layer_types", None) or ()) <= LAYERS or (window and window < cfg.data.seq_len):
