@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 from browser import SIZES, launched, opened_page
-from made_up_records import job, put, sixty
+from made_up_records import OOM, job, put, sixty
 
 from legroom.measure.memory_attribution import KINDS
 from legroom.records import record_file, step_file
@@ -37,8 +37,8 @@ def opened(browser):
     """opened(path, width, scheme) -> the page in the browser; its errors are collected in `page.errors`."""
     pages = []
 
-    def opened(path, width=1440, scheme="light"):
-        pages.append(opened_page(browser, path.resolve().as_uri(), width, scheme))
+    def opened(path, width=1440, scheme="light", hash=""):
+        pages.append(opened_page(browser, path.resolve().as_uri() + hash, width, scheme))
         return pages[-1]
 
     yield opened
@@ -290,6 +290,78 @@ def test_two_jobs_side_by_side(opened, sweep):
     page.wait_for_selector("#difference-chart canvas")
     rows = page.locator("#difference tbody tr").all_inner_texts()
     assert any(row.startswith("optim") for row in rows) and page.errors == []
+
+
+def test_links_keep_filter_order_and_pair_and_the_way_back_too(opened, sweep):
+    page = opened(sweep / "page.html")
+    page.fill("#filter", "bf16")
+    page.get_by_role("button", name="samples/s").first.click()
+    page.get_by_role("button", name="samples/s").first.click()
+    page.select_option("#second", index=7)
+    wanted, count = page.input_value("#second"), page.locator("#table tbody tr").count()
+    assert count < 60
+    again = opened(sweep / "page.html", hash=page.evaluate("location.hash"))
+    for shown in (page, again):
+        speeds = [float(text) for text in cells(shown, "samples/s") if text]
+        assert len(cells(shown, "samples/s")) == count and speeds == sorted(speeds)
+        assert shown.input_value("#filter") == "bf16" and shown.input_value("#second") == wanted
+        assert shown.errors == []
+    again.locator("#table tbody tr a").first.click()
+    again.wait_for_selector("#treemap canvas")
+    again.get_by_text("the sweep").click()
+    again.wait_for_selector("#pareto canvas")
+    assert again.input_value("#filter") == "bf16" and again.locator("#table tbody tr").count() == count
+
+
+def test_two_jobs_that_can_be_compared_are_chosen_first(opened, tmp_path):
+    failed = [job(f"data.seq_len={n}", status="oom", error=OOM, job_number=n) for n in (64, 65)]
+    ended = [job(f"data.seq_len={n}", speed=float(n), job_number=n) for n in (66, 67)]
+    folder = put(tmp_path / "s", [*failed, *ended])
+    for path in folder.glob("*/result.json"):
+        step_file.write({"rank": 0, "timeline": timeline()}, path.parent)
+    report.make([folder], folder)
+    page = opened(folder / "page.html")
+    assert {page.locator(f"{which} option:checked").inner_text() for which in ("#first", "#second")} == {
+        "data.seq_len=66",
+        "data.seq_len=67",
+    }
+
+
+@pytest.mark.parametrize("limit", [None, 6.0])
+def test_a_run_out_of_memory_says_what_it_had_and_used_and_how_to_ask_an_estimate(opened, tmp_path, limit):
+    found = job(status="oom", error=OOM, overrides=["optim=sgd"], device="cuda", device_memory_bytes=24 * GIB)
+    found.config["launch"]["memory_limit_gib"], found.memory.peak_reserved_bytes = limit, 5 * GIB
+    page = opened(a_run(tmp_path / "run", found))
+    page.screenshot(path=tmp_path / "oom.png", full_page=True)
+    said = page.inner_text("#why")
+    assert said.startswith("Out of memory in the backward") and "5.00 GiB\nreserved by CUDA's allocator" in said
+    assert ("24.0 GiB\nmemory of CUDA" if limit is None else "6 GiB\nthe limit, launch.memory_limit_gib") in said
+    assert page.inner_text("#why pre") == "python train.py optim=sgd recipe=estimate" and page.errors == []
+
+
+@pytest.mark.parametrize("status", ["failed", "refused"])
+def test_a_job_without_a_result_says_why_in_its_first_line(opened, tmp_path, status):
+    error = Error("load", "Refusal" if status == "refused" else "OSError", "No such file: talks.jsonl\nmore", None)
+    page = opened(a_run(tmp_path / "run", job(status=status, error=error)))
+    said = page.inner_text("#why")
+    assert said.splitlines()[0] == f"{status.capitalize()}: No such file: talks.jsonl" and page.errors == []
+    assert ("OSError in load" in said) == (status == "failed") and page.locator("h2", has_text="Result").count() == 0
+
+
+def test_a_sweep_over_cards_draws_each_and_ranks_none_that_waits_for_the_host(opened, tmp_path):
+    records = []
+    for n, gpu in enumerate(("t4_16gb", "l4_24gb", "a100_40gb", "h100_80gb")):
+        records.append(job("recipe=estimate", f"gpu={gpu}", speed=5.0 * (n + 1), device="cuda", job_number=n))
+        records[n].estimate = Estimate(n > 0, (n - 1) * GIB + MIB, 24 * GIB, "fits" if n else "does not fit")
+        records[n].speed.bound_by = "host" if n > 1 else "memory"
+    records[0].status = "oom"
+    folder = put(tmp_path / "s", records)
+    report.make([folder], folder)
+    draws_everywhere(opened, folder / "page.html", "cards", tmp_path)
+    page = opened(folder / "page.html")
+    page.wait_for_selector("#gpus canvas")
+    assert page.locator("#pareto").count() == 0 and "not ranked: a100_40gb, h100_80gb" in page.inner_text("header")
+    assert (folder / "gpus.png").is_file()
 
 
 def test_one_job_is_a_sweep_too(opened, tmp_path):

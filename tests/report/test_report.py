@@ -20,7 +20,7 @@ from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, text
 from legroom.errors import Refusal
 from legroom.records import atomic_file, record_file
 from legroom.records.record import TIGHT, Error, Estimate, Evaluation
-from legroom.report import plots, report, rows, tables
+from legroom.report import plots, report, rows, sheet, tables, tradeoff_plot
 from legroom.report.files import csv_text, jsonl
 from legroom.report.read import read_all
 from legroom.report.screen_table import screen_text
@@ -648,10 +648,64 @@ def test_numbers_in_the_tradeoff_are_each_there_once_and_those_of_near_jobs_toge
 
 def test_of_many_jobs_the_tradeoff_names_the_best_only(drawn):
     records = sixty()
+    for record in records:
+        record.speed.measured_steps = 1  # no spread is known
     points = [(r.memory.peak_tensor_bytes, r.speed.samples_per_second) if r.status == "ok" else None for r in records]
     figure = drawn(records)["tradeoff.png"][0]
     lines = [text for text in texts_of(figure) if re.match(r"\d+  ", text)]
-    assert len(lines) == len(plots.best_tradeoffs({i: point for i, point in enumerate(points) if point})) < 15
+    assert len(lines) == len(tradeoff_plot.best_tradeoffs({i: point for i, point in enumerate(points) if point})) < 15
+
+
+def test_a_job_that_is_faster_by_less_than_the_spread_is_no_better_tradeoff():
+    jobs = [job(f"batch.per_device={n + 1}", memory=(n + 1) * 100 * MIB, speed=10 + n, job_number=n) for n in range(5)]
+    points = [(r.memory.peak_tensor_bytes, r.speed.samples_per_second) for r in jobs]
+    made = rows.table(jobs)
+    numbered = dict(enumerate(points))
+    assert tradeoff_plot.best_tradeoffs(numbered) == [0, 1, 2, 3, 4]  # the spread is a seventh of each
+    same_speed = lambda i, k: tables.alike(made.rows[i], made.rows[k])  # noqa: E731
+    assert tradeoff_plot.best_tradeoffs(numbered, same_speed) == [0, 2, 4]
+
+
+def cards(*speeds: float, host: int = 0) -> list:
+    """Estimates of one training on as many cards; the last `host` of them wait for the host."""
+    found = []
+    for n, speed in enumerate(speeds):
+        gpu = ("t4_16gb", "l4_24gb", "a10_24gb", "a100_40gb", "a100_80gb", "h100_80gb")[n]
+        made = job("recipe=estimate", f"gpu={gpu}", speed=speed, device="cuda", device_name=gpu, job_number=n)
+        made.estimate = Estimate(True, n * 2**30, (n + 10) * 2**30, "fits")
+        made.speed.bound_by = "host" if n >= len(speeds) - host else "memory"
+        made.config["gpu"]["price_per_hour"] = 2.0
+        found.append(made)
+    return found
+
+
+def test_cards_that_wait_for_the_host_are_alike_and_not_ranked(drawn):
+    made = rows.table(cards(5.0, 9.0, 20.1, 20.3, 20.2, host=3))
+    assert [row.label["gpu"] for row in made.rows] == ["a10_24gb", "a100_40gb", "a100_80gb", "l4_24gb", "t4_16gb"]
+    line = "These wait for the host, which is assumed to be the same: alike, and not ranked: "
+    assert f"{line}a10_24gb, a100_40gb, a100_80gb." in tables.remarks(made)
+    assert not any(line in each for each in tables.remarks(rows.table(cards(5.0, 9.0, host=1))))
+
+
+def test_a_sweep_over_cards_has_a_picture_of_speed_free_memory_and_price(drawn):
+    records = cards(5.0, 9.0, 20.0, host=1)
+    records[0].status, records[0].estimate = "oom", Estimate(False, -(2**30), 2**34, "does not fit")
+    pictures = drawn(records)
+    assert list(pictures) == ["gpus.png", "parts.png"]
+    words = texts_of(pictures["gpus.png"][0])
+    assert {"Throughput, samples/s", "Memory that stays free, GiB", "Price of a million tokens"} <= {*words}
+    assert "20 host" in words and words.count("does not fit") == 3
+
+
+def test_of_five_hundred_jobs_a_picture_shows_the_baseline_and_the_fastest():
+    made = rows.table([job(f"batch.per_device={n + 1}", speed=1 + n / 100, job_number=n) for n in range(500)])
+    some = plots._fastest(made)
+    assert len(some.rows) == plots.MOST_ROWS and some.left_out == 500 - plots.MOST_ROWS
+    assert some.rows[0] is made.baseline and some.rows[1:] == made.rows[-plots.MOST_ROWS + 1 :]
+    with plots.style():
+        figure = plots._bars(some)
+    assert figure.get_size_inches()[1] * sheet.STYLE["savefig.dpi"] < 4000
+    assert "420 slower jobs are in the table, and not drawn." in " ".join(" ".join(texts_of(figure)).split())
 
 
 def test_best_tradeoffs_are_those_that_no_other_beats():
@@ -659,7 +713,7 @@ def test_best_tradeoffs_are_those_that_no_other_beats():
     for size in (0, 1, 2, 5, 40):
         points = {i: (rng.randrange(12), rng.randrange(12)) for i in range(size)}
         beaten = {i for i, p in points.items() for q in points.values() if q[0] <= p[0] and q[1] >= p[1] and q != p}
-        assert set(plots.best_tradeoffs(points)) == points.keys() - beaten
+        assert set(tradeoff_plot.best_tradeoffs(points)) == points.keys() - beaten
 
 
 def test_jobs_without_figures_are_in_every_picture_with_the_word(drawn):

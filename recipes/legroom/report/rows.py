@@ -120,6 +120,17 @@ class Table:
     rows: list[Row]
     memory_kind: str = ""
     baseline: Row | None = None
+    left_out: int = 0  # rows that a picture of many jobs does not show
+
+    @property
+    def of_gpus(self) -> bool:
+        """Whether it compares estimates of one training on several cards."""
+        return self.keys == ["gpu"] and all(row.estimate for row in self.rows)
+
+    @property
+    def waiting(self) -> list[Row]:
+        """The cards of such a comparison that wait for the host: it sets their speed, so that they are alike."""
+        return [row for row in self.rows if self.of_gpus and row.runs[0].speed.bound_by == "host"]
 
     @property
     def labels(self) -> dict[str, list[str]]:
@@ -185,7 +196,9 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
         rows.setdefault(tuple(label.items()), Row(label, [], values)).runs.append(found)
     made = Table(keys, list(rows.values()))
     if "gpu" in keys and all(row.estimate for row in made.rows):  # a comparison of cards: the fastest first
-        made.rows.sort(key=lambda row: -(made.speed(row) or Spread(0, 0, 0)).median)
+        speeds = {id(row): (made.speed(row) or Spread(0, 0, 0)).median for row in made.rows}
+        speeds |= {id(row): max(speeds[id(row)] for row in made.waiting) for row in made.waiting}
+        made.rows.sort(key=lambda row: -speeds[id(row)])
     common = made.common if len(keys) > MAX_KEY_COLUMNS else {}
     for row in made.rows:
         parts = [f"{key}={value}" for key, value in row.label.items() if value != common.get(key)]

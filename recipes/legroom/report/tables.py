@@ -92,6 +92,14 @@ def speeds_differ(row: Row, other: Row) -> bool | None:
     return not (mine.low <= theirs.median <= mine.high or theirs.low <= mine.median <= theirs.high)
 
 
+def alike(row: Row, other: Row) -> bool:
+    """Whether two speeds are not told apart: measured, by their spread; predicted, within a hundredth."""
+    mine, theirs = (each.spread("speed", "samples_per_second") for each in (row, other))
+    if row.estimate and other.estimate and mine and theirs:
+        return abs(mine.median / theirs.median - 1) <= 0.01
+    return speeds_differ(row, other) is False
+
+
 def _speed_difference(made: Table, row: Row) -> str:
     """The difference of a speed from the baseline's; one within the spread is none."""
     base = made.baseline
@@ -195,6 +203,9 @@ def remarks(made: Table) -> list[str]:
         lines.append("Repeats of a job are one row: the median (the least to the most).")
     if any(_predicted(row, predicted.step_seconds) for row in made.rows):
         lines.append(predicted.LIKELY)
+    if len(made.waiting) > 1:
+        names = ", ".join(row.label["gpu"] for row in made.waiting)
+        lines.append(f"These wait for the host, which is assumed to be the same: alike, and not ranked: {names}.")
     if any(map(_spread, made.rows)):
         lines.append(
             "The spread is that of eight of ten steps; a speed within another's spread is not called different."

@@ -97,6 +97,7 @@ def data(found: Record, folder: Path) -> dict[str, Any]:
         "capacity": _capacity(found),
         "settings": settings.compared(found),
         "command": settings.command(found),
+        "estimate": settings.command(found, "recipe=estimate"),
         "steps": steps(folder),
         "step": step,
         "problem": problem,

@@ -43,9 +43,11 @@ def compared(found: Record) -> list[dict[str, str]]:
     return sorted(lines, key=lambda line: order.index(line["from"]))
 
 
-def command(found: Record) -> str:
-    """What to type to run the job again."""
-    return " ".join([invocation.command(anywhere=True), *map(shlex.quote, found.overrides)])
+def command(found: Record, *more: str) -> str:
+    """What to type to run the job again. more: overrides in place of those of their keys."""
+    keys = {text.partition("=")[0] for text in more}
+    typed = [text for text in found.overrides if text.partition("=")[0] not in keys]
+    return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*typed, *more])])
 
 
 def sweep_command(records: Sequence[Record]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from legroom.records import atomic_file, record_file
 from legroom.records.record import Record
+from legroom.report import predicted
 from legroom.report.page import embed, run_page, settings
 from legroom.report.rows import Row, Spread, Table
 from legroom.report.tables import remarks, speed_range
@@ -52,6 +53,7 @@ def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, An
         "command": settings.sweep_command(_by_number(made)),
         "remarks": remarks(made),
         "keys": made.keys,
+        "gpus": made.of_gpus,
         "memory_name": made.memory_name,
         "memory_meaning": made.memory_meaning,
         "baseline": made.rows.index(made.baseline) if made.baseline is not None else 0,
@@ -102,6 +104,8 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
         "fits": fit.fits if fit else None,
         "margin": fit.margin_bytes if fit else None,
         "capacity": fit.capacity_bytes if fit else None,
+        "cost": predicted.cost_of_million_tokens(row.runs[0]),
+        "bound_by": row.runs[0].speed.bound_by,
         "groups": _shares(row.runs[0]),
         "note": " ".join(row.notes),
         "runs": [_links(run, target, folders.get(id(run))) for run in row.runs],

@@ -128,7 +128,7 @@ function lines(heading, rows) {
 
 const AT_FIRST = 80;  // rows of a long table that are there at once
 
-/** A table that is sorted by a click on a heading, or by Enter on it.
+/** A table that is sorted by a click on a heading, or by Enter on it; then onsort(column, descending) is called.
     columns: {name, key: value of a row to sort by, text: what is shown (an element or a text), number, class}. */
 function table(columns, rows, options = {}) {
   let { sorted = null, descending = true } = options, drawing = 0;
@@ -137,6 +137,7 @@ function table(columns, rows, options = {}) {
     const button = h("button", { type: "button", onclick: () => {
       descending = sorted === column ? !descending : !!column.number;
       sorted = column;
+      if (options.onsort) options.onsort(sorted, descending);
       draw();
     } }, column.name);
     const cell = h("th", { class: column.number ? "number" : null, scope: "col" }, button);

@@ -6,9 +6,9 @@ function runPage(run, place) {
   const add = (card) => card && place.append(card);
   place.replaceChildren();
   add(heading(run));
-  add(record.estimate ? verdict(record, run.capacity) : outcome(record));
-  if (record.error && !record.estimate) add(section("What went wrong", "",
-    h("p", {}, `${record.error.type} in ${record.error.phase}: ${record.error.message}`), record.error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(record.error.hint)) : ""));
+  if (record.error && !record.estimate) add(ended(run));
+  if (record.estimate) add(verdict(record, run.capacity));
+  else if (record.training.steps || !record.error) add(outcome(record));
   add(levers(record));
   if (run.step && run.step.timeline) {
     const timeline = new Timeline(run.step.timeline);
@@ -46,7 +46,7 @@ function heading(run) {
   const details = [record.recipe === "estimate" ? "an estimate: nothing was trained" : "recipe " + record.recipe, value("precision"), value("optim"),
     `batch ${value("batch", "per_device")} × ${value("accumulation", "steps")}`, `${value("data", "seq_len") ?? ""} tokens`,
     `checkpointing ${value("checkpointing")}`, value("parallelism") === "single" ? "" : `${value("parallelism")} × ${value("parallelism", "num_processes")}${value("gpu", "machines") > 1 ? ` on ${value("gpu", "machines")} machines` : ""}`, record.environment.started_at || ""];
-  return h("header", {}, run.sweep ? h("p", {}, h("a", { href: run.sweep }, "← the sweep")) : "",
+  return h("header", {}, run.sweep ? h("p", {}, h("a", { href: run.sweep + location.hash }, "← the sweep")) : "",
     h("h1", {}, parts.filter(Boolean).join(" "), " ", chip(statusText(record))),
     h("p", { class: "quiet" }, details.filter(Boolean).join(" · ")));
 }
@@ -67,6 +67,20 @@ function speedNumbers(record) {
     [speed.mfu && percent(speed.mfu), "MFU"],
     [speed.data_wait_share != null && percent(speed.data_wait_share), "of a step: waiting for data"],
   ];
+}
+
+/** Why a run has ended without a result: in a line; of one that ran out of memory also how much it had and used. */
+function ended(run) {
+  const { record } = run, { error, memory, environment } = record, oom = record.status === "oom";
+  const first = error.message.split("\n")[0], limit = (record.config.launch || {}).memory_limit_gib;
+  const used = [[memory.device_used_bytes, "of the GPU in use"], [memory.peak_reserved_bytes, "reserved by CUDA's allocator"], [memory.peak_tensor_bytes, "live tensors at the peak"],
+    [memory.host_peak_rss_bytes, "of the host's memory in use, at most"]].find(([size]) => size) || [];
+  return h("section", { class: "card verdict bad", id: "why" },
+    h("div", { class: "headline" }, oom ? `Out of memory in the ${error.phase === "step" ? "optimizer's step" : error.phase}` : `${record.status[0].toUpperCase()}${record.status.slice(1)}: ${first}`),
+    oom ? numbers([[limit ? `${limit} GiB` : bytes(environment.device_memory_bytes), limit ? "the limit, launch.memory_limit_gib" : `memory of ${environment.device_name}`], [bytes(used[0]), used[1]]]) : "",
+    error.type === "Refusal" ? "" : h("p", {}, `${error.type} in ${error.phase}${oom || error.message !== first ? `: ${error.message}` : ""}`),
+    error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(error.hint)) : "",
+    oom ? h("div", {}, h("p", {}, "What an estimate says of it, and what would make it fit:"), command(run.estimate)) : "");
 }
 
 /** A run's figures. */

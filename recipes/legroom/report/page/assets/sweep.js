@@ -22,8 +22,22 @@ function sweepPage(sweep, place) {
   place.replaceChildren(h("header", {}, h("h1", {}, sweep.title), h("ul", { class: "quiet" }, others.map((line) => h("li", {}, line))),
     common.length ? h("details", { class: "quiet" }, h("summary", {}, "What is the same in all jobs"), h("p", {}, typed(common.join(" ")))) : ""));
   place.append(bestCards(sweep, state, redraw));
-  const cards = [tableCard(sweep, state, redraw, draw), paretoCard(sweep, state, redraw, draw), partsCard(sweep, state, redraw),
-    multiplesCard(sweep, state, redraw), compareCard(sweep, state, redraw)];
+  const asked = new URLSearchParams(location.hash.slice(1)), find = (key) => rows.findIndex((row) => row.runs[0].key === key);
+  state.filter = asked.get("filter") || "";
+  state.descending = !asked.has("up");
+  state.pair = (asked.get("pair") || "").split(",").map(find);
+  if (find(asked.get("baseline")) >= 0) state.baseline = find(asked.get("baseline"));
+  const of = sweep.gpus ? [gpusCard(sweep, state, redraw)] : [paretoCard(sweep, state, redraw)];
+  const cards = [tableCard(sweep, state, redraw, draw, asked.get("sort")), ...of, partsCard(sweep, state, redraw),
+    ...(sweep.gpus ? [] : [multiplesCard(sweep, state, redraw)]), compareCard(sweep, state, redraw)];
+  // The address holds what is chosen, and the links to the jobs pass it on, so that their way back leads there.
+  state.keep = () => {
+    const key = (i) => rows[i].runs[0].key, sorted = state.sorted;
+    const held = { filter: state.filter, sort: sorted && sorted.name, up: sorted && !state.descending && "1",
+      pair: state.pair.every((i) => i >= 0) && state.pair.map(key).join(), baseline: state.baseline !== sweep.baseline && key(state.baseline) };
+    history.replaceState(null, "", "#" + new URLSearchParams(Object.entries(held).filter((entry) => entry[1])));
+  };
+  place.addEventListener("click", (event) => { const link = event.target.closest("a[href]"); if (link) link.hash = location.hash; });
   cards.filter(Boolean).forEach((card) => place.append(card));
   if (sweep.command) place.append(section("Repeat it", "Jobs that are done already are not run again when the sweep's folder is given with hydra.sweep.dir=.", command(sweep.command)));
   draw();
@@ -31,11 +45,18 @@ function sweepPage(sweep, place) {
 
 const good = (row) => row.ok && row.memory !== null && row.speed !== null;
 
-/** The rows that no other one beats in both memory and throughput, by memory. */
+/** Whether two speeds are not told apart: measured, by their spread; predicted, within a hundredth. */
+function alike(row, other) {
+  const within = (a, b) => a.speed_spread && a.speed_spread[0] <= b.speed && b.speed <= a.speed_spread[1];
+  return row.estimate && other.estimate ? Math.abs(row.speed / other.speed - 1) <= 0.01 : within(row, other) || within(other, row);
+}
+
+/** The rows that no other one beats in both memory and throughput, by memory; one that is as fast as the last is none. */
 function front(rows) {
   const found = [];
   for (const row of rows.filter(good).sort((a, b) => a.memory - b.memory || b.speed - a.speed)) {
-    if (!found.length || row.speed > found[found.length - 1].speed) found.push(row);
+    const last = found[found.length - 1];
+    if (!last || (row.speed > last.speed && !alike(row, last))) found.push(row);
   }
   return found;
 }
@@ -48,12 +69,11 @@ function bestCards(sweep, state, redraw) {
     const one = (title, row, value, versus) => row && h("div", { style: "flex:1 1 260px" }, h("span", {}, title), h("b", {}, value),
       h("div", { style: "overflow-wrap:anywhere" }, jobLink(row)), h("span", {}, versus));
     const small = least("memory", 1), fast = least("speed", -1);
-    const within = (row, other) => row.speed_spread && row.speed_spread[0] <= other.speed && other.speed <= row.speed_spread[1];
-    const alike = fast && base && fast !== base && (within(fast, base) || within(base, fast));
+    const same = fast && base && fast !== base && alike(fast, base);
     place.replaceChildren(h("div", { class: "numbers" },
       h("div", {}, h("span", {}, "jobs"), h("b", {}, `${state.shown.length}${state.shown.length < sweep.rows.length ? " of " + sweep.rows.length : ""}`), h("span", {}, state.shown.every((row) => row.ok) ? "" : `${state.shown.filter((row) => !row.ok).length} without figures`), base ? h("div", { style: "overflow-wrap:anywhere" }, "baseline: ", base.name) : ""),
       one("least memory", small, small && bytes(small.memory), small && base ? `${change(small.memory, base.memory) || "as much as"} against the baseline` : ""),
-      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && base ? alike ? "the baseline's speed differs by no more than the spread" : `${change(fast.speed, base.speed)} against the baseline` : "")));
+      one("fastest", fast, fast && number(fast.speed) + " samples/s", fast && base ? same ? "the baseline's speed differs by no more than the spread" : `${change(fast.speed, base.speed)} against the baseline` : "")));
   });
   return place;
 }
@@ -86,26 +106,29 @@ function tableColumns(sweep, state) {
   return columns.filter((column) => sweep.rows.some((row) => { const value = column.key(row); return value !== null && value !== undefined && value !== ""; }));
 }
 
-function tableCard(sweep, state, redraw, draw) {
+function tableCard(sweep, state, redraw, draw, sort) {
   const columns = tableColumns(sweep, state);
   columns.push({ name: "two jobs", key: () => "", text: (row) => h("span", { style: "white-space:nowrap" },
-    h("button", { class: "small", type: "button", title: "measure the others against it", onclick: () => { state.baseline = row.index; draw(); } }, "as baseline"), " ",
+    h("button", { class: "small", type: "button", title: "measure the others against it", onclick: () => { state.baseline = row.index; state.keep(); draw(); } }, "as baseline"), " ",
     h("button", { class: "small", type: "button", title: "beside the baseline: memory over the step and settings, below", onclick: () => { state.compare(row.index); } }, "compare")) });
   const place = h("div", { id: "table" });
-  const search = h("input", { type: "search", id: "filter", placeholder: "precision=bf16 adam", "aria-label": "filter the jobs", oninput: () => filter() });
+  const search = h("input", { type: "search", id: "filter", placeholder: "precision=bf16 adam", "aria-label": "filter the jobs", value: state.filter, oninput: () => { filter(); state.keep(); draw(); } });
+  state.sorted = columns.find((column) => column.name === sort);
   const said = h("span", { class: "quiet", role: "status" });
   function filter() {
-    const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    state.filter = search.value.trim();
+    const wanted = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
     state.shown = sweep.rows.filter((row) => wanted.every((word) => `${row.text} ${row.status}`.toLowerCase().includes(word)));
-    said.textContent = `${state.shown.length} of ${sweep.rows.length} jobs`;
-    draw();
+    said.textContent = state.filter && `${state.shown.length} of ${sweep.rows.length} jobs`;
   }
   sweep.rows.forEach((row) => { row.text = Object.entries(row.label).map(([key, value]) => `${key}=${value}`).join(" "); });
+  filter();
   const choices = h("div", { class: "choices" }, columns.map((column) => h("label", {}, h("input", { type: "checkbox", checked: !column.hidden,
     onchange: (event) => { column.hidden = !event.target.checked; fill(); } }), " ", column.name)));
   function fill() {
     const visible = columns.filter((column) => !column.hidden);
-    place.replaceChildren(table(visible, state.shown, { class: "tall", sorted: state.sorted, attributes: (row) => ({ class: row.index === state.baseline ? "baseline" : null }) }));
+    place.replaceChildren(table(visible, state.shown, { class: "tall", sorted: state.sorted, descending: state.descending,
+      onsort: (column, descending) => { Object.assign(state, { sorted: column, descending }); state.keep(); }, attributes: (row) => ({ class: row.index === state.baseline ? "baseline" : null }) }));
   }
   redraw.push(fill);
   return section("Jobs", "Click a heading to sort, a job to open its page.", h("div", { class: "controls" }, h("label", {}, "Filter: ", search), said),
@@ -127,7 +150,36 @@ function rowLines(sweep, state, row) {
   return lines(row.name, [["", row.status, ""], ["", sweep.memory_name, `${bytes(row.memory)}  ${row.index === state.baseline ? "baseline" : change(row.memory, base.memory)}`],
     ["", "samples/s", `${number(row.speed)}  ${row.index === state.baseline ? "" : change(row.speed, base.speed)}`], ["", "step", seconds(row.step)], ["", "final loss", number(row.loss)]].filter((line) => line[2] || !line[0] && line[1] === row.status));
 }
-const openJob = (row) => { const run = row && row.runs.find((one) => one.page); if (run) location.href = run.page; };
+const openJob = (row) => { const run = row && row.runs.find((one) => one.page); if (run) location.href = run.page + location.hash; };
+
+/** A sweep over cards: speed, what stays free, and the price, card by card; memory against throughput would rank their sizes. */
+function gpusCard(sweep, state, redraw) {
+  const figures = [["samples/s, predicted", (row) => (row.ok ? row.speed : null), predictedNumber], ["memory that stays free", (row) => row.margin, bytes],
+    ["price of a million tokens", (row) => (row.ok ? row.cost : null), predictedNumber]].filter(([, of]) => sweep.rows.some((row) => of(row) !== null));
+  const box = h("div", { class: "chart", id: "gpus" });
+  let drawn = null, rows = [];
+  const options = (colours) => {
+    const narrow = box.clientWidth < 700, left = narrow ? 118 : 150, wide = (box.clientWidth - left - 20) / (narrow ? 1 : figures.length), tall = 22 * rows.length + 52;
+    const at = (i, more) => ({ gridIndex: i, ...more });
+    return base(colours, {
+      title: figures.map(([name], i) => ({ text: name, left: left + (narrow ? 0 : i * wide), top: narrow ? i * tall : 0, textStyle: { fontSize: 13, color: colours.text } })),
+      grid: figures.map((_, i) => ({ left: left + (narrow ? 0 : i * wide), width: wide - 74, top: 26 + (narrow ? i * tall : 0), height: 22 * rows.length })),
+      xAxis: figures.map((_, i) => axis(colours, at(i, { type: "value", axisLabel: { show: false } }))),
+      yAxis: figures.map((_, i) => axis(colours, at(i, { type: "category", inverse: true, data: rows.map((row) => row.short), axisTick: { show: false }, axisLabel: { show: narrow || !i, interval: 0, color: colours.quiet, width: left - 12, overflow: "truncate" } }))),
+      tooltip: tooltip(colours, { trigger: "item", formatter: (found) => rowLines(sweep, state, rows[found.dataIndex]) }),
+      series: figures.map(([, of, text], i) => ({ type: "bar", xAxisIndex: i, yAxisIndex: i, barMaxWidth: 16, itemStyle: { color: SERIES[i] }, data: rows.map((row) => of(row)),
+        label: { show: true, position: "right", color: colours.text, formatter: ({ dataIndex, value }) => (value === null || value === undefined ? "" : text(value) + (!i && rows[dataIndex].bound_by === "host" ? " (host)" : "")) } })) });
+  };
+  redraw.push(() => {
+    rows = state.shown;
+    box.style.height = `${(22 * rows.length + 52) * (box.clientWidth < 700 ? figures.length : 1)}px`;
+    if (drawn) { drawn.made.resize(); drawn.draw(); } else {
+      drawn = chart(box, options, "speed, memory that stays free and price of each card");
+      drawn.made.on("click", (event) => openJob(rows[event.dataIndex]));
+    }
+  });
+  return section("Card by card", "Cards marked (host) wait for the host, which is assumed to be the same: they are alike, and not ranked. Without a bar of speed: it does not fit. Click a bar to open the estimate's page.", box);
+}
 
 function paretoCard(sweep, state, redraw) {
   const box = h("div", { class: "chart", id: "pareto" }), key = h("div", { class: "controls" }), signs = h("div");
@@ -266,14 +318,21 @@ function aligned(timeline) {
 }
 
 function compareCard(sweep, state, redraw) {
-  const able = sweep.rows.filter((row) => row.runs.some((run) => run.data));
+  const some = sweep.rows.filter((row) => row.runs.some((run) => run.data)), counted = some.filter((row) => row.parts);
+  const able = counted.length > 1 ? counted : some;  // a job without figures has no timeline either
   if (able.length < 2) return null;
-  const choice = (label, id) => h("select", { id, "aria-label": label, style: "flex:1 1 240px;min-width:0", onchange: () => show() }, able.map((row) => h("option", { value: row.index }, row.name)));
+  const choice = (label, id) => h("select", { id, "aria-label": label, style: "flex:1 1 240px;min-width:0", onchange: () => choose() }, able.map((row) => h("option", { value: row.index }, row.name)));
   const one = choice("first job", "first"), other = choice("second job", "second"), place = h("div", { id: "difference" });
   const start = able.find((row) => row.index === state.baseline) || able[0];
-  one.value = start.index;
-  other.value = (front(able).find((row) => row !== start) || able.find((row) => row !== start)).index;
-  const swap = h("button", { class: "small", type: "button", onclick: () => { [one.value, other.value] = [other.value, one.value]; show(); } }, "swap");
+  const [first, second] = state.pair.map((i) => able.find((row) => row.index === i));
+  one.value = (first || start).index;
+  other.value = (second || front(able).find((row) => row !== start) || able.find((row) => row !== start)).index;
+  const swap = h("button", { class: "small", type: "button", onclick: () => { [one.value, other.value] = [other.value, one.value]; choose(); } }, "swap");
+  function choose() {
+    state.pair = [Number(one.value), Number(other.value)];
+    state.keep();
+    show();
+  }
   let asked = 0;
   async function show() {
     const mine = ++asked;
@@ -289,7 +348,7 @@ function compareCard(sweep, state, redraw) {
       place.replaceChildren(h("p", { role: "status" }, `The timelines cannot be shown: ${error.message}.`));
     }
   }
-  state.compare = (index) => { one.value = state.baseline; other.value = index; show(); card.scrollIntoView({ behavior: "smooth" }); };
+  state.compare = (index) => { one.value = state.baseline; other.value = index; choose(); card.scrollIntoView({ behavior: "smooth" }); };
   const button = h("button", { class: "small", id: "compare", type: "button", onclick: () => show() }, "Compare");
   const card = section("Two jobs", "Their memory over one step, each phase stretched to the same width, and what the second takes more (above zero) or less.",
     h("div", { class: "controls" }, one, swap, other, button), place);
