@@ -1,21 +1,19 @@
-"""Tasks beside classes and the next token: numbers and several labels a row, in both recipes, evaluated and saved."""
+"""Tasks beside classes and the next token: numbers, several labels a row, masked tokens; in both recipes, evaluated and
+saved."""
 
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from legroom.records import checkpoint_files
 
 RECIPES = ("trainer", "accelerate")
-BOTH = [
-    "model=bert_tiny",
-    "model.dropout=0.1",
-    "accumulation.steps=2",
-    "data.pad_to_multiple_of=1",
-    "train.max_steps=3",
-]
+BOTH = ["model=bert_tiny", "model.dropout=0.1", "accumulation.steps=2", "train.max_steps=3"]
 
 
 def rows_file(folder, rows, name="rows.jsonl"):
@@ -50,7 +48,7 @@ def test_both_recipes_train_the_same_and_save_what_opens_again(train, tmp_path, 
     assert list(model.config.id2label.values()) == names
 
 
-@pytest.mark.parametrize("task", ["regression", "multi_label"])
+@pytest.mark.parametrize("task", ["regression", "multi_label", "masked_lm"])
 def test_an_estimate_has_the_ledgers_peak(train, predicted, task):
     words = ["model=bert_tiny", "data.seq_len=32", "data.samples=8", f"data.task={task}", "batch.per_device=4"]
     counted = train(*words).record.memory.peak_tensor_bytes
@@ -95,3 +93,109 @@ def test_labels_of_another_kind_are_refused_by_their_place(task, label, said, tm
     words = labelled(tmp_path, [NUMBERS[0] if task == "regression" else ["a"], label, label])
     text = refusal("model=bert_tiny", *words, f"data.task={task}", task=task)
     assert "rows.jsonl, line 2: the column label holds" in text and said in text
+
+
+# --- masked language modelling ------------------------------------------------------------------------
+
+
+MASKED = [*BOTH, "data=source", "data.task=masked_lm", "data.samples=12", "train.max_steps=4"]
+
+
+def test_both_recipes_draw_the_same_masks_and_the_model_opens_again(train):
+    runs = [train(f"recipe={recipe}", *MASKED, "save.final=true") for recipe in RECIPES]
+    one, other = (run.record for run in runs)
+    assert one.training.losses == other.training.losses
+    assert one.evaluation.loss == other.evaluation.loss
+    assert one.evaluation.perplexity == pytest.approx(math.exp(one.evaluation.loss))
+    fill = pipeline("fill-mask", model=str(runs[0].folder / "model"))
+    assert len(fill("def " + fill.tokenizer.mask_token)) == 5
+    assert "pipeline_tag: fill-mask" in (runs[0].folder / "model" / "README.md").read_text()
+
+
+def test_a_resumed_run_and_two_ranks_draw_the_same_masks(train, again, tmp_path):
+    plain = [word for word in MASKED if "dropout" not in word]
+    whole = train(*plain, "save.every_steps=2", "save.keep=2")
+    checkpoint = whole.folder / "checkpoints" / checkpoint_files.folder_name(2)
+    resumed, _ = again(tmp_path, *plain, "recipe=accelerate", f"resume={checkpoint}")
+    assert resumed.training.resumed_from_step == 2
+    assert resumed.training.losses == whole.record.training.losses
+    ranks = train(*plain, "batch.per_device=1", "parallelism=ddp", "parallelism.num_processes=2")
+    assert ranks.record.training.losses == pytest.approx(whole.record.training.losses, rel=1e-5)
+
+
+def masking_of(**more):
+    from legroom.data.masking import Masking
+
+    return Masking(**({"mask_id": 999, "vocab": 900, "special": (0, 1), "share": 0.15, "seed": 3} | more))
+
+
+def masked(masking, ids, epoch=0):
+    batch = {"input_ids": ids.clone(), "labels": ids.clone()}
+    masking(batch, epoch, list(range(len(ids))))
+    return batch["input_ids"], batch["labels"]
+
+
+def test_masks_are_berts_and_follow_from_seed_epoch_and_row():
+    ids = torch.randint(2, 900, (400, 100), generator=torch.Generator().manual_seed(0))
+    ids[:, 50] = 0
+    seen, labels = masked(masking_of(), ids)
+    predicted = labels != -100
+    assert (predicted.sum(1) == 15).all() and not predicted[:, 50].any() and not predicted[:, 0].any()
+    assert (labels[predicted] == ids[predicted]).all() and (seen[~predicted] == ids[~predicted]).all()
+    hidden, same = (seen == 999) & predicted, (seen == ids) & predicted
+    assert float(hidden.sum() / predicted.sum()) == pytest.approx(0.8, abs=0.02)
+    assert float(same.sum() / predicted.sum()) == pytest.approx(0.1, abs=0.02)
+    again = masked(masking_of(), ids[:7])
+    assert torch.equal(again[0], seen[:7]) and torch.equal(again[1], labels[:7])
+    assert not torch.equal(masked(masking_of(), ids, epoch=1)[1], labels)
+    assert not torch.equal(masked(masking_of(seed=4), ids)[1], labels)
+
+
+def test_a_row_has_something_to_predict_and_padding_is_never_masked():
+    ids = torch.tensor([[5, 0, 1, 0, 0, 0]])
+    labels = torch.tensor([[5, 0, 1, -100, -100, -100]])
+    batch = {"input_ids": ids.clone(), "labels": labels}
+    masking_of()(batch, 0, [0])
+    assert (batch["labels"] != -100).sum() == 1 and int((batch["labels"] != -100).nonzero()[0, 1]) in (1, 2)
+
+
+def test_whole_words_are_masked_as_one():
+    from transformers import BertTokenizerFast
+
+    from legroom.data import masking
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "a", "the"]
+    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
+    continues = masking.continuing(tokenizer, len(words))
+    assert continues.tolist() == [False] * 6 + [True, True, False, False]
+    ids = torch.tensor([[2, *([5, 6, 7, 8, 9, 5, 6] * 8), 3]] * 50)
+    found = masking_of(continues=continues, special=(0, 2, 3, 4), vocab=10)
+    _, labels = masked(found, ids)
+    number = torch.cumsum(~torch.from_numpy(continues)[ids], 1)
+    for row, word in zip(labels != -100, number):
+        assert {bool(row[word == each].all()) for each in word[row]} == {True}
+        assert not set(word[row].tolist()) & set(word[~row].tolist())
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["model=gpt2_tiny", "data.task=masked_lm"], "masked language modelling"),
+        (["model=bert_tiny", "data=source", "data.mask_share=0.3"], "data.mask_share=0.3: for data.task=masked_lm"),
+        (["model=bert_tiny", "data.task=masked_lm", "adapter=lora"], "adapter=lora is not supported"),
+        (["model=bert_tiny", "data=source", "data.task=regression"], "are for language_modelling, masked_lm alone"),
+        (["model=bert_tiny", "data=source", "data.task=masked_lm", "eval.generate=1"], "predicts no next token"),
+    ],
+)
+def test_what_cannot_be_masked_is_refused(words, said):
+    from conftest import compose, small
+
+    from legroom.errors import Refusal
+    from legroom.models import architectures, builder
+
+    cfg, _, problems = compose(*small(*words))
+    if not problems:
+        with pytest.raises(Refusal) as caught:
+            architectures.check(cfg, builder.configuration(cfg), "masked_lm")
+        problems = [str(caught.value)]
+    assert any(said in problem for problem in problems), problems

@@ -87,7 +87,11 @@ class Data(Menu):
     split: str = UNSET
     eval_split: str | None = UNSET
     streaming: bool = UNSET
-    task: str | None = one_of("classification", "language_modelling", "chat", "regression", "multi_label", None)
+    task: str | None = one_of(
+        "classification", "language_modelling", "chat", "regression", "multi_label", "masked_lm", None
+    )
+    mask_share: float | None = key(minimum=0.01, below=1, recorded="if set")
+    whole_words: bool | None = key(recorded="if set")
     documents: str | None = key(choices=("file", "blank_line", "line", None), recorded="if set")
     text_column: str = UNSET
     pair_column: str | None = UNSET

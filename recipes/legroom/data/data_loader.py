@@ -16,6 +16,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from legroom.data import collate, rows
 from legroom.data.dataset import Data
+from legroom.data.masking import Masking
 
 
 def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shuffle: bool) -> BatchLoader:
@@ -27,7 +28,7 @@ def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shu
     sampler = DistributedBatchSampler(len(part), batch, args.data_seed if shuffle else None, data.rank, data.ranks)
     if shuffle and data.group_by_length and figures is not None:
         sampler.group_by_length(figures.tokens.tolist(), batch * data.ranks * args.gradient_accumulation_steps)
-    return BatchLoader(part, data.collate, args, sampler, figures, keep_workers=shuffle)
+    return BatchLoader(part, data.collate, args, sampler, figures, keep_workers=shuffle, masking=data.masking)
 
 
 def largest_step(data: Data, args: TrainingArguments) -> BatchLoader:
@@ -107,10 +108,14 @@ class DistributedBatchSampler:
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order()
         for index in range(self.first, len(self)):
-            rows, total = self.sizes(index)
-            share, remainder = divmod(total, self.ranks)
-            begin = self.rank * share + min(self.rank, remainder)
-            yield list(self.everywhere(order, index)[begin : begin + rows]) or [order[0]]
+            yield self.own(order, index)
+
+    def own(self, order: Sequence[int], index: int) -> list[int]:
+        """The rows of this rank in a micro-batch; the first of all where it has none."""
+        rows, total = self.sizes(index)
+        share, remainder = divmod(total, self.ranks)
+        begin = self.rank * share + min(self.rank, remainder)
+        return list(self.everywhere(order, index)[begin : begin + rows]) or [order[0]]
 
 
 class BatchLoader:
@@ -128,7 +133,9 @@ class BatchLoader:
         sampler: DistributedBatchSampler,
         figures: RowFigures | None,
         keep_workers: bool = True,
+        masking: Masking | None = None,
     ):
+        self.masking = masking
         self.device, self.figures, self.waited_seconds = args.device, figures, 0.0
         self.batch_sampler = sampler  # the Trainer reads this attribute
         self._loader = DataLoader(
@@ -155,6 +162,8 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         first, order = self.batch_sampler.first, self.batch_sampler.order()
         for index, tensors in enumerate(self._timed(), first):
+            if self.masking is not None:  # here, since the workers of the loader are not told the epoch
+                self.masking(tensors, self.batch_sampler.epoch, self.batch_sampler.own(order, index))
             batch = Batch({key: value.to(self.device, non_blocking=True) for key, value in tensors.items()})
             batch.rows, batch.rows_everywhere = self.batch_sampler.sizes(index)
             batch.ranks, batch.even = self.batch_sampler.ranks, self.figures is None

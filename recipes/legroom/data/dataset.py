@@ -16,12 +16,13 @@ import datasets
 import numpy
 
 from legroom.config import Config
-from legroom.data import collate, rows, sources, text_rows
+from legroom.data import collate, masking, rows, sources, text_rows
 from legroom.data import tokens as tokens_module
+from legroom.data.masking import Masking
+from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
 from legroom.options import batch
 from legroom.options import data as data_options
-from legroom.options.data_sources import BYTE_VOCAB
 from legroom.options.task import OF_ROWS
 from legroom.ranks import rank_info
 
@@ -39,7 +40,8 @@ class Data:
     collate: list of rows -> batch. vocab: one more than the largest possible token id.
     classes, names: their number and names; no names if unknown. tokenizer: of transformers, None for random ids.
     eval_available: rows of the evaluation split, of which eval.max_samples may have kept fewer; 0: those in eval.
-    group_by_length: rows of about the same length come together.
+    masking: of masked language modelling, done when a batch is made. group_by_length: rows of about the same length
+    come together.
     warnings: what was assumed, left out or cut.
     rank, ranks: of the parts into which every batch is split, this process has part `rank`.
     """
@@ -53,6 +55,7 @@ class Data:
     pad_token_id: int = 0
     tokenizer: Any = None
     names: list[str] = field(default_factory=list)
+    masking: Masking | None = None
     rank: int = 0
     ranks: int = 1
     eval_available: int = 0
@@ -113,7 +116,10 @@ def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
         return rows.dataset(ids, random.integers(0, classes, count) if classes else ids)
 
     count, held_out = _samples(cfg), cfg.data.eval_samples
-    return Data(task, part(count), part(held_out) if held_out else None, collate.stack, high, classes)
+    made = Data(task, part(count), part(held_out) if held_out else None, collate.stack, high, classes)
+    if task == "masked_lm":
+        made.masking = Masking(max(0, low - 1), high, (), cfg.data.mask_share or masking.SHARE, cfg.train.seed)
+    return made
 
 
 def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
@@ -138,6 +144,8 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
         return rows.windows(tokens, window, stride, [(start, start + length) for start in starts])[0]
 
     encoder, warnings = tokens_module.for_data(cfg, vocab)
+    if task == "masked_lm":
+        encoder.need_mask("bytes")
     train = part([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
     held_out = (
         part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
@@ -149,7 +157,18 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
         if data_options.window_and_stride(cfg) == (length, length)
         else collate.Padding(1, length, 0, with_mask=False)
     )
-    return Data(task, train, held_out, pad, BYTE_VOCAB, tokenizer=encoder.tokenizer, warnings=warnings)
+    made = Data(task, train, held_out, pad, encoder.vocab, tokenizer=encoder.tokenizer, warnings=warnings)
+    made.masking = _masking(cfg, task, encoder)
+    return made
+
+
+def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
+    """How texts are masked; None for another task."""
+    if task != "masked_lm":
+        return None
+    special, share = tuple(tokens.tokenizer.all_special_ids), cfg.data.mask_share or masking.SHARE
+    continues = masking.continuing(tokens.tokenizer, tokens.vocab) if cfg.data.whole_words else None
+    return Masking(tokens.tokenizer.mask_token_id, tokens.vocab, special, share, cfg.train.seed, continues)
 
 
 def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
@@ -175,6 +194,7 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
         pad_token_id=tokens.pad,
         tokenizer=tokens.tokenizer,
         names=names,
+        masking=_masking(cfg, task, tokens),
         eval_available=available,
         group_by_length=bool(cfg.data.group_by_length),
         warnings=warnings,

@@ -34,7 +34,10 @@ def samples(data: Data, count: int) -> str:
 def _apart(data: Data) -> Iterator[tuple[list[int], Any]]:
     """(ids, labels) of each sample, also of those that are packed into one row."""
     for index in range(len(data.train)):
-        row = {key: value.tolist() for key, value in data.train[index].items()}
+        tensors = data.train[index]
+        if data.masking is not None:
+            data.masking({key: value[None] for key, value in tensors.items()}, 0, [index])
+        row = {key: value.tolist() for key, value in tensors.items()}
         ids, labels = row["input_ids"], row["labels"]
         if "position_ids" not in row:
             yield ids, labels

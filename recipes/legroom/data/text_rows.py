@@ -188,6 +188,8 @@ def build(
     for note in notes:
         warn(note)
     names: list[str] = []
+    if task == "masked_lm":
+        encoder.need_mask(str(cfg.data.tokenizer))
     if task in OF_ROWS:
         train, evaluated, names = labelled(cfg, task, texts, held_out, encoder, head, warn)
     else:

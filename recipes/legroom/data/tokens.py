@@ -14,6 +14,7 @@ from legroom.config import Config
 from legroom.data import byte_tokenizer
 from legroom.errors import Refusal, first_line
 
+MASK = "<|mask|>"  # of bytes
 PIECE = 1_000_000  # characters that are given to a tokenizer at once; it needs about 100 times their size
 LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
 
@@ -51,6 +52,18 @@ class Tokens:
         begin = list(itertools.takewhile(set(around).__contains__, whole))
         parts = [begin, *(self.ids(piece, special=False) for piece in _pieces(text)), around[len(begin) :]]
         return numpy.concatenate([numpy.asarray(part, dtype=numpy.int64) for part in parts])
+
+    def need_mask(self, name: str) -> None:
+        """Bytes get a token for the mask, and any other tokenizer has to have one. Raises Refusal. name: of it."""
+        if self.tokenizer.mask_token_id is None and not self.in_bytes:
+            raise Refusal(
+                f"data.tokenizer={name} has no token for the mask, which data.task=masked_lm needs. Take the tokenizer "
+                "of an encoder such as BERT, or data.tokenizer=bytes."
+            )
+        if self.in_bytes:
+            self.tokenizer.add_special_tokens({"mask_token": MASK})
+            self.tokenizer.split_special_tokens = False  # who uses the saved model writes the mask
+            self.vocab = len(self.tokenizer)
 
     def row(self, text: str, longest: int) -> tuple[dict[str, Any], bool]:
         """A text as one row of at most `longest` tokens, and whether it was cut.

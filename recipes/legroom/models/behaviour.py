@@ -100,7 +100,7 @@ def ask(model: PreTrainedModel, task: str) -> Behaviour:
     # Rows of a language model come without mask and positions, which padding on the left would need.
     sides = ("right", "left") if task in OF_ROWS else ("right",)
     padding = next((side for side in sides if _keeps_logits(model, task, ids[drawn], side)), None)
-    if task in OF_ROWS:
+    if task != "language_modelling":
         return Behaviour(padding=padding)
 
     def other(position: int) -> Tensor:
@@ -122,7 +122,7 @@ def _keeps_logits(model: PreTrainedModel, task: str, ids: Tensor, side: str) -> 
     for row in rows:
         row[-1] = row[-1] if last is None else last
     pad = model.config.get_text_config().pad_token_id
-    batch = collate.Padding(1, LONG, pad, task in OF_ROWS, side)
+    batch = collate.Padding(1, LONG, pad, task != "language_modelling", side)
     try:
         alone, beside = (_run(model, **batch([{"input_ids": row} for row in part])).logits for part in (rows[:1], rows))
     except Exception:  # as much as another result
@@ -160,7 +160,7 @@ def check(cfg: Config, name: str, config: PretrainedConfig, task: str) -> tuple[
             "predict: it is an encoder, or made for another loss. Choose the weights of a decoder."
         )
     if found.unknown:
-        asked = "pads" if task in OF_ROWS else "shifts labels, sees later tokens, and pads"
+        asked = "pads" if task != "language_modelling" else "shifts labels, sees later tokens, and pads"
         return found, [
             f"{name}: whether {kind.__name__} {asked} as it should could not be asked of a tiny model "
             f"({found.unknown}), and is assumed."
@@ -184,7 +184,7 @@ def pad(cfg: Config, name: str, config: PretrainedConfig, data: Data, found: Beh
     kind = architectures.model_class(config, data.task)
     assert kind is not None, "architectures.check refuses it"
     said = []
-    if data.task in OF_ROWS:  # the head may look for the padding by its id
+    if data.task != "language_modelling":  # the head, or its positions, may look for the padding by its id
         before = getattr(config, "pad_token_id", None)
         architectures.set_special_ids(config, data.pad_token_id, data.task)
         padding.pad_token_id = config.get_text_config().pad_token_id

@@ -29,7 +29,7 @@ def sizes(cfg: Config) -> tuple[int, int]:
         model.tie_weights()
         count = sum(weight.numel() for weight in model.parameters())
         bits = cfg.adapter.bits or 8 * getattr(torch, cfg.precision.weights_dtype).itemsize
-        whole_logits = asked == "language_modelling" and cfg.loss.name != "chunked"
+        whole_logits = asked in task.OF_TOKENS and cfg.loss.name != "chunked"
         return count * bits // 8, 2 * 4 * (architectures.vocabulary(config) or 0) * whole_logits
     return 0, 0
 

@@ -14,7 +14,7 @@ from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
-TASKS_OF_ANY = ("chat", "language_modelling", *task.OF_ROWS)  # in files and data sets of any kind
+TASKS_OF_ANY = ("chat", *task.OF_TOKENS, *task.OF_ROWS)  # in files and data sets of any kind
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
@@ -48,7 +48,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + [f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."]
     if data.name == "hub":
         found += _hub_problems(cfg)
-    return found + _file_problems(cfg) + _window_problems(cfg) + _group_problems(cfg)
+    return found + _file_problems(cfg) + _window_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
 
 
 def _file_problems(cfg: Config) -> list[str]:
@@ -116,6 +116,14 @@ def _window_problems(cfg: Config) -> list[str]:
     return [f"{' and '.join(typed)}: a window slides over one long text, not {apart}. Leave it out."]
 
 
+def _mask_problems(cfg: Config) -> list[str]:
+    """Keys of masks where nothing is masked."""
+    typed = [f"data.{key}={value}" for key in ("mask_share", "whole_words") if (value := getattr(cfg.data, key))]
+    if not typed or task.task(cfg) == "masked_lm":
+        return []
+    return [f"{' and '.join(typed)}: for data.task=masked_lm alone. Type it, or leave the key out."]
+
+
 def _group_problems(cfg: Config) -> list[str]:
     """Why there is nothing to group: rows of one length."""
     data = cfg.data
@@ -123,7 +131,7 @@ def _group_problems(cfg: Config) -> list[str]:
         return []
     if data.packing:
         return ["data.group_by_length=true: packed rows are about equally long. Leave it out, or data.packing=true."]
-    if not task.has_conversations(cfg) and task.task(cfg) == "language_modelling":
+    if not task.has_conversations(cfg) and task.task(cfg) in task.OF_TOKENS:
         return [even_rows(cfg)]
     return []
 

@@ -91,7 +91,8 @@ def _data_problems(cfg: Config) -> list[str]:
     if model.family in model_families.ENCODERS and task.task(cfg) == "language_modelling":
         found.append(
             f"data={cfg.data.name} is causal language modelling, and model={model.name} is an encoder, "
-            "which sees the tokens that it should predict. Choose model=gpt2_tiny or another decoder."
+            "which sees the tokens that it should predict. Choose model=gpt2_tiny or another decoder, or type "
+            "data.task=masked_lm."
         )
     if task.task(cfg) == "classification" and model.classes < 2:
         found.append(f"model.classes={model.classes}: a classification needs at least 2.")

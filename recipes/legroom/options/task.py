@@ -1,4 +1,4 @@
-"""What a configuration trains a model for: classes, numbers, the next token."""
+"""What a configuration trains a model for: classes, numbers, the next token, masked ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 # Data whose rows are for some tasks, the first of which is meant where data.task is null; all other data is for any.
 TASKS = {
-    "source": ("language_modelling",),
-    "wikitext": ("language_modelling",),
+    "source": ("language_modelling", "masked_lm"),
+    "wikitext": ("language_modelling", "masked_lm"),
     "chat": ("language_modelling",),
     "mrpc": ("classification",),
 }
+OF_TOKENS = ("language_modelling", "masked_lm")  # a label for each token, or for some
 OF_ROWS = ("classification", "regression", "multi_label")  # a label for a row as a whole
 
 
@@ -26,7 +27,7 @@ def has_conversations(cfg: Config) -> bool:
 
 
 def task(cfg: Config) -> str | None:
-    """'language_modelling' or one of OF_ROWS: what the data asks for, else what the family is made for.
+    """One of OF_TOKENS and OF_ROWS: what the data asks for, else what the family is made for.
 
     None for pretrained weights, whose configuration is not read here.
     """

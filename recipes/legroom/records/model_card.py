@@ -25,6 +25,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, pipelin
 base = AutoModelForSequenceClassification.from_pretrained("BASE", config=AutoConfig.from_pretrained("RUN/model"))
 model = PeftModel.from_pretrained(base, "RUN/model")
 pipeline("text-classification", model=model, tokenizer="RUN/model")("a text")"""  # of an adapter
+WRITES = ("text-generation", "language modelling")
+KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
+    "ForSequenceClassification": ("text-classification", "classification of texts"),
+    "ForMaskedLM": ("fill-mask", "masked language modelling"),
+}
 FILES = ("data.path", "data.eval_path")
 # Sections that say nothing about the model.
 NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "objective", "hydra"}
@@ -33,15 +38,18 @@ NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "
 def usage(outcome: Record, run: str, chat: str) -> str | None:
     """What to type to use a saved model; None where nothing can be said to it: random ids, or an adapter whose base was
     not saved. run: the run's folder. chat: how the command is called."""
-    config = outcome.config
+    config, kind = outcome.config, _kind(outcome)
     if config["data"]["name"] == "dummy" or (_adapter(config) and not config["model"].get("pretrained")):
         return None
-    if not _classifies(outcome):
+    if kind == WRITES:
         return f"{chat} {shlex.quote(run)}"
     folder = str(Path(run, "model"))
     if _adapter(config):
         return f"as {Path(folder, FILE_NAME)} shows"
-    return f'from transformers import pipeline; pipeline("text-classification", model={folder!r})("a text")'
+    use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={folder!r})'
+    if kind[0] == "fill-mask":
+        return f'{use}; use("a text with " + use.tokenizer.mask_token)'
+    return use.replace("use = ", "") + '("a text")'
 
 
 def write(outcome: Record, folder: Path, rows: int | None) -> None:
@@ -51,26 +59,26 @@ def write(outcome: Record, folder: Path, rows: int | None) -> None:
 
 def text(outcome: Record, rows: int | None) -> str:
     """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone."""
-    config, classifies, adapter = outcome.config, _classifies(outcome), _adapter(outcome.config)
+    config, kind, adapter = outcome.config, _kind(outcome), _adapter(outcome.config)
     data, pretrained = config["data"], config["model"].get("pretrained")
     base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
     about = DATA.get(data["name"]) or f"the data set {_public(data['path'])}"
     versions = outcome.environment["versions"] | {"legroom": host.version("legroom"), "peft": host.version("peft")}
     typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
     use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
-    if use and adapter and classifies:
+    if use and adapter and kind != WRITES:
         use = CLASSIFIER.replace("BASE", base)
     front = {
         "library_name": "peft" if adapter else "transformers",
         "base_model": pretrained if pretrained and _is_id(pretrained) else None,
-        "pipeline_tag": "text-classification" if classifies else "text-generation",
+        "pipeline_tag": kind[0],
         "tags": "[legroom]",
     }
     facts = {
         "Base": base,
         "What is here": f"an adapter ({adapter})" if adapter else "the whole model",
         "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
-        "Task": "classification of texts" if classifies else "language modelling",
+        "Task": data["task"] if data.get("task") in ("regression", "multi_label") else kind[1],
         "The loss is on": data.get("train_on"),
         "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
         f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
@@ -93,8 +101,10 @@ def _adapter(config: dict[str, Any]) -> str | None:
     return None if name in (None, "none") or config["save"].get("merge") else name
 
 
-def _classifies(outcome: Record) -> bool:
-    return outcome.model is not None and outcome.model.architecture.endswith("ForSequenceClassification")
+def _kind(outcome: Record) -> tuple[str, str]:
+    """The pipeline of transformers that a model is for, and its task in words."""
+    architecture = outcome.model.architecture if outcome.model is not None else ""
+    return next((kind for ending, kind in KINDS.items() if architecture.endswith(ending)), WRITES)
 
 
 def _is_id(name: str) -> bool:

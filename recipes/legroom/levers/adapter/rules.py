@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from legroom.config import Config
 from legroom.machine import host
-from legroom.options import hooks
+from legroom.options import hooks, task
 from legroom.options.hooks import Conflict, Cost, Dimension, Lever
 
 INSTEAD = "Choose parallelism=ddp: the weights that are not trained have neither gradients nor optimizer states."
@@ -33,6 +33,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if not cfg.adapter.is_used:
         return []
     gpu = host.gpu(cfg)
+    if (asked := task.task(cfg)) not in (None, "language_modelling", *task.OF_ROWS):
+        found.append(f"adapter={adapter.name} is not supported with data.task={asked} yet. Leave one of them out.")
     if adapter.bits == 8 and gpu is not None and gpu.capability < INT8_CAPABILITY:
         found.append(
             f"adapter.bits=8 needs compute capability 7.5 or newer; {gpu.name} has {gpu.capability[0]}."

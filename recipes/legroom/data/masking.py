@@ -1,0 +1,73 @@
+"""Masks of masked language modelling, as BERT draws them (Devlin et al. 2018, arXiv 1810.04805): a share of a row's
+tokens is predicted; of ten, eight are replaced by the mask, one by any token, and one stays.
+
+The masks of a row follow from the seed, the epoch and the row alone: they are the same in both recipes, on any number
+of ranks and after a resume, and others in each epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from legroom.data.collate import IGNORE_INDEX
+
+SHARE = 0.15  # BERT's; ModernBERT takes 0.3
+MARKS = ("Ġ", "▁")  # with which tokens of byte-level BPE and of SentencePiece begin a word
+
+
+@dataclass(frozen=True)
+class Masking:
+    """mask_id: the id that hides a token. vocab: ids below it may replace one. special: ids that are never predicted.
+    continues: (V,) whether a token goes on with the word before it; None: each token is masked on its own."""
+
+    mask_id: int
+    vocab: int
+    special: tuple[int, ...]
+    share: float
+    seed: int
+    continues: numpy.ndarray | None = None
+
+    def __call__(self, batch: dict[str, torch.Tensor], epoch: int, rows: list[int]) -> None:
+        """Masks the ids of a batch on the CPU, in place; the labels, which are the ids, stay for those alone.
+
+        rows: the numbers of the batch's rows in the data.
+        """
+        for ids, labels, row in zip(batch["input_ids"].numpy(), batch["labels"].numpy(), rows):
+            random = numpy.random.default_rng([self.seed, epoch, row])
+            chosen = self._chosen(ids, int((labels != IGNORE_INDEX).sum()), random)
+            kept = ids[chosen]
+            labels[:] = IGNORE_INDEX
+            labels[chosen] = kept
+            fate = random.random(len(chosen))
+            others = random.integers(self.vocab, size=len(chosen))
+            ids[chosen] = numpy.where(fate < 0.8, self.mask_id, numpy.where(fate < 0.9, others, kept))
+
+    def _chosen(self, ids: numpy.ndarray, length: int, random: numpy.random.Generator) -> numpy.ndarray:
+        """The places that are predicted, at least one. The first never is: losses here have no label for it.
+
+        length: of the row without padding.
+        """
+        places = numpy.flatnonzero(~numpy.isin(ids[:length], self.special))
+        places = places[places > 0] if len(places) > (places[:1] == 0).sum() else numpy.arange(1, length)
+        words = numpy.arange(len(ids)) if self.continues is None else numpy.cumsum(~self.continues[ids])
+        count = max(1, round(self.share * length))
+        _, word_of, sizes = numpy.unique(words[places], return_inverse=True, return_counts=True)
+        order = random.permutation(len(sizes))
+        taken = order[: max(1, int((numpy.cumsum(sizes[order]) <= count).sum()))]
+        return places[numpy.isin(word_of, taken)]
+
+
+def continuing(tokenizer: Any, vocab: int) -> numpy.ndarray:
+    """(V,) whether each token of a vocabulary goes on with the word before it, by how tokenizers write them."""
+    written = [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    if any(token.startswith("##") for token in written):
+        found = [token.startswith("##") for token in written]
+    else:
+        found = [not token.startswith(MARKS) for token in written]
+    for number in tokenizer.all_special_ids:
+        found[number] = False
+    return numpy.array(found + [False] * (vocab - len(found)))
