@@ -19,7 +19,7 @@ GPU = "a100_80gb"
 
 
 def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = False, **options: Any) -> SimpleNamespace:
-    """The estimate of a script: StepEstimate's fields as attributes."""
+    """The estimate of a script: StepEstimate's fields as attributes, and `facts` where changes= is given."""
     file = folder / "script.py"
     file.write_text(textwrap.dedent(text))
     ranks = options.get("ranks", 1)
@@ -34,4 +34,4 @@ def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = Fal
         with pytest.raises(steps.Enough), played_run.observe(asked, watch) as found, watch.watching():
             runpy.run_path(str(file), run_name="__main__")
         torch.random.set_rng_state(random)
-    return SimpleNamespace(**found()["estimates"][gpu])
+    return SimpleNamespace(**found()["estimates"][gpu], facts=found().get("facts"))

@@ -11,9 +11,10 @@ import sys
 from typing import Any
 
 from legroom import invocation
+from legroom.cli import check_levers
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
-from legroom.foresight.programs import check, command
+from legroom.foresight.programs import check, command, try_levers
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
 from legroom.units import GIB, MIB, PARTS
@@ -26,6 +27,7 @@ EXAMPLES = """
   {check} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
   {check} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
   {check} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
+  {check} --gpu rtx4090_24gb --try -- train.py --batch_size 12
 
 The script runs unchanged, on tensors without data, until its second optimizer step is over. What it writes and sends is
 held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=int, metavar="N", help="rank 0 of N, where the command line has no launcher")
     add("--budget", type=_bytes_of, metavar="SIZE", help="exit code 3 above so much device memory, as in 24GiB")
     add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
+    add("--try", action="store_true", dest="tries", help="what each lever would save, and what to type so that it fits")
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
     add("--offline", action="store_true", help="the script downloads nothing")
     add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
@@ -95,22 +98,37 @@ def _checked(asked: argparse.Namespace) -> int:
     gpus = {name: gpu_of(name) for name in names}
     if not 0 <= asked.margin < 1:
         raise Refusal(f"--margin {asked.margin}: it must be a share of the reserved memory, at least 0 and below 1.")
+    if asked.tries and len(names) > 1:
+        raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
     program = command.parse(asked.program)
     settings = check.Settings(asked.margin, asked.strict, asked.gpus, asked.seconds, asked.offline)
-    runs = check.followed(program, gpus, settings, _Progress(program.name) if not asked.json else lambda _: None)
+    settings = dataclasses.replace(settings, changes={} if asked.tries else None)
+    progress = _Progress(program.name) if not asked.json else lambda _: None
+    runs = check.followed(program, gpus, settings, progress)
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
-    if asked.json:
-        print(json.dumps({name: _plain(estimates[name]) for name in names if name in estimates}, indent=1))
-    for index, name in enumerate(names if not asked.json else ()):
-        if name in estimates:
-            print("\n" * (index > 0) + text_of(estimates[name]))
-    notes = dict.fromkeys(note for run in runs for note in run.outcome.notes)
+    found = {name: _plain(estimates[name]) for name in names if name in estimates}
     if not asked.json:
-        print("".join(f"  note: {note}\n" for note in notes), end="")
+        _print(estimates, names, runs)
     for run in runs:
         if run.why:
             print(_tail(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
-    return _code(estimates, any(run.why for run in runs), asked.budget)
+    failed = any(run.why for run in runs)
+    if asked.tries and not failed:
+        tryout = try_levers.tried(program, gpus[names[0]], settings, runs[0], progress)
+        found["tried"] = check_levers.plain(tryout)
+        if not asked.json:
+            print(_shorter(check_levers.text_of(tryout)))
+        estimates = {"": (tryout.together and tryout.together.estimate) or tryout.before}
+    if asked.json:
+        print(json.dumps(found, indent=1))
+    return _code(estimates, failed, asked.budget)
+
+
+def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[check.Checked]) -> None:
+    for index, name in enumerate(name for name in names if name in estimates):
+        print("\n" * (index > 0) + text_of(estimates[name]))
+    notes = dict.fromkeys(note for run in runs for note in run.outcome.notes)
+    print("".join(f"  note: {note}\n" for note in notes), end="")
 
 
 def _code(estimates: dict[str, StepEstimate], failed: bool, budget: int | None) -> int:
@@ -159,6 +177,8 @@ class _Progress:
         self._show("is read")
 
     def __call__(self, message: dict[str, Any]) -> None:
+        if message.get("kind") == "trial":
+            self._show(message["text"])
         if message.get("kind") == "step":
             self._show(f"has taken {message['step']} of {check.STEPS} steps, after {message['seconds']:.0f} s")
 

@@ -25,26 +25,28 @@ SECONDS = 600.0
 class Checked:
     """What a script came to.
 
-    outcome: how its process ended. estimates: by the GPU's name. why: there is none.
+    outcome: how its process ended. estimates: by the GPU's name. why: there is none. facts: what it trains with.
     """
 
     program: Program
     outcome: process.Outcome
     estimates: dict[str, StepEstimate] = field(default_factory=dict)
     why: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Settings:
     """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
     training; None: as many as the command line's launcher starts. seconds: that the script may take. offline: nothing
-    is downloaded."""
+    is downloaded. changes: in the script while it runs, as played_levers.py knows them; None: it is not looked at."""
 
     margin: float = MARGIN
     strict: bool = False
     ranks: int | None = None
     seconds: float = SECONDS
     offline: bool = False
+    changes: Mapping[str, Any] | None = None
 
 
 def check(
@@ -94,12 +96,14 @@ def followed(
 
 def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message: Callable) -> Checked:
     options = {"gpus": gpus, "margin": settings.margin, "strict": settings.strict, "ranks": program.ranks or 1}
+    options["changes"] = settings.changes
     limits = process.Limits(seconds=settings.seconds)
     steps = STEPS + (options["ranks"] > 1)  # DDP orders its buckets anew in the second
     outcome = process.run(process.Asked(program, OBSERVER, options, steps, limits, settings.offline), on_message)
     found = (outcome.found or {}).get("estimates", {})
     if found:
-        return Checked(program, outcome, {name: _estimate(fields) for name, fields in found.items()})
+        estimates = {name: _estimate(fields) for name, fields in found.items()}
+        return Checked(program, outcome, estimates, facts=(outcome.found or {}).get("facts", {}))
     return Checked(program, outcome, why=_why(program, outcome))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight import prediction, user_step
-from legroom.foresight.programs import played_cuda, played_device, played_ranks, weights
+from legroom.foresight.programs import played_cuda, played_device, played_levers, played_ranks, weights
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
@@ -26,8 +26,9 @@ OBSERVER = f"{__name__}:observe"
 def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict[str, Any]]]:
     """Inside, the script runs on the played GPU. The value returns what was found: `estimates`, of each GPU.
 
-    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks. watch: stops the script; its limit is the
-    number of steps.
+    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks, and changes (played_levers.py; None: the
+    script is left as it is, and what it trains with is not looked at). watch: stops the script; its limit is the number
+    of steps.
     """
     gpus: dict[str, Gpu] = options["gpus"]
     gpu = next(iter(gpus.values()))
@@ -38,6 +39,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     usable = gpu.memory_bytes - others
     meter = played_cuda.Meter(lambda: followed.trace.allocator_events(), usable, gpu, others)
     found: dict[str, Any] = {}
+    changes, facts = options.get("changes"), dict[str, Any]()
 
     def noted(text: str) -> None:
         fake.warnings[text] = None
@@ -48,6 +50,8 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             return
         followed.end()
         found["estimates"] = {name: _estimate(followed, one, options["margin"], ranks) for name, one in gpus.items()}
+        if changes is not None:
+            found["facts"] = facts | {"optimizers": played_levers.optimizers_seen(optimizers)}
 
     watch.on_step.append(stepped)
     decisions = Decisions(fake, options.get("strict", False))
@@ -60,6 +64,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             played_ranks.rank_0_of(ranks, fake),
             weights.by_shape(noted),
             torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN)),
+            played_levers.changed(changes, facts) if changes is not None else contextlib.nullcontext(),
         ):
             followed.start()
             yield lambda: found

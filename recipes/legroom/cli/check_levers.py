@@ -1,0 +1,53 @@
+"""`legroom check --try` on the terminal: a table of what each lever saves alone, and the arguments that make it fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from legroom.foresight.programs.try_levers import Trial, Tryout
+from legroom.foresight.step_estimate import StepEstimate
+from legroom.units import MIB
+
+
+def text_of(tryout: Tryout) -> str:
+    """What each lever saves alone, and which of them together make the script fit."""
+    before, together = tryout.before, tryout.together
+    lines = ["", "each alone, against the script as it is", f"  {'device memory':>16} {'step time':>10}"]
+    lines += [_row(one, before) for one in sorted(tryout.alone, key=lambda one: _used(one, before))]
+    lines.append("")
+    if together is None:
+        return "\n".join([*lines, "it fits as it is, and none of them alone makes it faster"])
+    if not together.fits:
+        return "\n".join([*lines, f"nothing that was tried fits, the last of it {together.typed or 'as it is'}"])
+    head = "it fits as it is, and is faster with" if before.fits else "it fits with"
+    assert together.estimate is not None, "what fits has an estimate"
+    return "\n".join([*lines, f"{head}  {together.typed}", *_figures(together.estimate)])
+
+
+def _figures(estimate: StepEstimate) -> list[str]:
+    """The verdict and its figures without the notes, which are those of the script as it is."""
+    return [line for line in str(estimate).splitlines() if not line.startswith("  note:")]
+
+
+def _used(trial: Trial, before: StepEstimate) -> int:
+    return trial.estimate.device_used_bytes if trial.estimate else before.device_used_bytes
+
+
+def _row(trial: Trial, before: StepEstimate) -> str:
+    if trial.estimate is None:
+        return f"  {'no verdict':>27}  {trial.typed}: {trial.why}"
+    memory = (trial.estimate.device_used_bytes - before.device_used_bytes) / MIB
+    time = trial.estimate.step_seconds / before.step_seconds - 1
+    return f"  {memory:>+12,.0f} MiB {time:>+10.0%}  {trial.typed}"
+
+
+def plain(tryout: Tryout) -> dict[str, Any]:
+    """The same as JSON knows it."""
+
+    def of(trial: Trial) -> dict[str, Any]:
+        figures = {
+            name: getattr(trial.estimate, name, None) for name in ("verdict", "device_used_bytes", "step_seconds")
+        }
+        return {"typed": trial.typed, **figures, "why": trial.why or None}
+
+    return {"alone": [of(one) for one in tryout.alone], "together": of(tryout.together) if tryout.together else None}

@@ -1,0 +1,265 @@
+"""`legroom check --try`: what each lever would save in a script, what to type for it, and which of them make it fit.
+
+A lever is tried by a run of the script: with one more argument where the script reads it from its command line, and
+otherwise by another value in the script's process (played_levers.py). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from legroom.config import Gpu
+from legroom.errors import Refusal
+from legroom.foresight.programs import check
+from legroom.foresight.programs.command import Program
+from legroom.foresight.step_estimate import StepEstimate
+
+NOTICED = 0.005  # a smaller share of the memory or the time is no saving
+BF16_CAPABILITY = 8.0
+
+
+@dataclass(frozen=True)
+class Lever:
+    """group: of which one lever is chosen at most. typed: what to type. owner: the call in the script of which `typed`
+    is a keyword; '' where it is an argument of the command line, or code that stands alone. argv: behind the script's
+    own arguments. changes: in its process. free: the training computes the same, or in 16 bits, and not more of it.
+    """
+
+    group: str
+    typed: str
+    owner: str = ""
+    argv: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    free: bool = False
+
+
+@dataclass
+class Trial:
+    """A run with levers: its estimate, or why there is none."""
+
+    levers: list[Lever]
+    estimate: StepEstimate | None
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.estimate is not None and self.estimate.fits
+
+    @property
+    def typed(self) -> str:
+        """What to type for all of them: arguments, then the calls with their keywords."""
+        calls = {each.owner: [one.typed for one in self.levers if one.owner == each.owner] for each in self.levers}
+        said = [" ".join(calls.pop("", []))]
+        said += [f"{owner}(..., {', '.join(keywords)})" for owner, keywords in calls.items()]
+        return "; ".join(filter(None, said))
+
+
+@dataclass
+class Tryout:
+    """before: the script as it is. alone: each lever by itself. together: those that make it fit, or that make it
+    faster; None where nothing does."""
+
+    before: StepEstimate
+    alone: list[Trial]
+    together: Trial | None
+
+
+# --- what there is to change --------------------------------------------------------------------------
+
+
+def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
+    """The levers of a script in the order in which they are taken: what changes the training least first."""
+    has_16_bits = "bf16" if float(gpu.capability) >= BF16_CAPABILITY else "fp16"
+    make = _Make(facts)
+    found = [*(_of_arguments if make.arguments else _of_code)(make, has_16_bits)]
+    if make.model.get("attention") == "eager":
+        found += make.flag("attention", True, attn_implementation="sdpa") or [
+            Lever(
+                "attention", 'attn_implementation="sdpa"', "from_pretrained", (), {"model": {"attention": "sdpa"}}, True
+            )
+        ]
+    if make.value("dtype") == "float32":
+        found += make.flag("weights", dtype="bfloat16")
+    if make.value("use_peft") is False:  # of TRL's ModelConfig
+        found += make.flag("adapter", use_peft=True)
+        if _has_bitsandbytes():
+            found += make.flag("adapter", use_peft=True, load_in_4bit=True)
+    order = ("checkpointing", "batch", "optimizer", "weights", "adapter")
+    return sorted(found, key=lambda lever: -1 if lever.free else order.index(lever.group))
+
+
+def _has_bitsandbytes() -> bool:
+    return importlib.util.find_spec("bitsandbytes") is not None
+
+
+class _Make:
+    """Makes the levers of one script, from what was seen of it."""
+
+    def __init__(self, facts: Mapping[str, Any]):
+        self.typed, self.model = facts.get("typed") or {}, facts.get("model") or {}
+        self.arguments, self.accelerator = facts.get("arguments") or {}, facts.get("accelerator") or {}
+        self.optimizer = next((each for each in facts.get("optimizers") or () if each["plain"]), None)
+
+    def value(self, name: str) -> Any:
+        """Of an argument of the command line; '' where the script has none of that name."""
+        return self.typed.get(name, {"value": ""})["value"]
+
+    def flag(self, group: str, free: bool = False, **values: Any) -> list[Lever]:
+        """Arguments of the command line; none where it does not take them."""
+        if not values.keys() <= self.typed.keys():
+            return []
+        pairs = [(self.typed[name], value) for name, value in values.items()]
+        argv = [word for one, value in pairs for word in [one["flag"], *[_word(value)] * (not one["alone"])]]
+        return [Lever(group, shlex.join(argv), argv=tuple(argv), free=free)]
+
+    def argument(self, group: str, free: bool = False, **values: Any) -> Lever:
+        """Of TrainingArguments, on the command line where the script takes it there."""
+        keywords = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        in_code = Lever(group, keywords, self.arguments["class"], changes={"arguments": values}, free=free)
+        return next(iter(self.flag(group, free, **values)), in_code)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _of_arguments(make: _Make, has_16_bits: str) -> Iterator[Lever]:
+    """Of a script with TrainingArguments."""
+    values = make.arguments
+    if not (values.get("bf16") or values.get("fp16")):
+        yield make.argument("precision", True, **{has_16_bits: True})
+    if not values.get("gradient_checkpointing"):
+        yield make.argument("checkpointing", gradient_checkpointing=True)
+    optim = str(values.get("optim"))
+    if optim == "adamw_torch":
+        yield make.argument("optimizer", True, optim="adamw_torch_fused")
+    if optim.startswith("adamw_torch"):
+        kinds = ["adamw_bnb_8bit"] * _has_bitsandbytes() + ["adafactor"]
+        yield from (make.argument("optimizer", optim=kind) for kind in kinds)
+    batch, steps = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
+    for size in (size for size in range(batch - 1, 0, -1) if batch % size == 0):
+        new = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps * batch // size}
+        yield make.argument("batch", **new)
+
+
+def _of_code(make: _Make, has_16_bits: str) -> Iterator[Lever]:
+    """Of a script that makes its optimizer itself, with Accelerate or without."""
+    if make.accelerator.get("mixed_precision") == "no":
+        asked = {"mixed_precision": has_16_bits}
+        in_code = Lever(
+            "precision", f'mixed_precision="{has_16_bits}"', "Accelerator", (), {"accelerator": asked}, True
+        )
+        yield from make.flag("precision", True, **asked) or [in_code]
+    if make.model.get("checkpointing") is False:
+        in_code = Lever(
+            "checkpointing", "model.gradient_checkpointing_enable()", changes={"model": {"checkpointing": True}}
+        )
+        yield from make.flag("checkpointing", gradient_checkpointing=True) or [in_code]
+    if make.optimizer is None:
+        return
+
+    def lever(typed: str, kind: str) -> Lever:
+        return Lever("optimizer", typed, changes={"optimizer": {"kind": kind}}, free=kind == "fused")
+
+    name = make.optimizer["name"]
+    if not make.optimizer["fused"]:
+        yield lever(f"torch.optim.{name}(..., fused=True)", "fused")
+    if _has_bitsandbytes():
+        in_code = lever(f"bitsandbytes.optim.{name}8bit(...)", "8bit")
+        yield from make.flag("optimizer", use_8bit_adam=True) or [in_code]  # as diffusers' scripts name it
+    yield lever("transformers.Adafactor(..., scale_parameter=False, relative_step=False)", "adafactor")
+
+
+# --- trying -----------------------------------------------------------------------------------------
+
+
+class Trials:
+    """Runs of one script with levers, each of them once."""
+
+    def __init__(self, program: Program, gpu: Gpu, settings: check.Settings, on_message: Callable):
+        self.program, self.gpu, self.settings, self.on_message = program, gpu, settings, on_message
+        self.done: dict[tuple[str, ...], Trial] = {}
+        self.alone: list[Trial] = []
+
+    def run(self, levers: list[Lever]) -> Trial:
+        key = tuple(sorted(lever.typed for lever in levers))
+        if key not in self.done:
+            trial = Trial(levers, None)
+            self.on_message({"kind": "trial", "text": f"is tried {'with ' if levers else 'as it is'}{trial.typed}"})
+            found = checked(self.program, self.gpu, self.settings, levers)
+            trial.estimate, trial.why = found.estimates.get(""), found.why
+            self.done[key] = trial
+        return self.done[key]
+
+    def saved(self, lever: Lever, before: StepEstimate) -> tuple[float, float]:
+        """Shares of memory and time that a lever saves alone; of a smaller batch than was tried as much as of that."""
+        same = (one for one in self.alone if one.levers == [lever] or one.levers[0].group == lever.group == "batch")
+        trial = next(same, None)
+        if trial is None or trial.estimate is None:
+            return 0.0, 0.0
+        after = trial.estimate
+        return 1 - after.device_used_bytes / before.device_used_bytes, 1 - after.step_seconds / before.step_seconds
+
+
+def checked(program: Program, gpu: Gpu, settings: check.Settings, levers: list[Lever]) -> check.Checked:
+    """What a script comes to with levers."""
+    changes: dict[str, Any] = {}
+    for lever in levers:
+        for name, values in lever.changes.items():
+            changes[name] = {**changes.get(name, {}), **values}
+    argv = [word for lever in levers for word in lever.argv]
+    changed = dataclasses.replace(program, argv=[*program.argv, *argv])
+    (found,) = check.followed(changed, {"": gpu}, dataclasses.replace(settings, changes=changes))
+    return found
+
+
+def tried(
+    program: Program, gpu: Gpu, settings: check.Settings, first: check.Checked, on_message: Callable[[dict], None]
+) -> Tryout:
+    """Try the levers of a script that has an estimate. first: that of the script as it is, with its facts."""
+    (before,) = first.estimates.values()
+    levers = levers_of(first.facts, gpu)
+    if not levers:
+        raise Refusal(
+            "--try: nothing in the script is known to change: it has neither TrainingArguments nor an Accelerator, "
+            "Adam, or model of transformers that does not use all of it already."
+        )
+    trials = Trials(program, gpu, settings, on_message)
+    for lever in levers:
+        if lever.group != "batch" or all(one.levers[0].group != "batch" for one in trials.alone):
+            trials.alone.append(trials.run([lever]))
+    return Tryout(before, trials.alone, _together(trials, levers, before))
+
+
+def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Trial | None:
+    """The levers that make a script fit, without those that it fits without; where it fits already, what makes it
+    faster and changes nothing."""
+    saves = {lever.typed: trials.saved(lever, before) for lever in levers}
+    useful = [lever for lever in levers if max(saves[lever.typed]) > NOTICED]
+    free = {one.group: one for one in useful if one.free and saves[one.typed][0] > -NOTICED and saves[one.typed][1] > 0}
+    trial = trials.run(list(free.values())) if free else Trial([], before)
+    if trial.fits:
+        return trial if free else None
+    chosen, left = dict(free), [one for one in useful if one not in free.values() and saves[one.typed][0] > NOTICED]
+    while left and not trial.fits:
+        lever = left.pop(0)
+        chosen[lever.group] = lever
+        expected = before.device_used_bytes * (1 - sum(saves[one.typed][0] for one in chosen.values()))
+        if expected < before.capacity_bytes or not left:  # together they save less than one by one
+            trial = trials.run(list(chosen.values()))
+    if not trial.fits:
+        return trial
+    for lever in reversed([one for one in chosen.values() if one not in free.values()]):
+        rest = free | {group: one for group, one in chosen.items() if one is not lever}
+        milder = [one for one in levers if one.group == lever.group == "batch"]  # a batch that is larger
+        for instead in [{}, *({"batch": one} for one in milder[: milder.index(lever) if milder else 0])]:
+            fewer = trials.run(list((rest | instead).values()))
+            if fewer.fits:
+                trial, chosen = fewer, rest | instead
+                break
+    return trial
