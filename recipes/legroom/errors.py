@@ -8,8 +8,12 @@ class Refusal(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, or its kind where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an exception says, or its kind where it says nothing, or cannot."""
+    try:
+        said = str(error).strip()
+    except Exception:
+        said = ""
+    return (said or type(error).__name__).splitlines()[0]
 
 
 class Problem(str):

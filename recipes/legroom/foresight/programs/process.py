@@ -34,6 +34,8 @@ sys.exit(main(*sys.argv[2:]))"""
 STOPPED, ENDED, FAILED, REFUSED = "stopped", "ended", "failed", "refused"
 TIMEOUT, MEMORY, PROCESSES, KILLED = "timeout", "memory", "processes", "killed"
 BY_US = {STOPPED, REFUSED, TIMEOUT, MEMORY, PROCESSES}
+STATUSES = {ENDED, FAILED, KILLED, *BY_US}
+SAID = {"status": str, "error": str, "line": str, "exit_code": int, "reached": str, "seconds": float}  # of an end
 
 
 @dataclass
@@ -134,7 +136,7 @@ class _Run:
             os.close(sent)
             os.close(printed)
         try:
-            self._read(messages, output)
+            self._read(messages, output, warden)
             warden.wait()
         except BaseException:
             warden.terminate()  # it passes SIGINT on, and ends everything
@@ -147,13 +149,16 @@ class _Run:
             os.close(output)
         return self._concluded(warden.returncode)
 
-    def _read(self, messages: int, output: int) -> None:
-        """Until the warden and all that it watches have closed their ends."""
+    def _read(self, messages: int, output: int, warden: subprocess.Popen) -> None:
+        """Until the warden and all that it watches have closed their ends, or the warden was ended by one of them."""
         with selectors.DefaultSelector() as open_ends:
             for descriptor in (messages, output):
                 open_ends.register(descriptor, selectors.EVENT_READ)
             while open_ends.get_map():
-                for key, _ in open_ends.select():
+                ready = open_ends.select(1.0)
+                if not ready and warden.poll() is not None:
+                    return
+                for key, _ in ready:
                     data = os.read(key.fd, 65536)
                     if not data:
                         open_ends.unregister(key.fd)
@@ -167,7 +172,7 @@ class _Run:
         *lines, self.pending = (self.pending + data).split(b"\n")
         self.pending = self.pending[-KEPT_OUTPUT:]
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError, AttributeError):  # a script may write there, too
+            with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):  # a script may write there, too
                 self._handle(json.loads(line))
 
     def _handle(self, message: dict[str, Any]) -> None:
@@ -178,10 +183,10 @@ class _Run:
             if message["text"] in self.result.notes:
                 return
             self.result.notes.append(message["text"])
-        elif kind in ("end", "warden"):  # the child's own end, and then the warden's account of it
+        elif kind in ("end", "warden") and message["status"] in STATUSES:  # the child's own, and the warden's account
             known = self.ended and not message.get("wins")
-            for name in ("seconds",) if known else ("status", "error", "line", "exit_code", "reached", "seconds"):
-                if message.get(name) is not None:
+            for name in ("seconds",) if known else SAID:
+                if isinstance(message.get(name), SAID[name]):
                     setattr(self.result, name, message[name])
             self.ended = True
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from legroom.foresight.step_estimate import StepEstimate
 
 NOTICED = 0.005  # a smaller share of the memory or the time is no saving
 BF16_CAPABILITY = 8.0
+ADAFACTOR = "scale_parameter=False, relative_step=False"
 
 
 @dataclass(frozen=True)
@@ -74,105 +75,90 @@ class Tryout:
 
 def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
     """The levers of a script in the order in which they are taken: what changes the training least first."""
-    has_16_bits = "bf16" if float(gpu.capability) >= BF16_CAPABILITY else "fp16"
-    make = _Make(facts)
-    found = [*(_of_arguments if make.arguments else _of_code)(make, has_16_bits)]
-    if make.model.get("attention") == "eager":
-        found += make.flag("attention", True, attn_implementation="sdpa") or [
-            Lever(
-                "attention", 'attn_implementation="sdpa"', "from_pretrained", (), {"model": {"attention": "sdpa"}}, True
-            )
-        ]
-    if make.value("dtype") == "float32":
-        found += make.flag("weights", dtype="bfloat16")
-    if make.value("use_peft") is False:  # of TRL's ModelConfig
-        found += make.flag("adapter", use_peft=True)
+    bits = "bf16" if float(gpu.capability) >= BF16_CAPABILITY else "fp16"
+    found = _Found(facts)
+    if facts.get("arguments"):
+        _of_arguments(found, facts["arguments"], bits)
+    else:
+        _of_code(found, facts, bits)
+    if found.model.get("attention") == "eager":
+        changes = {"model": {"attention": "sdpa"}}
+        in_code = 'attn_implementation="sdpa"'
+        found.add("attention", in_code, changes, "from_pretrained", free=True, attn_implementation="sdpa")
+    if found.flags.get("dtype", {}).get("value") == "float32":
+        found.add("weights", dtype="bfloat16")
+    if found.flags.get("use_peft", {}).get("value") is False:  # of TRL's ModelConfig
+        found.add("adapter", use_peft=True)
         if _has_bitsandbytes():
-            found += make.flag("adapter", use_peft=True, load_in_4bit=True)
+            found.add("adapter", use_peft=True, load_in_4bit=True)
     order = ("checkpointing", "batch", "optimizer", "weights", "adapter")
-    return sorted(found, key=lambda lever: -1 if lever.free else order.index(lever.group))
+    return sorted(found.levers, key=lambda lever: -1 if lever.free else order.index(lever.group))
 
 
 def _has_bitsandbytes() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
-class _Make:
-    """Makes the levers of one script, from what was seen of it."""
+class _Found:
+    """The levers of one script."""
 
     def __init__(self, facts: Mapping[str, Any]):
-        self.typed, self.model = facts.get("typed") or {}, facts.get("model") or {}
-        self.arguments, self.accelerator = facts.get("arguments") or {}, facts.get("accelerator") or {}
-        self.optimizer = next((each for each in facts.get("optimizers") or () if each["plain"]), None)
+        self.flags, self.model = facts.get("typed") or {}, facts.get("model") or {}
+        self.levers: list[Lever] = []
 
-    def value(self, name: str) -> Any:
-        """Of an argument of the command line; '' where the script has none of that name."""
-        return self.typed.get(name, {"value": ""})["value"]
-
-    def flag(self, group: str, free: bool = False, **values: Any) -> list[Lever]:
-        """Arguments of the command line; none where it does not take them."""
-        if not values.keys() <= self.typed.keys():
-            return []
-        pairs = [(self.typed[name], value) for name, value in values.items()]
-        argv = [word for one, value in pairs for word in [one["flag"], *[_word(value)] * (not one["alone"])]]
-        return [Lever(group, shlex.join(argv), argv=tuple(argv), free=free)]
-
-    def argument(self, group: str, free: bool = False, **values: Any) -> Lever:
-        """Of TrainingArguments, on the command line where the script takes it there."""
-        keywords = ", ".join(f"{name}={value!r}" for name, value in values.items())
-        in_code = Lever(group, keywords, self.arguments["class"], changes={"arguments": values}, free=free)
-        return next(iter(self.flag(group, free, **values)), in_code)
+    def add(
+        self, group: str, in_code: str = "", changes: Any = None, owner: str = "", free: bool = False, **typed: Any
+    ) -> None:
+        """A lever as arguments of the command line, `typed`, where the script takes them, and otherwise in its code."""
+        if typed and typed.keys() <= self.flags.keys():
+            texts = {name: str(value).lower() if value is True else str(value) for name, value in typed.items()}
+            pairs = [(self.flags[name], text) for name, text in texts.items()]
+            argv = [word for one, text in pairs for word in (one["flag"], text)[: 1 if one["alone"] else 2]]
+            self.levers.append(Lever(group, shlex.join(argv), argv=tuple(argv), free=free))
+        elif in_code:
+            self.levers.append(Lever(group, in_code, owner, changes=changes, free=free))
 
 
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _of_arguments(found: _Found, values: Mapping[str, Any], bits: str) -> None:
+    """Of a script with TrainingArguments, whose values these are."""
 
+    def add(group: str, free: bool = False, **new: Any) -> None:
+        keywords = ", ".join(f"{name}={value!r}" for name, value in new.items())
+        found.add(group, keywords, {"arguments": new}, values["class"], free, **new)
 
-def _of_arguments(make: _Make, has_16_bits: str) -> Iterator[Lever]:
-    """Of a script with TrainingArguments."""
-    values = make.arguments
     if not (values.get("bf16") or values.get("fp16")):
-        yield make.argument("precision", True, **{has_16_bits: True})
+        add("precision", True, **{bits: True})
     if not values.get("gradient_checkpointing"):
-        yield make.argument("checkpointing", gradient_checkpointing=True)
+        add("checkpointing", gradient_checkpointing=True)
     optim = str(values.get("optim"))
     if optim == "adamw_torch":
-        yield make.argument("optimizer", True, optim="adamw_torch_fused")
+        add("optimizer", True, optim="adamw_torch_fused")
     if optim.startswith("adamw_torch"):
-        kinds = ["adamw_bnb_8bit"] * _has_bitsandbytes() + ["adafactor"]
-        yield from (make.argument("optimizer", optim=kind) for kind in kinds)
+        for kind in ["adamw_bnb_8bit"] * _has_bitsandbytes() + ["adafactor"]:
+            add("optimizer", optim=kind)
     batch, steps = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
     for size in (size for size in range(batch - 1, 0, -1) if batch % size == 0):
-        new = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps * batch // size}
-        yield make.argument("batch", **new)
+        add("batch", per_device_train_batch_size=size, gradient_accumulation_steps=steps * batch // size)
 
 
-def _of_code(make: _Make, has_16_bits: str) -> Iterator[Lever]:
+def _of_code(found: _Found, facts: Mapping[str, Any], bits: str) -> None:
     """Of a script that makes its optimizer itself, with Accelerate or without."""
-    if make.accelerator.get("mixed_precision") == "no":
-        asked = {"mixed_precision": has_16_bits}
-        in_code = Lever(
-            "precision", f'mixed_precision="{has_16_bits}"', "Accelerator", (), {"accelerator": asked}, True
-        )
-        yield from make.flag("precision", True, **asked) or [in_code]
-    if make.model.get("checkpointing") is False:
-        in_code = Lever(
-            "checkpointing", "model.gradient_checkpointing_enable()", changes={"model": {"checkpointing": True}}
-        )
-        yield from make.flag("checkpointing", gradient_checkpointing=True) or [in_code]
-    if make.optimizer is None:
+    if facts.get("accelerator", {}).get("mixed_precision") == "no":
+        asked = {"mixed_precision": bits}
+        found.add("precision", f'mixed_precision="{bits}"', {"accelerator": asked}, "Accelerator", True, **asked)
+    if found.model.get("checkpointing") is False:
+        changes = {"model": {"checkpointing": True}}
+        found.add("checkpointing", "model.gradient_checkpointing_enable()", changes, gradient_checkpointing=True)
+    optimizer = next((each for each in facts.get("optimizers") or () if each["plain"]), None)
+    if optimizer is None:
         return
-
-    def lever(typed: str, kind: str) -> Lever:
-        return Lever("optimizer", typed, changes={"optimizer": {"kind": kind}}, free=kind == "fused")
-
-    name = make.optimizer["name"]
-    if not make.optimizer["fused"]:
-        yield lever(f"torch.optim.{name}(..., fused=True)", "fused")
+    kinds = {kind: {"optimizer": {"kind": kind}} for kind in ("fused", "8bit", "adafactor")}
+    if not optimizer["fused"]:
+        found.add("optimizer", f"torch.optim.{optimizer['name']}(..., fused=True)", kinds["fused"], free=True)
     if _has_bitsandbytes():
-        in_code = lever(f"bitsandbytes.optim.{name}8bit(...)", "8bit")
-        yield from make.flag("optimizer", use_8bit_adam=True) or [in_code]  # as diffusers' scripts name it
-    yield lever("transformers.Adafactor(..., scale_parameter=False, relative_step=False)", "adafactor")
+        in_code = f"bitsandbytes.optim.{optimizer['name']}8bit(...)"
+        found.add("optimizer", in_code, kinds["8bit"], use_8bit_adam=True)  # as diffusers' scripts name it
+    found.add("optimizer", f"transformers.Adafactor(..., {ADAFACTOR})", kinds["adafactor"])
 
 
 # --- trying -----------------------------------------------------------------------------------------

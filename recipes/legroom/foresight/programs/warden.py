@@ -26,7 +26,7 @@ from legroom.units import GIB, MIB
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LARGEST_FILE = 4 * GIB
 
 
@@ -49,6 +49,8 @@ def main(folder: str, descriptor: str, caller: str) -> int:
 def _become_the_program(folder: str, descriptor: int, asked: process.Asked) -> None:
     """In the forked process: limits, a session of its own, and the program. Does not return."""
     os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for limit, value in ((resource.RLIMIT_FSIZE, LARGEST_FILE), (resource.RLIMIT_DATA, _data_limit(asked))):
         hard = resource.getrlimit(limit)[1]
