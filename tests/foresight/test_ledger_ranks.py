@@ -69,6 +69,7 @@ RANKS = [
     f"parallelism=fsdp {TWO} {WIDE}",
     f"parallelism=fsdp {FOUR} model=mixtral_tiny parallelism.strategy=no_shard checkpointing=full optim=sgd",
     f"parallelism=fsdp {TWO} {WIDE} adapter=lora precision=bf16",
+    f"parallelism=fsdp {TWO} {WIDE} adapter=qlora precision=bf16",
 ]
 MORE_RANKS = [
     f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 precision=bf16 "
@@ -84,6 +85,7 @@ MORE_RANKS = [
     f"parallelism=fsdp {TWO} {WIDE} parallelism.wrap=none precision=bf16",
     f"parallelism=fsdp_tp {FOUR} {WIDE}",
     f"parallelism=fsdp_tp {FOUR} {WIDE} parallelism.strategy=shard_grad_op precision=bf16 checkpointing=full",
+    f"parallelism=fsdp {FOUR} {WIDE} adapter=qlora parallelism.strategy=shard_grad_op accumulation.steps=2",
     f"parallelism=fsdp {TWO} {WIDE} adapter=lora precision=bf16_pure accumulation.steps=2 batch.per_device=2",
 ]
 

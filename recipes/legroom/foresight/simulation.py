@@ -157,7 +157,7 @@ def _simulate(
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
     simulated = SimulatedStep(
         parts=trace.ledger.parts(),
-        parameter_count=sum(map(quantized.elements, model.parameters())),
+        parameter_count=sum(quantized.counts(model).values()),
         samples=samples if even else round(samples * samples_in(rows.train).mean()),
         tokens=round(tokens * scale),
         micro_batches=steps,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from legroom.errors import Refusal
+from legroom.parallelism import four_bits
 from legroom.third_party import transformers_models_private
 
 OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
@@ -73,8 +75,8 @@ def random_model(
     """
     if device is None:
         model = build()
-        chosen = set(names(model))
-        _quantise_inside(model, "", chosen, bits, dtype, None)
+        with _tables_off_meta():
+            _quantise_inside(model, "", set(names(model)), bits, dtype, None)
     else:
         with torch.device("meta"):
             model = build()
@@ -98,6 +100,13 @@ def finish(model: PreTrainedModel) -> PreTrainedModel:
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  (an attribute, not a module)
     return model
+
+
+def _tables_off_meta() -> AbstractContextManager:
+    """Where a model is built on the meta device, bitsandbytes' table of codes is not: it reads the numbers of that."""
+    from legroom.third_party import bitsandbytes_private  # imports bitsandbytes
+
+    return bitsandbytes_private.own_code_tables() if torch.get_default_device().type == "meta" else nullcontext()
 
 
 def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> None:
@@ -172,31 +181,33 @@ def dequantised(layer: Any, dtype: torch.dtype) -> torch.Tensor:
 # --- what is quantised -----------------------------------------------------------------------------------
 
 
-def elements(weight: torch.Tensor) -> int:
-    """How many numbers a weight has; one in 4 bits holds two in a byte."""
-    state = getattr(weight, "quant_state", None)
-    return weight.numel() if state is None else math.prod(state.shape)
+def counts(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Weight -> how many numbers it has; one in 4 bits holds two in a byte."""
+    found = {weight: weight.numel() for weight in model.parameters()}
+    return found | {weight: math.prod(layer.quant_state.shape) for layer, weight in four_bits.layers(model)}
 
 
 def scales(model: nn.Module) -> list[torch.Tensor]:
     """The tensors beside quantised weights that say what their bits mean. They are neither parameters nor buffers."""
-    states = [state for weight in model.parameters() if (state := getattr(weight, "quant_state", None)) is not None]
-    states += [state.state2 for state in states if state.state2 is not None]
-    found = [value for state in states for value in (state.absmax, state.code, state.offset)]
+    found = [getattr(state, name) for state in four_bits.states(model) for name in four_bits.SCALES]
     for module in model.modules():  # bitsandbytes moves those of 8 bits from the weight to the layer in its first use
         weight = dict(module.named_parameters(recurse=False)).get("weight")  # a parametrised weight is computed if read
         found += [getattr(holder, "SCB", None) for holder in (vars(module).get("state"), weight)]
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
+# --- what is not quantised -------------------------------------------------------------------------------
+
+
 def warnings(model: nn.Module, bits: int) -> list[str]:
     """What of the layers is not quantised, though it is large: experts in tensors of their own; a line at most."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    frozen = {weight: None for stack in stacks for weight in stack.parameters() if not weight.requires_grad}
-    wide = sum(weight.numel() for weight in frozen if weight.is_floating_point() and weight.dim() > 1)
+    quantised = {weight for _, weight in four_bits.layers(model)}
+    frozen = {w: n for stack in stacks for w, n in counts(stack).items() if not w.requires_grad}
+    wide = sum(n for w, n in frozen.items() if w.is_floating_point() and w.dim() > 1 and w not in quantised)
     if not wide:
         return []
     return [
-        f"adapter=qlora: {wide:,} of the {sum(map(elements, frozen)):,} frozen parameters of the layers are in no "
+        f"adapter=qlora: {wide:,} of the {sum(frozen.values()):,} frozen parameters of the layers are in no "
         f"linear layer (experts in one tensor), and are not quantised to {bits} bits."
     ]

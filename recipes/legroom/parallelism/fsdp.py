@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import gpu
+from legroom.parallelism import four_bits
 from legroom.ranks import collectives, rank_info
 from legroom.third_party import transformers_models_private
 
@@ -40,9 +41,12 @@ def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel], devi
         model = build_model(weights=False)
     shard(cfg, model, device)
     model.to_empty(device="cpu" if cfg.parallelism.cpu_offload else device)
+    if source is not None:
+        four_bits.as_floats(source, _storage(cfg))
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, source.state_dict() if source is not None else {}, options=options)
     _broadcast_buffers(model, source, device)
+    four_bits.scales_from_rank_0(model, source, device)
     if device == "cuda":
         torch.cuda.empty_cache()  # whole matrices were broadcast, one at a time
     return model
@@ -72,6 +76,7 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     Raises Refusal for a model without a plan for tensor parallelism.
     """
     own = cfg.parallelism
+    four_bits.as_floats(model, _storage(cfg))
     dtype = DTYPES.get(cfg.precision.name)
     settings: dict[str, Any] = {
         "mesh": _mesh(cfg, model, device),
@@ -84,6 +89,11 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
     fully_shard(model, **settings)
     if dtype is not None:  # Accelerate does this for every model except FSDP2's: norms and losses stay in fp32
         model.forward = torch.autocast(device, dtype)(model.forward)
+
+
+def _storage(cfg: Config) -> torch.dtype:
+    """The type as which FSDP shards weights in 4 bits: that of the computation, since it would cast any other."""
+    return DTYPES.get(cfg.precision.name, torch.bfloat16)
 
 
 def reshard(model: nn.Module) -> None:

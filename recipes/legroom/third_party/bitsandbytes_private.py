@@ -61,7 +61,9 @@ def own_code_tables() -> Iterator[None]:
 
     It moves that table to the first device that asks for it, which would be a device without memory.
     """
-    with patched(functional, name2qmap={"dynamic": functional.create_dynamic_map()}):
+    with torch.device("cpu"):  # it reads the numbers that it makes
+        codes = functional.create_dynamic_map()
+    with patched(functional, name2qmap={"dynamic": codes}):
         yield
 
 

@@ -38,14 +38,15 @@ class Apply(Behaviour):
 
 
 def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrainedModel:
-    """The model with linear layers in `bits` bits; a model of several processes has them on its GPU already."""
+    """The model with linear layers in `bits` bits; one process, and each of DDP's, has them on its GPU already."""
+    device = "cpu" if cfg.parallelism.sharded else host.device(cfg)  # a whole model that ranks share fits on no GPU
     dtype = construction.settings["dtype"] = getattr(torch, cfg.precision.compute_dtype)
     if not construction.reads_weights:
-        device = host.device(cfg) if construction.weights else None
-        return quantized.finish(quantized.random_model(construction.random, bits, dtype, device))
+        place = device if construction.weights else None
+        return quantized.finish(quantized.random_model(construction.random, bits, dtype, place))
     with torch.device("meta"):
         shape = dataclasses.replace(construction, config=copy.deepcopy(construction.config)).random()
-    construction.settings |= quantized.loading_arguments(shape, bits, dtype, host.device(cfg))
+    construction.settings |= quantized.loading_arguments(shape, bits, dtype, device)
     return quantized.finish(construction.pretrained())
 
 

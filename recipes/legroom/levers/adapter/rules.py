@@ -69,7 +69,8 @@ def memory_levers(cfg: Config) -> list[Lever]:
 
 CONFLICTS = (
     Conflict("adapter=lora", "parallelism=fsdp_tp,zero", " yet", INSTEAD),
-    Conflict("adapter=qlora", "parallelism=fsdp,fsdp_tp,zero", " yet", INSTEAD),
+    Conflict("adapter=qlora", "parallelism=fsdp_tp,zero", " yet", "Choose parallelism=fsdp, or ddp."),
+    Conflict("adapter.bits=8", "parallelism=fsdp", ", which shards weights in 4 bits", "Type adapter.bits=4."),
     Conflict("adapter=qlora", "parallelism=dp", ", whose copies lose the scales", "Choose parallelism=ddp."),
     Conflict("adapter=qlora", "compile=true", "", "Choose adapter=lora, or leave compile out."),
     Conflict("eval.precision=fp16,bf16", "adapter=qlora", ": it casts the whole model", "Leave eval.precision out."),

@@ -1,0 +1,57 @@
+"""Weights that bitsandbytes keeps in 4 bits, two to a byte, and how ranks share them.
+
+bitsandbytes' layers have a packed weight and its state: the scales, which are neither parameters nor buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from legroom.errors import Refusal
+
+SCALES = ("absmax", "code", "offset")  # tensors of a state
+
+
+def layers(model: nn.Module) -> list[tuple[Any, nn.Parameter]]:
+    """(layer, its weight) of the layers in 4 bits. Of a weight that FSDP has sharded, the layer has the scales."""
+    states = [(layer, vars(layer).get("quant_state")) for layer in model.modules()]
+    return [(layer, dict(layer.named_parameters(recurse=False))["weight"]) for layer, state in states if state]
+
+
+def states(model: nn.Module) -> list[Any]:
+    """bitsandbytes' states of the weights in 4 bits, each once: a layer and its weight share one."""
+    held = [vars(holder).get("quant_state") for holder in (*model.modules(), *model.parameters())]
+    states = {id(state): state for state in held if state is not None}
+    return [each for state in states.values() for each in (state, state.state2) if each is not None]
+
+
+def as_floats(model: nn.Module, dtype: torch.dtype) -> None:
+    """Makes the weights in 4 bits plain parameters whose bytes are read as numbers of a floating type, in place: what
+    FSDP shards, and does not cast if the type is that of the computation. In its forward pass bitsandbytes takes such a
+    weight, once it is gathered, with the scales of its layer.
+
+    Raises Refusal for a weight of an odd number of bytes.
+    """
+    for layer, weight in layers(model):
+        if weight.dtype == torch.uint8:
+            if weight.numel() % dtype.itemsize:
+                raise Refusal(
+                    f"adapter=qlora does not go with sharding for this model: a layer of {layer.out_features} x "
+                    f"{layer.in_features} has an odd number of bytes in 4 bits. Choose parallelism=ddp."
+                )
+            layer.weight = nn.Parameter(weight.data.view(-1).view(dtype).unsqueeze(1), requires_grad=False)
+
+
+def scales_from_rank_0(model: nn.Module, source: nn.Module | None, device: str) -> None:
+    """Gives every rank the scales of the weights in 4 bits, on a device. source: the whole model, on rank 0 alone."""
+    for state, origin in zip(states(model), states(source or model), strict=True):
+        for name in SCALES:
+            value = getattr(origin, name)
+            if value is not None:
+                value = value.to(device) if source is not None else torch.empty_like(value, device=device)
+                dist.broadcast(value, src=0)
+                setattr(state, name, value)
