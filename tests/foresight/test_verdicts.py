@@ -79,7 +79,8 @@ def test_the_largest_batch_keeps_the_margin(predicted, tmp_path):
         cfg = compose("recipe=estimate", *words, "batch.per_device=4", f"estimate.margin={share}").cfg
         chosen[share] = largest_batch.largest(cfg, str(tmp_path))
     assert (chosen[0.0]["batch"], chosen[0.03]["batch"]) == (4, 2)
-    assert chosen[0.03]["larger"] == 4 and 0 <= chosen[0.03]["larger_margin_bytes"] < chosen[0.03]["larger_kept_bytes"]
+    assert "MiB stay free, and 4 would leave" in chosen[0.03]["reason"]
+    assert chosen[0.0]["reason"].endswith("MiB stay free.")
 
 
 def test_fit_proposes_nothing_that_is_tight(predicted):

@@ -1,4 +1,9 @@
-"""The command `calibrate`: measure this machine's GPU or CPU for about a minute, for estimates to use."""
+"""Measure this machine for about a minute; estimates for its GPU or its CPU then use what was measured.
+
+`recipe=estimate device=cpu` predicts the steps of a CPU that was measured; `recipe=estimate gpu=auto` (or the option
+of the installed card) has `efficiencies_from: measured here`. The file goes to ~/.cache/legroom/calibration, or to the
+folder that LEGROOM_CALIBRATION names. Let nothing else run.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,11 @@ import sys
 
 from legroom import invocation
 
-ABOUT = """Measure this machine for about a minute; estimates for its GPU or its CPU then use what was measured.
-
-`recipe=estimate device=cpu` predicts the steps of a CPU that was measured; `recipe=estimate gpu=auto` (or the option
-of the installed card) has `efficiencies_from: measured here`. The file goes to ~/.cache/legroom/calibration, or to the
-folder that LEGROOM_CALIBRATION names. Let nothing else run.
-"""
-
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code: 2 where the device that is named is not there."""
     parser = argparse.ArgumentParser(
-        prog=invocation.command("calibrate"), description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=invocation.command("calibrate"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("device", nargs="?", choices=("cpu", "gpu"), help="by default the GPU where there is one")
     device = parser.parse_args(argv).device

@@ -86,7 +86,6 @@ class Data(Menu):
     subset: str | None = UNSET
     split: str = UNSET
     eval_split: str | None = UNSET
-    streaming: bool = UNSET
     task: str | None = one_of(
         "classification", "language_modelling", "chat", "regression", "multi_label", "masked_lm", None
     )

@@ -30,6 +30,6 @@ def entry() -> None:
         with tempfile.TemporaryDirectory() as folder:
             result = largest_batch.largest(cfg, folder)
     except (Refusal, UnknownOperation) as error:
-        result = {"refused": f"accumulation=auto: {not_followed.reason(cfg, error)}"}
+        result = {"refused": not_followed.reason(cfg, error)}
     with answer:
         json.dump(result, answer)

@@ -3,51 +3,65 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+from legroom import invocation
 from legroom.config import Config
 from legroom.foresight import prediction, simulation
 from legroom.records.record import Estimate, Record
+from legroom.units import MIB
 
 
-def largest(cfg: Config, folder: str) -> dict[str, int | str | None]:
+def largest(cfg: Config, folder: str) -> dict[str, Any]:
     """The largest divisor of batch.effective that fits as batch.per_device, by bisection: memory grows with it.
 
-    cfg: resolved, of an estimate. Returns batch, fits, margin_bytes and kept_bytes, and larger, larger_margin_bytes and
-    larger_kept_bytes of the next divisor, or None where there is none. If fits is false, not even a batch of 1 does;
-    evaluation then says so where it is the evaluation that does not fit, and else it is None.
+    cfg: resolved, of an estimate. Returns batch, and the reason in words; or refused, why not even a batch of 1 fits.
     """
     effective = cfg.batch.effective
     assert effective is not None, "accumulation=auto without batch.effective is refused"
     divisors = [size for size in range(1, effective + 1) if effective % size == 0]
-    tried_sizes: dict[int, Estimate] = {}
-    too_large_evaluations: dict[int, str] = {}  # size -> what is said of it
+    outcomes: dict[int, tuple[Record, Estimate]] = {}
 
     def fits(size: int) -> bool:
         tried, outcome = copy.deepcopy(cfg), Record("estimate", [], {}, "", {})
         tried.batch.per_device, tried.accumulation.steps = size, effective // size
         capacity = prediction.allocator_bytes(tried)
         prediction.fill(tried, outcome, simulation.simulate_step(tried, folder, capacity, draw_lengths=True))
-        estimate = outcome.estimate
-        assert estimate is not None, "on a CPU accumulation=auto is refused"
-        tried_sizes[size] = estimate
-        if outcome.error is not None and outcome.error.phase == "eval":
-            too_large_evaluations[size] = f"{outcome.error.message} {outcome.error.hint}"
-        return estimate.fits
+        assert outcome.estimate is not None, "on a CPU accumulation=auto is refused"
+        outcomes[size] = outcome, outcome.estimate
+        return outcome.estimate.fits
 
     low, high = 0, len(divisors)  # the divisors before low fit, those from high on do not
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if fits(divisors[middle]) else (low, middle)
-    batch = divisors[max(low - 1, 0)]
-    larger = divisors[low] if 0 < low < len(divisors) else None
-    chosen, next_one = tried_sizes[batch], tried_sizes.get(larger or 0)
-    return {
-        "batch": batch,
-        "fits": chosen.fits,
-        "margin_bytes": chosen.margin_bytes,
-        "kept_bytes": chosen.kept_bytes,
-        "evaluation": too_large_evaluations.get(batch),
-        "larger": larger,
-        "larger_margin_bytes": next_one.margin_bytes if next_one else None,
-        "larger_kept_bytes": next_one.kept_bytes if next_one else None,
-    }
+    if low == 0:
+        return {"refused": _why_none(cfg, *outcomes[1])}
+    batch, steps = divisors[low - 1], effective // divisors[low - 1]
+    larger = f", and {_why_not(divisors[low], outcomes[divisors[low]][1])}" if low < len(divisors) else ""
+    reason = (
+        f"batch.per_device={batch} in {steps} step{'s' * (steps > 1)}, the largest that is predicted to fit "
+        f"{cfg.gpu.device_name}. {outcomes[batch][1].margin_bytes / MIB:,.0f} MiB stay free{larger}."
+    )
+    return {"batch": batch, "reason": reason}
+
+
+def _why_none(cfg: Config, outcome: Record, estimate: Estimate) -> str:
+    name, margin = cfg.gpu.device_name, estimate.margin_bytes / MIB
+    if outcome.error is not None and outcome.error.phase == "eval":
+        return f"with any batch {outcome.error.message} {outcome.error.hint}"
+    fit = invocation.command("fit")
+    if margin < 0:
+        return f"not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. {fit} searches for what fits."
+    return (
+        f"even batch.per_device=1 is tight on {name}: {margin:,.0f} MiB stay free, and "
+        f"{(estimate.kept_bytes or 0) / MIB:,.0f} are to (estimate.margin={cfg.estimate.margin}). Type "
+        f"estimate.margin=0 to try it, or search for what fits with {fit}."
+    )
+
+
+def _why_not(batch: int, estimate: Estimate) -> str:
+    left, kept = estimate.margin_bytes / MIB, (estimate.kept_bytes or 0) / MIB
+    if left < 0:
+        return f"{batch} would miss by {-left:,.0f}"
+    return f"{batch} would leave {left:,.0f}, where {kept:,.0f} are kept free"

@@ -22,6 +22,8 @@ from legroom.records.record import SCORES, Evaluation, Speed, Training
 from legroom.records.run_folder import STEPS_FILE
 from legroom.third_party import torch_private
 
+SAVED = ("losses", "seconds", "samples", "tokens", "learning_rates", "gradient_norms", "unpadded", "evaluations")
+
 
 class StepLog:
     """Collects steps and, with a folder, writes `steps.jsonl` there.
@@ -166,16 +168,7 @@ class StepLog:
 
     def state(self) -> dict[str, list]:
         """Every step since the first, for a checkpoint. Call `flush` first."""
-        return {
-            "losses": self.losses,
-            "seconds": self.seconds,
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "learning_rates": self.learning_rates,
-            "gradient_norms": self.gradient_norms,
-            "unpadded": self.unpadded,
-            "evaluations": self.evaluations,
-        }
+        return {name: getattr(self, name) for name in SAVED}
 
     def end(self) -> None:
         """Flushes the log and closes the file after the training."""

@@ -76,17 +76,12 @@ def not_documents(documents: str, source: str) -> str:
 
 
 def _hub_problems(cfg: Config) -> list[str]:
-    """A data set that is not named, or lies in no folder, and streaming. The hub is asked later."""
+    """A data set that is not named, or lies in no folder. The hub is asked later."""
     data, found = cfg.data, []
     if data.path is None:
         found.append("data=hub needs data.path=: an id such as stanfordnlp/imdb, or a folder of data sets.")
     elif not Path(data.path).expanduser().exists() and (data.path.count("/") > 1 or data.path[0] in "./~"):
         found.append(f"data.path={data.path}: there is no such folder.")
-    if data.streaming:
-        found.append(
-            "data.streaming=true is not supported: the order, the epochs and the exact resume need the whole data set. "
-            "Take a part of it with data.split='train[:10%]', or data.samples=."
-        )
     return found
 
 

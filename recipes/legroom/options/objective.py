@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import types
-import typing
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection
+from dataclasses import is_dataclass
 
+from legroom import config
 from legroom.config import Config
 from legroom.options import hooks, suggestions
 from legroom.records.record import Record
 
+NUMBERS = (int, float)
+
 
 def names() -> list[str]:
     """The numbers of a record: training.final_loss, evaluation.loss, ..."""
-    return list(_numbers(Record, ""))
-
-
-def _numbers(cls: Any, prefix: str) -> Iterator[str]:
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
-        part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        if part is not None:
-            yield from _numbers(part, f"{prefix}{field.name}.")
-        elif prefix and kinds & {int, float}:
-            yield prefix + field.name
+    parts = {part: config.node_types(kind) for part, kind in config.node_types(Record).items() if is_dataclass(kind)}
+    return [f"{part}.{name}" for part, kinds in parts.items() for name, kind in kinds.items() if kind in NUMBERS]
 
 
 def value(cfg: Config, outcome: Record) -> float:

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from legroom import config, invocation
+from legroom import config
 from legroom.config import Config
 from legroom.errors import Problem
 from legroom.levers.parallelism import rules as parallelism
 from legroom.machine import host, interpreter
 from legroom.options import gpu as gpu_options
 from legroom.options import hooks
-from legroom.units import MIB
 
 # Run as code in another interpreter: this package cannot import foresight, which needs torch.
 CHOOSE = "from legroom.foresight.auto_batch import entry; entry()"
@@ -30,33 +29,18 @@ def resolve(cfg: Config) -> list[str]:
         return [] if cfg.accumulation.reason else _resolve_auto(cfg)
     if cfg.batch.effective is None:
         return []
+    effective, typed = cfg.batch.effective, f"batch.effective={cfg.batch.effective}"
+    twice = f"{typed} derives the accumulation, and {{}} sets it too. Leave one of them out."
     if cfg.accumulation.name != "none":
-        return [
-            Problem(
-                f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation="
-                f"{cfg.accumulation.name} sets it too. Leave one of them out.",
-                "batch.effective",
-            )
-        ]
+        return [Problem(twice.format(f"accumulation={cfg.accumulation.name}"), "batch.effective")]
     at_once = cfg.batch.per_device * parallelism.replicas(cfg)
-    if cfg.batch.effective % at_once:
+    if effective % at_once:
         devices = f" x {at_once // cfg.batch.per_device} devices" if at_once > cfg.batch.per_device else ""
-        return [
-            Problem(
-                f"batch.effective={cfg.batch.effective} is not a multiple of batch.per_device={cfg.batch.per_device}"
-                f"{devices}. Change one of them.",
-                "batch.effective",
-            )
-        ]
-    if cfg.accumulation.steps not in (1, cfg.batch.effective // at_once):
-        return [
-            Problem(
-                f"batch.effective={cfg.batch.effective} derives the accumulation, and accumulation.steps="
-                f"{cfg.accumulation.steps} sets it too. Leave one of them out.",
-                "batch.effective",
-            )
-        ]
-    cfg.accumulation.steps = cfg.batch.effective // at_once
+        batch = f"batch.per_device={cfg.batch.per_device}{devices}"
+        return [Problem(f"{typed} is not a multiple of {batch}. Change one of them.", "batch.effective")]
+    if cfg.accumulation.steps not in (1, effective // at_once):
+        return [Problem(twice.format(f"accumulation.steps={cfg.accumulation.steps}"), "batch.effective")]
+    cfg.accumulation.steps = effective // at_once
     return []
 
 
@@ -116,36 +100,10 @@ def choose(cfg: Config) -> list[str]:
         return problems
     answer = json.loads(_ask(json.dumps(config.to_dict(asked), sort_keys=True)))
     if "refused" in answer:
-        return [answer["refused"]]
-    name, batch, margin = asked.gpu.device_name, answer["batch"], answer["margin_bytes"] / MIB
-    if not answer["fits"]:
-        if answer["evaluation"]:
-            return [f"accumulation=auto: with any batch {answer['evaluation']}"]
-        if margin < 0:
-            return [
-                f"accumulation=auto: not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. "
-                f"{invocation.command('fit')} searches for what fits."
-            ]
-        return [
-            f"accumulation=auto: even batch.per_device=1 is tight on {name}: {margin:,.0f} MiB stay free, and "
-            f"{answer['kept_bytes'] / MIB:,.0f} are to (estimate.margin={cfg.estimate.margin}). Type estimate.margin=0 "
-            f"to try it, or search for what fits with {invocation.command('fit')}."
-        ]
-    larger = f", and {answer['larger']} {_why_not_larger(answer)}" if answer["larger"] else ""
-    cfg.batch.per_device, cfg.accumulation.steps = batch, cfg.batch.effective // batch
-    cfg.accumulation.reason = (
-        f"accumulation=auto: batch.per_device={batch} in {cfg.accumulation.steps} "
-        f"step{'s' * (cfg.accumulation.steps > 1)}, the largest "
-        f"that is predicted to fit {name}. {margin:,.0f} MiB stay free{larger}."
-    )
+        return [f"accumulation=auto: {answer['refused']}"]
+    cfg.batch.per_device, cfg.accumulation.steps = answer["batch"], cfg.batch.effective // answer["batch"]
+    cfg.accumulation.reason = f"accumulation=auto: {answer['reason']}"
     return []
-
-
-def _why_not_larger(answer: dict[str, Any]) -> str:
-    left, kept = answer["larger_margin_bytes"] / MIB, answer["larger_kept_bytes"] / MIB
-    if left < 0:
-        return f"would miss by {-left:,.0f}"
-    return f"would leave {left:,.0f}, where {kept:,.0f} are kept free"
 
 
 @functools.cache
@@ -163,9 +121,7 @@ def _ask(asked: str) -> str:
     )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        return json.dumps(
-            {"refused": f"accumulation=auto: the estimate failed ({last}). Choose batch.per_device yourself."}
-        )
+        return json.dumps({"refused": f"the estimate failed ({last}). Choose batch.per_device yourself."})
     return ended.stdout
 
 
