@@ -45,6 +45,12 @@ def test_a_small_models_memory_is_not_shown_as_nothing(outcome):
     assert "5 MiB" in brief.answer(outcome)
 
 
+def test_a_large_rate_has_no_exponent(outcome):
+    for rate, text in ((1234.5, "1,234 samples/s"), (123.4, "123 samples/s"), (1.234, "1.23 samples/s")):
+        outcome.speed.samples_per_second = rate
+        assert text in brief.answer(outcome)
+
+
 @pytest.mark.parametrize(
     "device, workers, pins, share, said",
     [

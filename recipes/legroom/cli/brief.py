@@ -86,7 +86,8 @@ def _time(outcome: Record) -> str:
     if speed.samples_per_second is not None:
         rates = (speed.samples_per_second, speed.tokens_per_second or 0)
         samples, tokens = (float(predicted.two_digits(rate)) for rate in rates) if step is not None else rates
-        found.append(f"{samples:,.3g} samples/s, {tokens:,.0f} tokens/s")
+        rate = f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}"
+        found.append(f"{rate} samples/s, {tokens:,.0f} tokens/s")
     cost = predicted.cost_of_million_tokens(outcome)
     found += [f"{predicted.two_digits(cost)} for a million tokens"] if cost is not None else []
     return ", ".join(found)
