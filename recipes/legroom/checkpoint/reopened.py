@@ -113,6 +113,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     model.eval()
     try:
         with torch.compiler.set_stance("force_eager"):
-            return model(input_ids=ids[-MOST_TOKENS:][None].to(model.device)).logits.float().cpu()
+            output = model(input_ids=ids[-MOST_TOKENS:][None].to(model.device))
+            return (output.start_logits if "start_logits" in output else output.logits).float().cpu()
     finally:
         model.train(training)

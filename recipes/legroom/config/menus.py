@@ -87,7 +87,14 @@ class Data(Menu):
     split: str = UNSET
     eval_split: str | None = UNSET
     task: str | None = one_of(
-        "classification", "language_modelling", "chat", "regression", "multi_label", "masked_lm", None
+        "classification",
+        "language_modelling",
+        "chat",
+        "regression",
+        "multi_label",
+        "masked_lm",
+        "question_answering",
+        None,
     )
     mask_share: float | None = key(minimum=0.01, below=1, recorded="if set")
     whole_words: bool | None = key(recorded="if set")

@@ -54,12 +54,14 @@ class Batch(dict):
 
     rows: of this rank; 0 if the rank has one row only so that it takes part in the step, as every rank must.
     rows_everywhere: of all `ranks` together. even: all rows have the same numbers of tokens and of labels.
-    samples_everywhere: in the rows of all ranks. unpadded_everywhere: their tokens without padding.
+    samples_everywhere: in the rows of all ranks. unpadded_everywhere: their tokens without padding. indices: of this
+    rank's rows in the data.
     """
 
     rows: int
     rows_everywhere: int
     ranks: int
+    indices: list[int]
     even: bool
     samples_everywhere: int
     unpadded_everywhere: int
@@ -162,10 +164,12 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         first, order = self.batch_sampler.first, self.batch_sampler.order()
         for index, tensors in enumerate(self._timed(), first):
-            if self.masking is not None:  # here, since the workers of the loader are not told the epoch
-                self.masking(tensors, self.batch_sampler.epoch, self.batch_sampler.own(order, index))
+            indices = self.batch_sampler.own(order, index)
+            if self.masking is not None:  # not in the loader's workers, which do not know the epoch
+                self.masking(tensors, self.batch_sampler.epoch, indices)
             batch = Batch({key: value.to(self.device, non_blocking=True) for key, value in tensors.items()})
             batch.rows, batch.rows_everywhere = self.batch_sampler.sizes(index)
+            batch.indices = indices
             batch.ranks, batch.even = self.batch_sampler.ranks, self.figures is None
             batch.samples_everywhere = batch.rows_everywhere
             batch.unpadded_everywhere = batch.rows_everywhere * batch["input_ids"].shape[1]

@@ -19,6 +19,7 @@ from legroom.config import Config
 from legroom.data import collate, masking, rows, sources, text_rows
 from legroom.data import tokens as tokens_module
 from legroom.data.masking import Masking
+from legroom.data.questions import Answers
 from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
 from legroom.options import batch
@@ -40,8 +41,8 @@ class Data:
     collate: list of rows -> batch. vocab: one more than the largest possible token id.
     classes, names: their number and names; no names if unknown. tokenizer: of transformers, None for random ids.
     eval_available: rows of the evaluation split, of which eval.max_samples may have kept fewer; 0: those in eval.
-    masking: of masked language modelling, done when a batch is made. group_by_length: rows of about the same length
-    come together.
+    answers: of the questions to evaluate on. masking: of masked language modelling, done when a batch is made.
+    group_by_length: rows of about the same length come together.
     warnings: what was assumed, left out or cut.
     rank, ranks: of the parts into which every batch is split, this process has part `rank`.
     """
@@ -56,6 +57,7 @@ class Data:
     tokenizer: Any = None
     names: list[str] = field(default_factory=list)
     masking: Masking | None = None
+    answers: Answers | None = None
     rank: int = 0
     ranks: int = 1
     eval_available: int = 0
@@ -109,6 +111,10 @@ def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
         ids = random.integers(low, high, (count, cfg.data.seq_len))
         if last_id is not None:
             ids[:, -1] = last_id
+        if task == "question_answering":
+            first = random.integers(0, cfg.data.seq_len, count)
+            columns = {"input_ids": ids, "start_positions": first, "end_positions": first}
+            return datasets.Dataset.from_dict(columns).with_format("torch")
         if task == "regression":
             return rows.dataset(ids, random.standard_normal(count))
         if task == "multi_label":
@@ -174,7 +180,7 @@ def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
 def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
     """Texts or conversations in tokens: rows of different lengths."""
     warnings: list[str] = []
-    train, evaluated, names, tokens = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
+    train, evaluated, names, tokens, *answers = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
     held_out, available = evaluated if evaluated is not None else (None, 0)
     if last_id is not None:
         text_rows.check_ends(cfg, [part for part in (train, held_out) if part], last_id)
@@ -195,6 +201,7 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
         tokenizer=tokens.tokenizer,
         names=names,
         masking=_masking(cfg, task, tokens),
+        answers=answers[0] if answers else None,
         eval_available=available,
         group_by_length=bool(cfg.data.group_by_length),
         warnings=warnings,

@@ -53,9 +53,9 @@ class Masking:
         """
         places = numpy.flatnonzero(~numpy.isin(ids[:length], self.special))
         places = places[places > 0] if len(places) > (places[:1] == 0).sum() else numpy.arange(1, length)
-        words = numpy.arange(len(ids)) if self.continues is None else numpy.cumsum(~self.continues[ids])
+        group = numpy.arange(len(ids)) if self.continues is None else numpy.cumsum(~self.continues[ids])
         count = max(1, round(self.share * length))
-        _, word_of, sizes = numpy.unique(words[places], return_inverse=True, return_counts=True)
+        _, word_of, sizes = numpy.unique(group[places], return_inverse=True, return_counts=True)
         order = random.permutation(len(sizes))
         taken = order[: max(1, int((numpy.cumsum(sizes[order]) <= count).sum()))]
         return places[numpy.isin(word_of, taken)]

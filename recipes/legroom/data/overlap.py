@@ -10,7 +10,7 @@ import datasets
 
 from legroom.data.text_data import Warn
 
-CONTENT = ("text", "pair", "messages", "tools")  # columns that make a row what it is
+CONTENT = ("text", "pair", "question", "context", "messages", "tools")  # columns that make a row what it is
 LONG_LINE = 40  # characters: shorter lines of plain text may well occur twice
 
 

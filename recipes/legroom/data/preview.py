@@ -38,7 +38,10 @@ def _apart(data: Data) -> Iterator[tuple[list[int], Any]]:
         if data.masking is not None:
             data.masking({key: value[None] for key, value in tensors.items()}, 0, [index])
         row = {key: value.tolist() for key, value in tensors.items()}
-        ids, labels = row["input_ids"], row["labels"]
+        ids, labels = row["input_ids"], row.get("labels")
+        if labels is None:  # the answer to a question
+            answer = range(row["start_positions"], row["end_positions"] + 1)
+            labels = [0 if place in answer else IGNORE_INDEX for place in range(len(ids))]
         if "position_ids" not in row:
             yield ids, labels
             continue

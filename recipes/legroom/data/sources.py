@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import datasets
 
 from legroom.config import Config
-from legroom.data import chat_rows, conversations, documents, hub, overlap, text_data, text_files, text_rows
+from legroom.data import chat_rows, conversations, documents, hub, overlap, questions, text_data, text_files, text_rows
 from legroom.data.text_data import Warn
-from legroom.data.text_rows import Built
 from legroom.options import data_sources
 from legroom.options.task import OF_ROWS
 
+Rows = tuple[Any, ...]  # text_rows.Built, and of questions their answers
 Head = Mapping[str, int] | None
 Read = Callable[[str], tuple[datasets.Dataset, bool]]
 """Name of a key -> (the rows that it names, whether they are the documents of plain text, in their order)."""
 DOCUMENTS = {"file": "each file", "blank_line": "each part between empty lines", "line": "each line"}
 
 
-def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
     """The files of data.path and data.eval_path."""
     columns, advice = _columns(cfg, task)
 
     def read(key: str) -> tuple[datasets.Dataset, bool]:
         pattern = getattr(cfg.data, key)
         files = data_sources.find(pattern, f"data.{key}")
+        if task == "question_answering":
+            return _questions(cfg, files, f"data.{key}={pattern}", warn), False
         texts = text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn, task)
         return texts, data_sources.kind(files[0]) == ".txt"
 
     texts, held_out = _parts(cfg, read, "eval_path", warn)
+    if task == "question_answering":
+        return questions.build(cfg, texts, held_out, vocab, warn)
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
 
 
-def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
     """The conversations in the files of data.path and data.eval_path."""
 
     def read(key: str) -> tuple[datasets.Dataset, bool]:
@@ -46,7 +52,7 @@ def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
     return chat_rows.build(cfg, talks, held_out, vocab, warn)
 
 
-def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
     """The splits data.split and data.eval_split of a data set of the hub, or of a folder."""
     if cfg.data.task == "chat":
         columns = _chat_columns(cfg)
@@ -61,13 +67,27 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
 
     def read_texts(key: str) -> tuple[datasets.Dataset, bool]:
         rows, source = hub.split(cfg, key)
+        if task == "question_answering":
+            return questions.collect(hub.placed(rows, questions.COLUMNS), source), False
         return hub.texts(rows, columns, source, advice, warn, task), hub.is_plain(rows)
 
     texts, held_out = _parts(cfg, read_texts, "eval_split", warn)
+    if task == "question_answering":
+        return questions.build(cfg, texts, held_out, vocab, warn)
     return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
 
 
-def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Built:
+def _questions(cfg: Config, files: list[Path], source: str, warn: Warn) -> datasets.Dataset:
+    """The questions in files."""
+    found = (
+        (f"{path.name}, {place}", row)
+        for path in files
+        for place, row in text_files.rows(path, list(questions.COLUMNS), _format(cfg), source, warn)
+    )
+    return questions.collect(found, source)
+
+
+def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
     """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
     # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
     form = _format(cfg, "line_break")
@@ -121,7 +141,7 @@ def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets
             f"is none. Give data.{eval_key}, or more text."
         )
     if held_out is not None:
-        by_row = {"label", "messages"} & set(texts.column_names)
+        by_row = {"label", "messages", "question"} & set(texts.column_names)
         trained = texts.select(range(min(data.samples or len(texts), len(texts)))) if by_row else texts
         overlap.warn_of_overlap(trained, held_out, is_plain, warn)
     return texts, held_out

@@ -182,6 +182,8 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
             raise BadFile(f"{line}{_json_reason(error)}") from error
         yield from _json_lines(path, columns, form, warn)  # an object per line, in a file named .json
         return
+    if isinstance(found, dict) and "context" in columns and isinstance(found.get("data"), list):
+        found = list(_squad(found["data"]))
     if isinstance(found, dict) and set(columns) <= found.keys() and not isinstance(found[columns[0]], list):
         found = [found]  # the only line of such a file
     if not isinstance(found, list):
@@ -189,6 +191,17 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
         raise BadFile(f"it holds one {_kind(found)}{keys}, not a list of objects, one for each row.")
     for number, row in enumerate(found, 1):
         yield f"row {number}", _checked(row, f"row {number}", columns)
+
+
+def _squad(articles: list) -> Iterator[dict[str, Any]]:
+    """The questions of SQuAD's own file, which nests them: articles, paragraphs, questions."""
+    try:
+        for paragraph in itertools.chain.from_iterable(article["paragraphs"] for article in articles):
+            for each in paragraph["qas"]:
+                answers = {key: [answer[key] for answer in each["answers"]] for key in ("text", "answer_start")}
+                yield {"question": each["question"], "context": paragraph["context"], "answers": answers}
+    except (KeyError, TypeError) as error:
+        raise BadFile(f"it has `data`, and not SQuAD's form of it: {error!r}") from error
 
 
 def _is_json(line: str) -> bool:

@@ -28,16 +28,19 @@ from legroom.third_party import transformers_models_private
 CLASSES = {
     "language_modelling": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
     "masked_lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
+    "question_answering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING,
     **dict.fromkeys(OF_ROWS, modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
 }
 AUTO_CLASSES = {
     "language_modelling": transformers.AutoModelForCausalLM,
     "masked_lm": transformers.AutoModelForMaskedLM,
+    "question_answering": transformers.AutoModelForQuestionAnswering,
     **dict.fromkeys(OF_ROWS, transformers.AutoModelForSequenceClassification),
 }
 TASKS = {
     "language_modelling": "causal language modelling",
     "masked_lm": "masked language modelling",
+    "question_answering": "question answering",
     **dict.fromkeys(OF_ROWS, "sequence classification"),
 }
 # Models whose text goes with something else, which no data of this project has: their step fails without it.

@@ -124,7 +124,8 @@ def _keeps_logits(model: PreTrainedModel, task: str, ids: Tensor, side: str) -> 
     pad = model.config.get_text_config().pad_token_id
     batch = collate.Padding(1, LONG, pad, task != "language_modelling", side)
     try:
-        alone, beside = (_run(model, **batch([{"input_ids": row} for row in part])).logits for part in (rows[:1], rows))
+        outputs = [_run(model, **batch([{"input_ids": row} for row in part])) for part in (rows[:1], rows)]
+        alone, beside = (each.start_logits if task == "question_answering" else each.logits for each in outputs)
     except Exception:  # as much as another result
         if side == "right":
             raise

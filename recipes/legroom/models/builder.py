@@ -95,11 +95,14 @@ def build_model(
     _check_vocabulary(cfg, config, data)
     kind = architectures.AUTO_CLASSES[data.task]
     new_head = data.task in OF_ROWS and _set_labels(cfg, config, data)
+    if data.task == "question_answering":
+        config.num_labels = 2  # the logits of a token: that the answer begins, and that it ends there
+        new_head = bool(cfg.model.pretrained) and not pretrained.has_head(config, "ForQuestionAnswering")
     settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.precision.weights_dtype)}
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
     if new_head:
-        warn(pretrained.new_head_warning(str(cfg.model.pretrained), config))
+        warn(pretrained.new_head_warning(str(cfg.model.pretrained), config, data.task))
     construction = Construction(kind, config, cfg.model.pretrained, new_head, weights, warn, settings)
     for lever in hooks.behaviours(cfg):
         lever.configure_model(construction)

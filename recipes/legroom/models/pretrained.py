@@ -161,9 +161,9 @@ PROBLEMS = {
 }
 
 
-def has_head(config: PretrainedConfig) -> bool:
-    """Whether a checkpoint has a classification head, as its config.json says."""
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+def has_head(config: PretrainedConfig, ending: str = "ForSequenceClassification") -> bool:
+    """Whether a checkpoint has a classification head, as its config.json says; or another one, by its class's name."""
+    return any(name.endswith(ending) for name in config.architectures or [])
 
 
 def head_labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
@@ -189,10 +189,12 @@ def head_labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
     return named[0]
 
 
-def new_head_warning(name: str, config: PretrainedConfig) -> str:
+def new_head_warning(name: str, config: PretrainedConfig, task: str) -> str:
     """What is said of a checkpoint that gets a new head."""
     made_for = f" ({', '.join(config.architectures)})" if config.architectures else ""
-    outputs = "one number" if config.problem_type == "regression" else f"{config.num_labels} classes"
+    outputs = "one number" if task == "regression" else f"{config.num_labels} classes"
+    if task == "question_answering":
+        return f"model.pretrained={name} has no question answering head{made_for}: a new one is trained."
     return (
         f"model.pretrained={name} has no classification head{made_for}: a new one with {outputs} is initialised at "
         "random and trained."

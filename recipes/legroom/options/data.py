@@ -14,7 +14,7 @@ from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
-TASKS_OF_ANY = ("chat", *task.OF_TOKENS, *task.OF_ROWS)  # in files and data sets of any kind
+TASKS_OF_ANY = ("chat", *task.OF_TOKENS, *task.OF_ROWS, "question_answering")  # in files and data sets of any kind
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.bpe", "*.tiktoken", "tekken.json")
@@ -93,6 +93,8 @@ def _txt_problems(cfg: Config, files: str) -> list[str]:
             f"data=chat: a .txt file has no conversations: {files}. Give a .jsonl file with {data.messages_column} in "
             "each line, or type data=text."
         ]
+    if task.task(cfg) == "question_answering":
+        return [f"data.task={data.task}: a .txt file has no questions: {files}. Give a .jsonl, .json or .parquet file."]
     if task.task(cfg) not in task.OF_ROWS:
         return []
     chosen = f"data.task={data.task}" if data.task else f"model={cfg.model.name} with data.task=null"

@@ -1,4 +1,4 @@
-"""What a configuration trains a model for: classes, numbers, the next token, masked ones."""
+"""What a configuration trains a model for: classes, numbers, the next token, masked ones, spans that answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_conversations(cfg: Config) -> bool:
 
 
 def task(cfg: Config) -> str | None:
-    """One of OF_TOKENS and OF_ROWS: what the data asks for, else what the family is made for.
+    """'question_answering', or one of OF_TOKENS and OF_ROWS: what the data asks for, else what the family is made for.
 
     None for pretrained weights, whose configuration is not read here.
     """

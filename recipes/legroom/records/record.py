@@ -63,8 +63,8 @@ class Evaluation:
         None  # of the evaluation split; more than `samples` where eval.max_samples bounds it
     )
     generated: list[dict] = field(default_factory=list)  # eval.generate: prompt, before and after the training
-    f1: float | None = None  # 0 to 1: several labels a row: of all pairs of a row and a label
-    exact_match: float | None = None  # 0 to 1: rows of which everything is predicted
+    f1: float | None = None  # 0 to 1: of several labels, all pairs of a row and a label; SQuAD's of answers
+    exact_match: float | None = None  # 0 to 1: rows whose labels, or questions whose answer, are right
     pearson: float | None = None  # data.task=regression: correlation of the predicted numbers and the true ones
 
 

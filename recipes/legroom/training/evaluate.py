@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from legroom.records.messages import Progress
 from legroom.records.record import Evaluation
 from legroom.third_party import accelerate_private
 from legroom.training import scores
-from legroom.training.step import labels_in
+from legroom.training.step import labels_in, labels_of
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dtype
 
@@ -49,7 +50,14 @@ def evaluate(
             progress.advance(index)
             between()
 
-        loss_sum, count, samples, *sums = totals(forward, loader, data.task, device, advance)
+        spans: list[tuple] = []
+
+        def answered(batch: data_loader.Batch, output: Any) -> None:
+            if data.answers is not None:
+                logits = zip(batch.indices, output.start_logits.float().cpu(), output.end_logits.float().cpu())
+                spans.extend(data.answers.best(*each) for each in logits)
+
+        loss_sum, count, samples, *sums = totals(forward, loader, data.task, device, advance, answered)
     if collectives.is_distributed():
         loss_sum, count, samples, *sums = collectives.all_reduce_sum(
             [loss_sum, count, samples, *sums], loop.accelerator.device
@@ -58,6 +66,9 @@ def evaluate(
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     result.available_samples = data.eval_available or len(data.eval)
     scores.enter(result, data.task, [float(each) for each in sums])
+    if data.answers is not None:
+        spans = list(itertools.chain.from_iterable(collectives.all_gather(spans)))
+        result.f1, result.exact_match = data.answers.scores(spans)
     return result
 
 
@@ -88,9 +99,10 @@ def totals(
     task: str,
     device: torch.device,
     advance: Callable[[int], None] = lambda _: None,
+    answered: Callable[[data_loader.Batch, Any], None] = lambda *_: None,
 ) -> list:
     """[summed loss, labels, samples, and the sums of `scores.SUMS`] of this rank. advance: called with the number of
-    batches that are done."""
+    batches that are done. answered: called with each batch that has rows, and what the model makes of it."""
     loss_sum: Any = torch.zeros((), dtype=torch.float64, device=device)
     count: Any = 0
     samples, sums = 0, [0.0] * scores.SUMS.get(task, 0)
@@ -99,11 +111,12 @@ def totals(
         output = forward(**batch)
         if batch.rows == 0:  # FSDP needs every rank in every forward pass, also if the rank has no rows left
             continue
-        labels = labels_in(batch["labels"])
+        labels = labels_in(labels_of(batch))
         loss_sum = loss_sum + output.loss.double() * labels
         count = count + labels
         samples += batch.rows
         if sums:
             sums = [one + more for one, more in zip(sums, scores.sums(task, output.logits, batch["labels"]))]
+        answered(batch, output)
         del output  # its logits would stay while the next batch makes its own
     return [loss_sum, count, samples, *sums]

@@ -41,6 +41,6 @@ def enter(result: Evaluation, task: str, found: list[Any]) -> None:
         said, true, said_squares, true_squares, products = found
         spread = (count * said_squares - said**2) * (count * true_squares - true**2)
         result.pearson = (count * products - said * true) / math.sqrt(spread) if spread > 0 else None
-    else:
+    elif task != "question_answering":
         assert result.loss is not None
         result.perplexity = math.exp(result.loss) if result.loss < LARGEST_EXPONENT else math.inf

@@ -30,6 +30,11 @@ def labels_in(labels: torch.Tensor) -> Any:
     return labels.numel() if labels.dim() == 1 or labels.is_floating_point() else (labels[:, 1:] != IGNORE_INDEX).sum()
 
 
+def labels_of(batch: Batch) -> torch.Tensor:
+    """What the loss compares with; of a span its beginning, (B,)."""
+    return batch["labels"] if "labels" in batch else batch["start_positions"]
+
+
 def step_shares(batches: Sequence[Batch]) -> tuple[list, int, Any, int]:
     """(shares, samples, tokens, tokens without padding) of an optimizer step: the weight of each micro-batch, and the
     totals of all ranks.
@@ -38,7 +43,7 @@ def step_shares(batches: Sequence[Batch]) -> tuple[list, int, Any, int]:
     over ranks; None stands for 1. Tokens of uneven batches on several ranks: () on the device.
     """
     first = batches[0]
-    labels, T = first["labels"], first["input_ids"].shape[1]
+    labels, T = labels_of(first), first["input_ids"].shape[1]
     rows = sum(batch.rows_everywhere for batch in batches)
     sizes = sum(batch.samples_everywhere for batch in batches), sum(batch.unpadded_everywhere for batch in batches)
     counts: list[Any]
@@ -47,7 +52,7 @@ def step_shares(batches: Sequence[Batch]) -> tuple[list, int, Any, int]:
     if first.even:  # rows are proportional to labels: no need to read the device or to ask the other ranks
         counts, everything, tokens = [batch.rows for batch in batches], rows, rows * T
     else:
-        counts = [labels_in(batch["labels"]) * bool(batch.rows) for batch in batches]
+        counts = [labels_in(labels_of(batch)) * bool(batch.rows) for batch in batches]
         everything = sum(counts)
         tokens = sum(batch["input_ids"].numel() * bool(batch.rows) for batch in batches)
         if first.ranks > 1:
@@ -70,7 +75,7 @@ def forward_backward(
     """
     loss = model(**batch).loss
     if loss.dim():
-        loss = mean_over_replicas(loss, batch["labels"])
+        loss = mean_over_replicas(loss, labels_of(batch))
     if share is not None:
         loss = loss * share
     inner = inner_optimizer(optimizer)

@@ -1,0 +1,179 @@
+"""Questions whose answer is a span of a context, in SQuAD's form: `question`, `context` and `answers`, an object with
+the lists `text` and `answer_start` (characters; empty lists: the context has no answer).
+
+A context that is too long becomes several rows, windows with STRIDE tokens in common; where a window has no whole
+answer, its answer is its first token, as in BERT's own training (Devlin et al. 2018, arXiv 1810.04805). T tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import numpy
+import torch
+
+from legroom.config import Config
+from legroom.data import rows, tokens
+from legroom.data.text_data import Warn, encodable
+from legroom.data.text_files import Rows
+from legroom.errors import Refusal
+from legroom.options.model_families import TOKEN_TYPES
+
+COLUMNS = ("question", "context", "answers")
+STRIDE = 128  # tokens that two windows of a context have in common, as in BERT's training; at most a quarter of a row
+LONGEST_ANSWER = 30  # tokens of a predicted one
+
+
+def collect(found: Rows, source: str) -> datasets.Dataset:
+    """Questions with `starts` and `texts` of their answers, and `place`. Raises Refusal for a row that is none."""
+    columns: dict[str, list] = {name: [] for name in ("question", "context", "starts", "texts", "place")}
+    for place, row in found:
+        where = f"{source}: {place}:"
+        missing = [name for name in COLUMNS if name not in row]
+        if missing:
+            raise Refusal(
+                f"{where} data.task=question_answering needs the columns {', '.join(COLUMNS)}, not {missing[0]}."
+            )
+        question, context, answers = (row[name] for name in COLUMNS)
+        if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
+            raise Refusal(f"{where} question and context must be texts, and not empty.")
+        answers = {"text": [], "answer_start": []} if answers is None else answers
+        texts, starts = (answers.get(key) if isinstance(answers, dict) else None for key in ("text", "answer_start"))
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise Refusal(f"{where} answers must be an object with the lists text and answer_start, equally long.")
+        for text, start in zip(texts, starts):
+            if type(start) is not int or not text or context[start : start + len(text)] != text:
+                raise Refusal(f"{where} the answer {text!r:.40} does not stand at character {start} of its context.")
+        values = (encodable(question, where), encodable(context, where), starts, texts, place)
+        for name, value in zip(columns, values):
+            columns[name].append(value)
+    if not columns["question"]:
+        raise Refusal(f"{source} has no questions.")
+    kinds = {"starts": [datasets.Value("int64")], "texts": [datasets.Value("large_string")]}
+    features = {name: kinds.get(name, datasets.Value("large_string")) for name in columns}
+    return datasets.Dataset.from_dict(columns, datasets.Features(features))
+
+
+@dataclass
+class Answers:
+    """What the rows to evaluate on are windows of.
+
+    contexts, answers: of each question. question_of: the question of each row. spans: of each row its tokens' first and
+    last characters in the context, (T, 2); -1 for tokens that are not of it.
+    """
+
+    contexts: list[str]
+    answers: list[list[str]]
+    question_of: list[int] = field(default_factory=list)
+    spans: list[numpy.ndarray] = field(default_factory=list)
+
+    def best(self, row: int, start: torch.Tensor, end: torch.Tensor) -> tuple[int, float, str, float]:
+        """(the question, the score of a row's best answer, the answer, the score of none). start, end: (T,) logits."""
+        spans, question = self.spans[row], self.question_of[row]
+        outside = torch.from_numpy(spans[:, 0] < 0)
+        first, last = (logits[: len(spans)].float().masked_fill(outside, -torch.inf) for logits in (start, end))
+        scores = first[:, None] + last[None, :]
+        allowed = torch.ones_like(scores, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
+        place = int(scores.masked_fill(~allowed, -torch.inf).argmax())
+        begin, behind = spans[place // len(spans), 0], spans[place % len(spans), 1]
+        best = float(scores.flatten()[place])
+        return question, best, self.contexts[question][begin:behind], float(start[0] + end[0])
+
+    def scores(self, found: list[tuple[int, float, str, float]]) -> tuple[float, float]:
+        """(F1, exact match) of SQuAD, means over the questions. found: `best` of all rows."""
+        said: dict[int, tuple[float, str, float]] = {}
+        for question, score, text, none in found:
+            kept = said.get(question, (-numpy.inf, "", numpy.inf))
+            said[question] = (*max((score, text), kept[:2]), min(none, kept[2]))
+        none_possible = not all(self.answers)
+        pairs = [
+            ("" if none_possible and none > score else text, self.answers[question] or [""])
+            for question, (score, text, none) in sorted(said.items())
+        ]
+        f1 = [max(_f1(_plain(text), _plain(true)) for true in answers) for text, answers in pairs]
+        exact = [max(_plain(text) == _plain(true) for true in answers) for text, answers in pairs]
+        return sum(f1) / len(pairs), sum(exact) / len(pairs)
+
+
+def _plain(text: str) -> list[str]:
+    """The words that SQuAD compares: in lower case, without punctuation and articles."""
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _f1(said: list[str], true: list[str]) -> float:
+    common = sum((Counter(said) & Counter(true)).values())
+    if not said or not true:
+        return float(said == true)
+    return 2 * common / (len(said) + len(true))
+
+
+def build(
+    cfg: Config, train: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn
+) -> tuple[datasets.Dataset, Any, list[str], tokens.Tokens, Answers | None]:
+    """The rows of questions, as `text_rows.build` gives those of texts, and what the evaluation needs.
+
+    Raises Refusal for a tokenizer that does not say where in a text its tokens are.
+    """
+    encoder, notes = tokens.for_data(cfg, vocab)
+    for note in notes:
+        warn(note)
+    if not encoder.tokenizer.is_fast:
+        raise Refusal(f"data.tokenizer={cfg.data.tokenizer} is slow, and answers need a fast one (tokenizer.json).")
+    train = train.select(range(min(cfg.data.samples or len(train), len(train))))
+    made = rows.ragged(_windows(cfg, train, encoder.tokenizer))
+    if held_out is None:
+        return made, None, [], encoder, None
+    most = cfg.data.eval_samples or cfg.eval.max_samples
+    kept = held_out.select(rows.chosen(len(held_out), most, cfg.train.seed))
+    answers = Answers(kept["context"][:], kept["texts"][:])
+    evaluated = rows.ragged(_windows(cfg, kept, encoder.tokenizer, answers))
+    return made, (evaluated, max(len(evaluated), len(held_out))), [], encoder, answers
+
+
+def _windows(cfg: Config, part: datasets.Dataset, tokenizer: Any, answers: Answers | None = None) -> Iterator[dict]:
+    """The rows of questions. answers: is given what the evaluation needs of each row."""
+    with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
+    for number, row in enumerate(part.to_list()):
+        room = cfg.data.seq_len - len(tokenizer(row["question"], "")["input_ids"])
+        if room < 2:
+            raise Refusal(
+                f"{row['place']}: the question leaves no room for its context in data.seq_len={cfg.data.seq_len}."
+            )
+        found = tokenizer(
+            row["question"],
+            row["context"],
+            truncation="only_second",
+            max_length=cfg.data.seq_len,
+            stride=min(STRIDE, room // 4),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        for window, ids in enumerate(found["input_ids"]):
+            of_context = numpy.array([kind == 1 for kind in found.sequence_ids(window)])
+            spans = numpy.where(of_context[:, None], numpy.array(found["offset_mapping"][window]), -1)
+            first, last = _labels(row, spans)
+            if answers is not None:
+                answers.question_of.append(number)
+                answers.spans.append(spans)
+            types = (
+                {"token_type_ids": found["token_type_ids"][window]} if with_types and "token_type_ids" in found else {}
+            )
+            yield {"input_ids": ids, **types, "start_positions": first, "end_positions": last}
+
+
+def _labels(row: dict[str, Any], spans: numpy.ndarray) -> tuple[int, int]:
+    """(the first token of the first answer, the last); the row's first token if the window lacks a part of it."""
+    if not row["starts"]:
+        return 0, 0
+    begin, behind = row["starts"][0], row["starts"][0] + len(row["texts"][0])
+    within = numpy.flatnonzero((spans[:, 0] >= 0) & (spans[:, 0] < behind) & (spans[:, 1] > begin))
+    if not len(within) or spans[within[0], 0] > begin or spans[within[-1], 1] < behind:
+        return 0, 0
+    return int(within[0]), int(within[-1])

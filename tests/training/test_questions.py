@@ -1,0 +1,143 @@
+"""data.task=question_answering: spans in SQuAD's form, both recipes, windows over contexts, F1 and exact match."""
+
+from __future__ import annotations
+
+import json
+
+import numpy
+import pytest
+import torch
+from conftest import compose, small
+from transformers import AutoModelForQuestionAnswering
+
+from legroom.data import questions
+
+CONTEXT = "The tower is 324 metres tall, about as tall as a building of 81 storeys. Its base is square."
+ASKED = [
+    ("How tall is the tower?", "324 metres"),
+    ("What is its base?", "square"),
+    ("How many storeys?", "81"),
+    ("What is tall?", "The tower"),
+]
+
+
+def row(question, text, context=CONTEXT):
+    return {"question": question, "context": context, "answers": {"text": [text], "answer_start": [context.find(text)]}}
+
+
+def file_of(folder, rows, name="squad.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return ["data=text", f"data.path={path}", "data.task=question_answering", "data.samples=null"]
+
+
+def words(folder, rows=None, **more):
+    rows = rows or [row(*ASKED[n % 4]) for n in range(8)]
+    return ["model=bert_tiny", *file_of(folder, rows, **more), "data.seq_len=64", "data.eval_fraction=0.25"]
+
+
+def built(*overrides):
+    from legroom.data import dataset
+
+    cfg, _, problems = compose(*small(*overrides))
+    assert not problems, problems
+    return dataset.build_data(cfg, "question_answering", 512)
+
+
+def test_both_recipes_train_the_same_and_the_model_opens_again(train, tmp_path):
+    told = [*words(tmp_path), "model.dropout=0.1", "accumulation.steps=2", "save.final=true"]
+    runs = [train(f"recipe={recipe}", *told) for recipe in ("trainer", "accelerate")]
+    one, other = (run.record for run in runs)
+    assert one.training.losses == other.training.losses
+    assert one.evaluation.loss == other.evaluation.loss
+    assert (one.evaluation.f1, one.evaluation.exact_match) == (other.evaluation.f1, other.evaluation.exact_match)
+    assert 0 <= one.evaluation.exact_match <= one.evaluation.f1 <= 1 and one.evaluation.perplexity is None
+    model = AutoModelForQuestionAnswering.from_pretrained(runs[0].folder / "model")
+    assert model.qa_outputs.out_features == 2
+    assert not any("not compared" in warning for warning in one.warnings)
+
+
+def test_an_estimate_has_the_ledgers_peak(train, predicted, tmp_path):
+    told = [*words(tmp_path), "batch.per_device=4", "eval.enabled=false"]
+    counted = train(*told).record.memory.peak_tensor_bytes
+    assert predicted(*small(*told)).memory.peak_tensor_bytes == pytest.approx(counted, rel=1e-4)
+
+
+def test_every_window_is_labelled_with_its_own_part_of_the_answer(tmp_path):
+    """Contexts of ASCII in bytes: a token is a character."""
+    long = "x" * 70 + " the answer " + "y" * 70
+    data = built(*words(tmp_path, [row("q?", "the answer", long), *[row(*ASKED[0])] * 3]), "data.eval_fraction=0")
+    found = [
+        bytes((each["input_ids"][each["start_positions"] : each["end_positions"] + 1] - 1).tolist()).decode()
+        for each in data.train
+        if each["start_positions"]
+    ]
+    assert "the answer" in found and set(found) <= {"the answer", "324 metres"}
+    assert all(len(each["input_ids"]) <= 64 for each in data.train) and len(data.train) > 8
+    assert any(each["start_positions"] == each["end_positions"] == 0 for each in data.train), "a window without it"
+
+
+def test_the_best_span_of_all_windows_is_the_answer_and_is_scored_as_squad_does(tmp_path):
+    data = built(*words(tmp_path), f"data.eval_path={tmp_path / 'squad.jsonl'}", "model.width=32")
+    answers, found = data.answers, []
+    for number, each in enumerate(data.eval):
+        start, end = torch.zeros(2, len(each["input_ids"]))
+        if each["start_positions"]:  # what a perfect model says
+            start[each["start_positions"]] = end[each["end_positions"]] = 9.0
+        found.append(answers.best(number, start, end))
+    assert answers.scores(found) == (1.0, 1.0)
+    assert {text for _, score, text, _ in found if score > 9} == {text for _, text in ASKED}
+    wrong = [(question, score, "metres of it", none) for question, score, _, none in found]
+    f1, exact = answers.scores(wrong)
+    assert exact == 0 and 0 < f1 < 1
+
+
+def test_no_answer_is_one_where_the_data_has_such_questions():
+    answers = questions.Answers(["some context"] * 2, [["context"], []], [0, 1], [numpy.array([[-1, -1], [0, 4]])] * 2)
+    likely, unlikely = torch.tensor([0.0, 5.0]), torch.tensor([5.0, 0.0])
+    found = [answers.best(0, likely, likely), answers.best(1, unlikely, unlikely)]
+    assert [text for _, _, text, _ in found] == ["some", "some"]
+    assert answers.scores(found) == (0.5, 0.5), "none said of the second, which is right"
+
+
+@pytest.mark.parametrize(
+    "said,true,f1", [("The Tower!", "tower", 1), ("324 metres tall", "324 metres", 0.8), ("", "x", 0), ("", "", 1)]
+)
+def test_f1_is_squads(said, true, f1):
+    answers = questions.Answers(["c"], [[true] if true else []])
+    assert answers.scores([(0, 1.0, said, 0.0)])[0] == pytest.approx(f1)
+
+
+def test_squads_own_file_is_read(tmp_path):
+    asked = [{"question": q, "answers": [{"text": a, "answer_start": CONTEXT.find(a)}], "id": q} for q, a in ASKED]
+    (tmp_path / "train-v1.1.json").write_text(
+        json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]})
+    )
+    told = ["data=text", f"data.path={tmp_path / 'train-v1.1.json'}", "data.task=question_answering"]
+    data = built("model=bert_tiny", *told, "data.samples=null", "data.seq_len=64", "data.eval_fraction=0")
+    assert sum(bool(each["start_positions"]) for each in data.train) >= len(ASKED)
+
+
+@pytest.mark.parametrize(
+    "changed,said",
+    [
+        ({"answers": {"text": ["tower"], "answer_start": [0]}}, "the answer 'tower' does not stand at character 0"),
+        ({"answers": {"text": ["tower"], "answer_start": []}}, "equally long"),
+        ({"answers": "tower"}, "answers must be an object"),
+        ({"context": ""}, "not empty"),
+        ({"question": 3}, "must be texts"),
+        ({"question": "q" * 63}, "no room for its context"),
+    ],
+)
+def test_a_row_that_is_no_question_is_refused_by_its_place(tmp_path, changed, said):
+    from legroom.errors import Refusal
+
+    with pytest.raises(Refusal) as caught:
+        built(*words(tmp_path, [row(*ASKED[0]), row(*ASKED[1]) | changed]), "data.eval_fraction=0")
+    assert "line 2" in str(caught.value) and said in str(caught.value)
+
+
+def test_texts_without_questions_are_refused_before_anything_starts(tmp_path):
+    (tmp_path / "t.txt").write_text("a text")
+    told = ["model=bert_tiny", "data=text", f"data.path={tmp_path / 't.txt'}", "data.task=question_answering"]
+    assert "a .txt file has no questions" in compose(*small(*told)).problems[0]
