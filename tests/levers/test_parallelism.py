@@ -17,6 +17,7 @@ from legroom.levers.parallelism import rules
 from legroom.machine import host, worker_environment
 from legroom.parallelism import fsdp
 from legroom.ranks import rank_info
+from legroom.third_party import accelerate_private
 
 # One optimizer step of eight rows each: sgd, without clipping, which would hide a wrong scale.
 EIGHT = [
@@ -365,6 +366,8 @@ def test_a_mode_with_one_rank_is_that_mode(train, recipe):
 
 # --- under a launcher ------------------------------------------------------------------------------
 
+FSDP, ZERO = {"ACCELERATE_USE_FSDP": "true"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
+
 
 @pytest.fixture
 def launched(monkeypatch):
@@ -398,12 +401,55 @@ def test_the_launcher_says_how_many(launched):
         (["parallelism=ddp"], {"ACCELERATE_MIXED_PRECISION": "bf16"}, "precision=bf16"),
         (["parallelism=ddp"], {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8"}, "accumulation.steps=8"),
         (["parallelism=ddp"], {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "compile=true"),
+        (["parallelism=fsdp"], FSDP | {"FSDP_SHARDING_STRATEGY": "2"}, "Type parallelism.strategy=shard_grad_op"),
+        (["parallelism=fsdp"], FSDP | {"FSDP_SHARDING_STRATEGY": "NO_SHARD"}, "Type parallelism.strategy=no_shard"),
+        (["parallelism=fsdp"], FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp_reshard_after_forward: false"),
+        (["parallelism=fsdp"], FSDP | {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "Type parallelism.wrap=none"),
+        (
+            ["parallelism=fsdp", "parallelism.wrap=size"],
+            FSDP | {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "2000"},
+            "fsdp_min_num_params, and the recipe parallelism.wrap_min_parameters=1000000",
+        ),
+        (["parallelism=fsdp"], FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, "parallelism.cpu_offload=true"),
+        (["parallelism=fsdp"], FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "checkpointing=full"),
+        (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "Type parallelism.stage=3"),
+        (["parallelism=zero"], ZERO | {"ACCELERATE_GRADIENT_CLIPPING": "0.5"}, "Type train.max_grad_norm=0.5"),
+        (
+            ["parallelism=zero"],
+            ZERO | {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
+            "Type parallelism.offload=optimizer",
+        ),
+        (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "nvme"}, "nvme"),
+        (["parallelism=zero"], ZERO | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"}, "deepspeed_config_file"),
     ],
 )
 def test_a_launcher_that_says_otherwise_is_refused(launched, words, more, told):
     launched(**more)
-    problems = problems_of(*words)
+    problems = [line for line in problems_of(*words) if "needs the package deepspeed" not in line]
     assert len(problems) == 1 and told in problems[0], problems
+
+
+CONFIGURED = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 2
+use_cpu: true
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: false
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_activation_checkpointing: true
+"""
+
+
+def test_a_file_of_accelerate_config_agrees_or_is_refused_by_key(launched, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIGURED)
+    made = accelerate_private.launch_environment(["--config_file", str(tmp_path / "config.yaml")])
+    launched(**{key: value for key, value in made.items() if key.startswith(("ACCELERATE_", "FSDP_"))})
+    same = ["parallelism=fsdp", "parallelism.strategy=shard_grad_op", "checkpointing=full", "precision=bf16"]
+    assert problems_of(*same) == []
+    wrong = problems_of("parallelism=fsdp", "parallelism.wrap=none")
+    keys = ("mixed precision bf16", "fsdp_reshard_after_forward", "fsdp_auto_wrap_policy", "fsdp_activation_checkp")
+    assert len(wrong) == 4 and all(key in line for key, line in zip(keys, wrong)), wrong
 
 
 def test_a_launcher_that_started_no_ranks_is_not_taken_for_one(monkeypatch):

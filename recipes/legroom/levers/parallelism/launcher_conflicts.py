@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from legroom.config import Config
+from legroom.machine import host
 
 # Variable of `accelerate launch` -> the options of parallelism that mean the same.
 LAUNCHER_MODES = {
@@ -13,6 +14,10 @@ LAUNCHER_MODES = {
     "ACCELERATE_USE_MEGATRON_LM": (),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("fsdp_tp",),
 }
+STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")  # numbered from 1
+WRAPS = {"transformer_based_wrap": "layer", "size_based_wrap": "size", "no_wrap": "none"}
+Setting = tuple[str, str, str, object]
+"""A key of accelerate's configuration, what it comes to here, our key, and its value."""
 OUT = "out of accelerate's configuration."
 
 
@@ -39,8 +44,19 @@ def problems(cfg: Config) -> list[str]:
             f"the launcher asks for {steps} accumulation steps, and the recipe for {cfg.accumulation.steps}. "
             f"Type accumulation.steps={steps}, or take it {OUT}"
         )
+    settings: list[Setting] = []
     if _is_true("ACCELERATE_USE_FSDP") and cfg.parallelism.name in ("fsdp", "fsdp_tp"):
-        found += _fsdp_problems(cfg)
+        settings += _fsdp_settings(cfg)
+    if _is_true("ACCELERATE_USE_DEEPSPEED") and cfg.parallelism.name == "zero":
+        settings += _zero_settings(cfg)
+        found += _unread(cfg)
+    if _is_true("ACCELERATE_USE_CPU") and host.device(cfg) == "cuda":
+        settings.append(("use_cpu", "cpu", "device", cfg.device))
+    found += [
+        f"the launcher has {key}, and the recipe {ours}={value}. Type {ours}={asked}, or take it {OUT}"
+        for key, asked, ours, value in settings
+        if value is not None and _differs(asked, value)
+    ]
     if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no" and not cfg.compile:
         found.append(
             f"the launcher asks for torch.compile, and the recipe does not. Type compile=true, or take it {OUT}"
@@ -48,23 +64,65 @@ def problems(cfg: Config) -> list[str]:
     return found
 
 
-def _fsdp_problems(cfg: Config) -> list[str]:
-    own = cfg.parallelism
-    asked = {
-        "FSDP_OFFLOAD_PARAMS": ("parallelism.cpu_offload=true", own.cpu_offload),
-        "FSDP_ACTIVATION_CHECKPOINTING": ("checkpointing=full", cfg.checkpointing.name == "full"),
-    }
-    found = [
-        f"the launcher asks for {name.lower()}, and the recipe does not. Type {override}, or take it {OUT}"
-        for name, (override, ours) in asked.items()
-        if _is_true(name) and not ours
-    ]
-    if os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false" and own.strategy == "full_shard":
+def _fsdp_settings(cfg: Config) -> list[Setting]:
+    """What a file says of FSDP."""
+    own, found = cfg.parallelism, []
+    strategy = _asked("FSDP_SHARDING_STRATEGY") if _asked("FSDP_VERSION") != "2" else "full_shard"
+    strategy = STRATEGIES[int(strategy) - 1] if strategy.isdigit() else strategy
+    if strategy not in ("", "full_shard"):  # which the launcher says where nothing is typed
+        found.append(("fsdp_sharding_strategy", strategy, "parallelism.strategy", own.strategy))
+    elif _asked("FSDP_RESHARD_AFTER_FORWARD") == "false" and own.strategy == "full_shard":
+        found.append(("fsdp_reshard_after_forward: false", "shard_grad_op", "parallelism.strategy", own.strategy))
+    if wrap := WRAPS.get(_asked("FSDP_AUTO_WRAP_POLICY")):
+        found.append(("fsdp_auto_wrap_policy", wrap, "parallelism.wrap", own.wrap))
+        if wrap == "size":
+            least = _asked("FSDP_MIN_NUM_PARAMS")
+            found.append(("fsdp_min_num_params", least, "parallelism.wrap_min_parameters", own.wrap_min_parameters))
+    if _is_true("FSDP_OFFLOAD_PARAMS"):
+        found.append(("fsdp_offload_params", "true", "parallelism.cpu_offload", own.cpu_offload))
+    if _is_true("FSDP_ACTIVATION_CHECKPOINTING"):
+        kind = "offload" if _is_true("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD") else "full"
+        found.append(("fsdp_activation_checkpointing", kind, "checkpointing", cfg.checkpointing.name))
+    return found
+
+
+def _zero_settings(cfg: Config) -> list[Setting]:
+    """What a file says of DeepSpeed."""
+    own, found = cfg.parallelism, []
+    states, weights = (_asked(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE") for part in ("OPTIMIZER", "PARAM"))
+    if stage := _asked("ACCELERATE_DEEPSPEED_ZERO_STAGE"):
+        found.append(("zero_stage", stage, "parallelism.stage", own.stage))
+    if (states or weights) and "nvme" not in (states, weights):  # which `_unread` refuses
+        wanted = "all" if weights not in ("", "none") else "none" if states in ("", "none") else "optimizer"
+        found.append(("offload_optimizer_device and offload_param_device", wanted, "parallelism.offload", own.offload))
+    if clipping := _asked("ACCELERATE_GRADIENT_CLIPPING"):
+        found.append(("gradient_clipping", clipping, "train.max_grad_norm", cfg.train.max_grad_norm))
+    return found
+
+
+def _unread(cfg: Config) -> list[str]:
+    """What a file asks for and nothing here does."""
+    found = []
+    if "nvme" in {_asked(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE") for part in ("OPTIMIZER", "PARAM")}:
+        found.append(f"the launcher asks to offload to nvme, which is not done here. Type cpu, or take it {OUT}")
+    if _asked("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         found.append(
-            "the launcher asks for fsdp_reshard_after_forward: false, and the recipe for full_shard. Type "
-            f"parallelism.strategy=shard_grad_op, or take it {OUT}"
+            "the launcher names a deepspeed_config_file, which is not read: type parallelism.stage= and "
+            f"parallelism.offload=, and take it {OUT}"
         )
     return found
+
+
+def _differs(asked: str, ours: object) -> bool:
+    """Whether a setting is another one than ours; numbers are compared as numbers."""
+    try:
+        return float(asked) != float(str(ours))
+    except ValueError:
+        return asked != str(ours).lower()
+
+
+def _asked(variable: str) -> str:
+    return os.environ.get(variable, "").lower()
 
 
 def _is_true(variable: str) -> bool:
