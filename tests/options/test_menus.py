@@ -122,7 +122,7 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
         | {
             frozenset([("parallelism", mode), ("adapter", name)])
-            for mode, name in (("fsdp", "qlora"), ("fsdp_tp", "lora"), ("fsdp_tp", "qlora"))
+            for mode, name in (("fsdp_tp", "lora"), ("fsdp_tp", "qlora"))
         }
         | {
             frozenset([("loss", "chunked"), option])
