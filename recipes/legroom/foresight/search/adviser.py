@@ -66,8 +66,8 @@ class Adviser:
 
     def _first(self, count: int, sets: list[tuple[Lever, ...]]) -> Trial | None:
         """The best with the first of some sets of levers with which it fits so many GPUs."""
-        for in_backward in (True, False):  # which goes with few other levers
-            alike = [levers for levers in sets if in_backward is any(IN_BACKWARD in each.overrides for each in levers)]
+        for early in (True, False):  # which goes with few other levers
+            alike = [levers for levers in sets if early is any(IN_BACKWARD in each.overrides for each in levers)]
             strongest = (self.may_fit(count, levers) for levers in reversed(alike))
             if next((answer for answer in strongest if answer is not None), False):
                 break
