@@ -135,7 +135,7 @@ def test_an_id_without_a_network_is_one_clear_line(monkeypatch):
         ([], "data=hub needs data.path="),
         (["data.path=./nowhere"], "no such folder"),
         (["data.path=a/b", "data.task=chat", "eval.stride=8"], "eval.stride=8"),
-        (["data.path=a/b", "data.packing=true", "data.task=classification"], "classifier"),
+        (["data.path=a/b", "data.packing=true", "data.task=classification"], "causal language models"),
         (["data.path=a/b", "model=bert_tiny", "data.task=chat"], "decoder"),
     ],
     ids=str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
@@ -17,24 +18,7 @@ from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
 from legroom.errors import Refusal
 
-
-class _Notes:
-    """What happened to conversations: counts, and the place of the first."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self.first: dict[str, str] = {}
-
-    def add(self, what: str, place: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-        self.first.setdefault(what, place)
-
-    def warnings(self, total: int, use: str) -> list[str]:
-        """A line each. total: conversations. use: what for."""
-        return [
-            f"{count:,} of {total:,} conversations to {use} {what} (the first: {self.first[what]})."
-            for what, count in self.counts.items()
-        ]
+Notes = dict[str, list[str]]  # what happened to conversations -> the places of these
 
 
 def build(cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn) -> Built:
@@ -65,7 +49,8 @@ def build(cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | Non
 
 def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str, warn: Warn) -> datasets.Dataset:
     """The rows of conversations, each of at most data.seq_len tokens, without those that have no token to train on."""
-    notes, longest = _Notes(), cfg.data.seq_len
+    notes: Notes = defaultdict(list)
+    longest = cfg.data.seq_len
     special = re.compile("|".join(map(re.escape, template.tokenizer.all_special_tokens)) or r"(?!)")
 
     def made() -> Iterator[dict[str, Any]]:
@@ -75,23 +60,23 @@ def _rows(cfg: Config, talks: datasets.Dataset, template: ChatTemplate, use: str
             found, text = template.rows(messages, f"data={cfg.data.name}: {place}", tools)
             _note_contents(messages, text, special, place, notes)
             if len(found) > 1:
-                notes.add("become a row for each answer, because the chat template changes earlier turns", place)
+                notes["become a row for each answer, because the chat template changes earlier turns"].append(place)
             if not found:
-                notes.add("are left out: they have no answer", place)
+                notes["are left out: they have no answer"].append(place)
             for row in found:
                 cut = len(row.ids) > longest
                 ids, labels = row.ids[-longest:], row.labels[-longest:]
                 if not (labels[1:] != IGNORE_INDEX).any():  # the first token of a row is never predicted
                     said = f"the end that fits into data.seq_len={longest}" if cut else "them"
-                    notes.add(f"are left out: nothing of {said} is trained on", place)
+                    notes[f"are left out: nothing of {said} is trained on"].append(place)
                     continue
                 if cut:
-                    notes.add(f"have more than data.seq_len={longest} tokens: the end is kept", place)
+                    notes[f"have more than data.seq_len={longest} tokens: the end is kept"].append(place)
                 yield {"input_ids": ids, "labels": labels}
 
     built = rows.ragged(made())
-    for line in notes.warnings(len(talks), use):
-        warn(line)
+    for what, places in notes.items():
+        warn(f"{len(places):,} of {len(talks):,} conversations to {use} {what} (the first: {places[0]}).")
     return built
 
 
@@ -100,9 +85,9 @@ def _as_given(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": message["content"]} | json.loads(message["more"] or "{}")
 
 
-def _note_contents(messages: list[dict[str, Any]], text: str, special: re.Pattern, place: str, notes: _Notes) -> None:
+def _note_contents(messages: list[dict[str, Any]], text: str, special: re.Pattern, place: str, notes: Notes) -> None:
     """Notes contents that the template has changed, and those that hold a special token."""
     if any(message["content"].strip() not in text for message in messages):
-        notes.add("have a message that the chat template changes or leaves out", place)
+        notes["have a message that the chat template changes or leaves out"].append(place)
     if any(special.search(message["content"]) for message in messages):
-        notes.add("have the text of a special token in a message, which becomes that token", place)
+        notes["have the text of a special token in a message, which becomes that token"].append(place)

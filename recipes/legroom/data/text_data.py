@@ -7,7 +7,6 @@ labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,6 @@ Warn = Callable[[str], None]
 # What pandas and spreadsheets write for a value that is missing; as a text it is a text.
 NO_VALUE = {"NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"}  # and nan in any case
 NO_LABEL = -1  # what a data set of the hub writes where a row has no class
-
-
-@dataclass
-class Dropped:
-    """Rows that are left out: what they lack -> their number, and the place of the first of all."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    first: str = ""
-
-    def add(self, lacks: str, place: str) -> None:
-        """Counts a row. lacks: text, pair or label."""
-        self.first = self.first or place
-        self.counts[lacks] = self.counts.get(lacks, 0) + 1
-
-    def __str__(self) -> str:
-        listed = data_sources.listed(f"{count:,} without a {lacks}" for lacks, count in self.counts.items())
-        return f"{listed} (the first: {self.first})"
 
 
 def read(
@@ -111,7 +93,8 @@ def collect(
     """
     labelled = "label" in columns.values()
     values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
-    dropped, unread, names, total = Dropped(), text_files.Unread(), {}, 0
+    dropped: dict[str, list[str]] = {}  # what rows lack -> their places
+    unread, names, total = text_files.Unread(), {}, 0
     label_column = next((column for column, name in columns.items() if name == "label"), "")
 
     def read_value(value: Any, name: str, column: str, place: str) -> Any:
@@ -132,15 +115,17 @@ def collect(
         if lacking:
             written = row.get(label_column)
             is_written = lacking[0] == "label" and isinstance(written, str) and not _is_blank(written)
-            dropped.add(f"label ({written})" if is_written else lacking[0], place)
+            dropped.setdefault(f"label ({written})" if is_written else lacking[0], []).append(place)
             continue
         for name, value in found.items():
             values[name].append(value)
     missing = [column for column in columns if column not in names]
     if missing and total:
         raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice(missing[0])}")
-    if dropped.counts:
-        said = f"{source}: {sum(dropped.counts.values()):,} of {total:,} rows are left out: {dropped}"
+    if dropped:
+        listed = data_sources.listed(f"{len(places):,} without a {lacks}" for lacks, places in dropped.items())
+        count, first = sum(map(len, dropped.values())), next(iter(dropped.values()))[0]
+        said = f"{source}: {count:,} of {total:,} rows are left out: {listed} (the first: {first})"
         if not values["text"]:
             raise Refusal(f"{source} has no text to use: {said.partition(': ')[2]}.")
         warn(f"{said}.")

@@ -18,33 +18,26 @@ def resolve(cfg: Config) -> list[str]:
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A sliding window where there is no text for it, or one that leaves tokens out; an evaluation between steps that
     would change the training."""
-    every = cfg.eval.every_steps
-    if every is not None and not cfg.eval.enabled:
-        return [f"eval.every_steps={every} is not supported with eval.enabled=false. Leave one of them out."]
-    if every is not None and cfg.eval.precision:
-        return [
-            f"eval.every_steps={every} is not supported with eval.precision={cfg.eval.precision}, which rounds the "
-            "weights that are trained on. Leave one of them out."
-        ]
-    impossible = {
-        "eval.enabled=false": not cfg.eval.enabled,
-        "data=dummy, whose ids stand for no text": cfg.data.name == "dummy",
-        "a model that predicts no next token": not task.is_causal(cfg),
-        f"parallelism={cfg.parallelism.name}": cfg.parallelism.name in ("fsdp", "fsdp_tp", "zero"),
-    }
-    if cfg.eval.generate and any(impossible.values()):
-        why = next(why for why, holds in impossible.items() if holds)
-        return [f"eval.generate={cfg.eval.generate} does not go with {why}. Leave one of them out."]
-    asked = {f"eval.{key}": getattr(cfg.eval, key) for key in ("window", "stride")}
-    typed = " and ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
-    if not typed:
-        return []
-    if not cfg.eval.enabled:
-        return [f"{typed} is not supported with eval.enabled=false. Leave one of them out."]
-    if cfg.data.name == "dummy":
-        return [f"{typed}: data=dummy has no text for a window to slide over. Leave it out, or choose data=source."]
-    if not task.is_causal(cfg):
-        return [f"{typed} is for causal language models, whose evaluation scores each next token. Leave it out."]
+    asked = {key: getattr(cfg.eval, key) for key in ("every_steps", "generate", "window", "stride")}
+    typed = {key: f"eval.{key}={value}" for key, value in asked.items() if value is not None}
+    every, generate = typed.get("every_steps"), typed.get("generate")
+    slides = " and ".join(typed[key] for key in ("window", "stride") if key in typed)
+    off, dummy, causal = not cfg.eval.enabled, cfg.data.name == "dummy", task.is_causal(cfg)
+    one, sharded = "Leave one of them out.", cfg.parallelism.name in ("fsdp", "fsdp_tp", "zero")
+    precision = f"eval.precision={cfg.eval.precision}, which rounds the weights that are trained on"
+    rules = (
+        (every or slides, off, f" is not supported with eval.enabled=false. {one}"),
+        (every, cfg.eval.precision, f" is not supported with {precision}. {one}"),
+        (generate, off, f" does not go with eval.enabled=false. {one}"),
+        (generate, dummy, f" does not go with data=dummy, whose ids stand for no text. {one}"),
+        (generate, not causal, f" does not go with a model that predicts no next token. {one}"),
+        (generate, sharded, f" does not go with parallelism={cfg.parallelism.name}. {one}"),
+        (slides, dummy, ": data=dummy has no text for a window to slide over. Leave it out, or choose data=source."),
+        (slides, not causal, " is for causal language models, whose evaluation scores each next token. Leave it out."),
+    )
+    refused = next((f"{what}{why}" for what, holds, why in rules if what and holds), None)
+    if refused or not slides:
+        return [refused] if refused else []
     window, stride = data_options.window_and_stride(cfg)
     if stride > window:
         return [
