@@ -52,8 +52,14 @@ docs: setup  ## build docs/ into site/
 bench: setup  ## what the recipes add to a training step and to a whole run
 	$(RUN) tests/tools/bench_step.py
 
+IMAGE ?= cpu
+image:  ## a container for a CPU; IMAGE=gpu: one on NVIDIA's PyTorch
+	@echo "docker build --target $(IMAGE) -t legroom:$(IMAGE) ."
+	@command -v docker >/dev/null || { echo "No docker here: install it, or type the line above where it is."; exit 1; }
+	docker build --target $(IMAGE) -t legroom:$(IMAGE) .
+
 clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-browser check check-latest bench clean
+.PHONY: help setup train test test-all test-browser check check-latest bench image clean
