@@ -45,3 +45,23 @@ def test_estimates_over_all_gpus_leave_auto_out_where_there_is_none(pretend_gpu)
     assert argv.leave_auto_out(["gpu=glob(*)"]) == ["gpu=glob(*)"]
     pretend_gpu((8, 0))
     assert argv.leave_auto_out(typed) == typed
+
+
+def test_the_guides_three_lines_of_memory():
+    from legroom.cli import summary
+    from legroom.records.record import Memory
+
+    mib = 2**20
+    rows = {}
+    for name, more in (
+        ("measured", {"device_used_at_start_bytes": 9 * mib, "weights_device_bytes": 1288 * mib}),
+        ("predicted", {"weights_bytes": 1278 * mib}),
+    ):
+        memory = Memory(device_used_bytes=5000 * mib, context_bytes=1343 * mib, **more)
+        rows[name] = {label: value for label, value, _ in summary._device_rows(memory)}
+    assert [rows["measured"][label] for label in ("GPU memory before", "with the kernels", "with the model")] == [
+        "9 MiB",
+        "1352 MiB",
+        "2640 MiB",
+    ]
+    assert rows["predicted"]["with the model"] == "2621 MiB"

@@ -30,7 +30,7 @@ def estimate_lines(estimate: Estimate, memory: Memory) -> list[str]:
 
 def figure_lines(outcome: Record) -> list[str]:
     """Every figure of the record that is there, by its name in the record (docs/record.md)."""
-    lines, count = [], outcome.memory.parameter_count
+    lines, count = _lines(_device_rows(outcome.memory)), outcome.memory.parameter_count
     for part in (part for part in PARTS if getattr(outcome, part) is not None):
         for name, value in vars(getattr(outcome, part)).items():
             within = value.items() if isinstance(value, dict) else [("", value)]
@@ -58,6 +58,18 @@ def _figure(name: str, value: Any, parameters: int | None) -> str:
 
 def _lines(rows: Iterable[Row]) -> list[str]:
     return [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in rows]
+
+
+def _device_rows(memory: Memory) -> Iterator[Row]:
+    """Device memory as the guides print it: before, with the kernels loaded, with the model. An estimate's GPU is idle."""
+    weights = memory.weights_device_bytes if memory.weights_device_bytes is not None else memory.weights_bytes
+    if memory.device_used_bytes is None or memory.context_bytes is None or weights is None:
+        return
+    before = memory.device_used_at_start_bytes or 0
+    kernels = before + memory.context_bytes
+    yield "GPU memory before", f"{before / MIB:.0f} MiB", "by other programs"
+    yield "with the kernels", f"{kernels / MIB:.0f} MiB", "the CUDA context"
+    yield "with the model", f"{(kernels + weights) / MIB:.0f} MiB", "the weights beside it"
 
 
 def _lengths_rows(estimate: Estimate) -> Iterator[Row]:

@@ -93,7 +93,7 @@ def speeds_differ(row: Row, other: Row) -> bool | None:
 
 
 def alike(row: Row, other: Row) -> bool:
-    """Whether two speeds are not told apart: measured, by their spread; predicted, within a hundredth."""
+    """Whether two speeds do not differ: measured, by their spread; predicted, within a hundredth."""
     mine, theirs = (each.spread("speed", "samples_per_second") for each in (row, other))
     if row.estimate and other.estimate and mine and theirs:
         return abs(mine.median / theirs.median - 1) <= 0.01

@@ -24,7 +24,7 @@ def best_tradeoffs(
     """The keys of the Pareto-optimal points (memory, throughput), by memory.
 
     A point is Pareto-optimal if no other is at least as good in both figures and better in one of them. same_speed:
-    whether two jobs differ in speed by no more than can be told; then the one that takes less memory is as good.
+    whether the speeds of two jobs do not differ; then the one that takes less memory is as good.
     """
     best, fastest = [], float("-inf")
     for i in sorted(points, key=lambda i: (points[i][0], -points[i][1])):
