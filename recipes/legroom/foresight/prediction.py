@@ -14,7 +14,7 @@ from legroom.foresight import evaluation_memory, simulation
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import calibrated, cpu, links, roofline
+from legroom.foresight.speed import calibrated, cpu, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
@@ -233,7 +233,7 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
     if peak and speed.model_flops_per_step:
         speed.mfu = speed.model_flops_per_step / predicted.step_seconds / (peak * ranks)
     estimate.efficiencies_from = predicted.efficiencies_from
-    outcome.warnings += predicted.notes
+    outcome.warnings += predicted.notes + multiples.notes(cfg, simulated.tally)
 
 
 def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
