@@ -166,6 +166,14 @@ def test_two_ranks_train_the_adapter_that_one_trains(train, words):
         torch.testing.assert_close(saved[1][name], weight, rtol=close, atol=close)
 
 
+def test_two_ranks_share_pretrained_weights_that_rank_0_has_quantised(train):
+    base = train("model=llama_tiny", "save.final=true").folder / run_folder.MODEL_FOLDER
+    words = [*QLORA, f"model.pretrained={base}", "train.learning_rate=0.01"]
+    one = train(*words, "batch.per_device=4").record
+    two = train(*words, "batch.per_device=2", "parallelism=fsdp", "parallelism.num_processes=2").record
+    assert two.training.losses == pytest.approx(one.training.losses, rel=1e-5)
+
+
 def test_layers_that_are_trained_whole_are_in_32_bits():
     cfg, model, _ = built("adapter=qlora", "model=bert_tiny", "precision=bf16")
     wrapped = adapter.with_adapter(cfg, model)

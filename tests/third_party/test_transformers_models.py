@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from packaging.requirements import Requirement
@@ -34,6 +36,23 @@ def test_is_encoder():
 def test_is_decoder_only():
     assert transformers_models_private.is_decoder_only(GPT2Config())
     assert not transformers_models_private.is_decoder_only(BertConfig(is_decoder=True))
+
+
+def test_expert_parallel_plan_and_the_exchange_of_tokens(monkeypatch):
+    from transformers.distributed import expert_parallel
+
+    with torch.device("meta"):
+        model = MixtralForCausalLM(MixtralConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2))
+    plan = transformers_models_private.expert_parallel_plan(model)
+    assert plan["layers.*.mlp.experts"] == "ep_dispatch_experts"
+    assert plan["layers.*.mlp.experts.down_proj"] == "grouped_gemm"
+    monkeypatch.setattr(expert_parallel.AllToAllEP, "_dispatch_tokens", lambda *given: given[1:])
+    exchange, experts = expert_parallel.all_to_all_single, SimpleNamespace(num_local_experts=2)
+    experts.ep_mesh = SimpleNamespace(size=lambda: 4)
+    with transformers_models_private.replaced_routes(lambda chosen, count: (chosen, count), print):
+        assert expert_parallel.AllToAllEP._dispatch_tokens(experts, 1, 2, 3) == (1, (2, 8), 3)
+        assert expert_parallel.all_to_all_single is print
+    assert expert_parallel.all_to_all_single is exchange
 
 
 def test_attention():

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import gpu
-from legroom.parallelism import four_bits
+from legroom.parallelism import experts, four_bits
 from legroom.ranks import collectives, rank_info
 from legroom.third_party import transformers_models_private
 
@@ -84,6 +84,8 @@ def shard(cfg: Config, model: PreTrainedModel, device: str) -> None:
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
         "offload_policy": CPUOffloadPolicy() if own.cpu_offload else OffloadPolicy(),
     }
+    if own.experts:
+        experts.split(model, own.experts, rank_info.current_rank().world_size, device, settings)
     for unit in units(model, own.wrap, own.wrap_min_parameters):
         fully_shard(unit, **settings)
     fully_shard(model, **settings)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig, PreTrainedModel, modeling_flash_attention_utils
 from transformers.models.auto import modeling_auto
 
@@ -105,6 +106,40 @@ def tensor_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
     transformers applies a plan only in `from_pretrained`, in processes that torchrun started.
     """
     return getattr(model.config, "base_model_tp_plan", None) or {}
+
+
+def expert_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
+    """Pattern of a module or a tensor -> style of expert parallelism, empty without a plan."""
+    return getattr(model.config, "base_model_ep_plan", None) or {}
+
+
+def split_experts(base: torch.nn.Module, experts: DeviceMesh, same_batch: DeviceMesh, split: dict[str, str]) -> None:
+    """Keeps a rank's own experts of those in `split` (name -> style), and lets tokens travel to them. experts: the
+    ranks that have all of them together. same_batch: the ranks with one batch. `from_pretrained` alone calls it."""
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+    apply_expert_parallelism(base, experts, same_batch, split)
+
+
+@contextlib.contextmanager
+def replaced_routes(
+    routes: Callable[[torch.Tensor, int], torch.Tensor], exchange: Callable[..., None]
+) -> Iterator[None]:
+    """Inside, tokens travel to the experts that `routes` gives for those that the router chose, and the number of all
+    experts; and `exchange(received, sent, group=)` tells the ranks how many come. How much they exchange depends on
+    the values, which the fake GPU does not know."""
+    from transformers.distributed import expert_parallel
+
+    dispatch = expert_parallel.AllToAllEP._dispatch_tokens
+
+    def dispatched(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Any:
+        return dispatch(experts, hidden, routes(chosen, experts.num_local_experts * experts.ep_mesh.size()), weights)
+
+    with (
+        patched(expert_parallel.AllToAllEP, _dispatch_tokens=dispatched),
+        patched(expert_parallel, all_to_all_single=exchange),
+    ):
+        yield
 
 
 def register_experts(name: str, forward: Callable[..., torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 
 from legroom.config import Config
-from legroom.foresight.fake_gpu import attention, fake_storages
+from legroom.foresight.fake_gpu import attention, fake_storages, known_values
 from legroom.foresight.fake_gpu.backend import Stream
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.levers.attention.rules import FLASH
@@ -144,7 +144,9 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
         # that is trained. torch's own stream of such a backend would read an event of Python's as one of C++.
         streams = patched(torch.accelerator, current_stream=Stream)
         sums = patched(collectives, all_reduce_sum=all_reduce_sum)
-        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams:
+        even = transformers_models_private.replaced_routes(_even_routes, _same_counts)
+        routes = even if cfg.parallelism.experts else contextlib.nullcontext()
+        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams, routes:
             yield
     finally:
         dist.destroy_process_group()
@@ -156,6 +158,17 @@ def _all_reduce_sum(all_reduce_sum: Any, numbers: list, device: torch.device) ->
     """`collectives.all_reduce_sum` where every rank has the N known numbers of this one. Returns (N,) on the host."""
     all_reduce_sum(numbers, device)  # for its operations
     return torch.tensor([int(number) for number in numbers], dtype=torch.float64) * dist.get_world_size()
+
+
+def _even_routes(chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """Experts for tokens of which each gets as many as any other. chosen: (tokens, experts of each), without values."""
+    return torch.arange(chosen.numel(), device=chosen.device).remainder(experts).view_as(chosen)
+
+
+def _same_counts(received: torch.Tensor, sent: torch.Tensor, group: Any = None) -> None:
+    """Every rank is sent as many tokens for each expert as this one sends."""
+    received.copy_(sent)
+    received.known_value = known_values.value_of(sent)  # type: ignore[attr-defined]
 
 
 class FakeDDP(torch.nn.parallel.DistributedDataParallel):

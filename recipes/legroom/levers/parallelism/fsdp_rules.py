@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from packaging.version import Version
+
 from legroom.config import Config
+from legroom.machine import host
 from legroom.options import gpu as gpu_options
+
+EXPERTS_SINCE = "5.23"  # of transformers: the first that was tried
 
 
 def problems(cfg: Config, on_gpu: bool) -> list[str]:
@@ -29,7 +34,39 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
         found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
     if own.cpu_offload and not on_gpu:
         found.append("parallelism.cpu_offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
+    found += _experts_problems(cfg) if own.experts else []
     return found + (_tensor_problems(cfg) if own.name == "fsdp_tp" else [])
+
+
+def _experts_problems(cfg: Config) -> list[str]:
+    own, model, size, count = cfg.parallelism, cfg.model, cfg.parallelism.experts or 1, cfg.parallelism.num_processes
+    typed, installed = f"parallelism.experts={size}", host.version("transformers") or "0"
+    found = [
+        f"{typed} does not go with {other}. {instead}"
+        for other, instead, chosen in (
+            (f"parallelism.strategy={own.strategy}", "Type full_shard or shard_grad_op.", own.in_groups),
+            ("parallelism.wrap=size", "Type parallelism.wrap=layer.", own.wrap == "size"),
+            (f"adapter={cfg.adapter.name}", "Leave parallelism.experts out.", cfg.adapter.is_used),
+            ("compile=true", "Leave compile out: how many tokens travel differs by step.", cfg.compile),
+            (f"kernels={cfg.kernels.name}", "Choose kernels=none.", cfg.kernels.name != "none"),
+            (f"optim={cfg.optim.name}", "Choose optim=adamw.", cfg.optim.facts.needs_uniform_sharding),
+        )
+        if chosen
+    ]
+    if Version(installed) < Version(EXPERTS_SINCE):
+        found.append(
+            f"{typed} needs transformers>={EXPERTS_SINCE}, and {installed} is installed: pip install "
+            f"'transformers>={EXPERTS_SINCE}', or leave it out."
+        )
+    if count is not None and count % size:
+        found.append(f"{count} ranks cannot be put into groups of {typed}. Change one of them.")
+    if model.pretrained:
+        return found  # whether it has experts is checked when it is loaded
+    if model.experts is None:
+        found.append(f"{typed}: model={model.name} has no experts. Leave it out.")
+    elif model.experts % size:
+        found.append(f"model.experts={model.experts} cannot be split over {typed} ranks. Change one of them.")
+    return found
 
 
 def _machines_problems(cfg: Config, key: str, size: int) -> list[str]:

@@ -101,11 +101,12 @@ def _typed_problems(cfg: Config, given: Collection[str]) -> list[str]:
             f"parallelism.wrap_min_parameters is not used with parallelism.wrap={own.wrap}. Type "
             "parallelism.wrap=size, or leave it out."
         ]
-    whole = {"parallelism.wrap", "parallelism.shard_size", "parallelism.cpu_offload"} & set(given)
+    sharding = ("wrap", "shard_size", "experts", "cpu_offload")
+    whole = {f"parallelism.{key}" for key in sharding} & set(given)
     if own.strategy == "no_shard" and whole:
         return [
-            "parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.wrap, shard_size and "
-            "cpu_offload are not used. Leave them out."
+            "parallelism.strategy=no_shard keeps a whole model on every rank, so parallelism.wrap, shard_size, "
+            "experts and cpu_offload are not used. Leave them out."
         ]
     if "parallelism.live_parameters" in given and own.stage in (1, 2):
         return [
@@ -119,6 +120,11 @@ def warnings(cfg: Config) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero_rules.warnings(cfg) if cfg.parallelism.name == "zero" else []
+    if cfg.parallelism.experts and cfg.recipe.name == "estimate":
+        found.append(
+            "parallelism.experts: each expert is taken to get as many tokens as any other. A rank whose experts the "
+            "router prefers needs more memory and time."
+        )
     if host.device(cfg) == "cpu" and (count or 1) > cores and not rank_info.current_rank().launched:
         found.append(f"{count} ranks share {cores} cores: good for a test, not for speed.")
     return found

@@ -1,0 +1,47 @@
+"""Expert parallelism: each rank of a group keeps some of a layer's experts whole, and tokens travel to them.
+
+transformers' own: its plan of the model, its shards of the experts' tensors and its exchange of tokens (all-to-all).
+FSDP shards the copies of an expert over the ranks that have it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
+
+from legroom.errors import Refusal
+from legroom.third_party import transformers_models_private
+
+DISPATCHED = "ep_dispatch_experts"  # the style of a module whose tokens travel
+
+
+def split(model: PreTrainedModel, size: int, ranks: int, device: str, settings: dict[str, Any]) -> None:
+    """Splits the experts of each layer over `size` ranks, and shards them over the ranks that have the same ones.
+
+    settings: of `fully_shard`. Raises Refusal for a model without a plan, or experts that do not divide.
+    """
+    base, plan = model.base_model, transformers_models_private.expert_parallel_plan(model)
+    names = [name for name, _ in (*base.named_parameters(), *base.named_modules())]  # tensors are split first
+    split = {name: plan[rule] for name in names for rule in plan if fnmatch.fnmatch(name, rule)}
+    layers = [base.get_submodule(name) for name, style in split.items() if style == DISPATCHED]
+    if not layers:
+        raise Refusal(
+            f"parallelism.experts={size}: transformers has no plan for experts of {type(model).__name__}. Leave it out."
+        )
+    counts: set[int] = {layer.num_experts for layer in layers}  # pyright: ignore[reportAssignmentType]
+    if uneven := sorted(count for count in counts if count % size):
+        raise Refusal(f"parallelism.experts={size} does not divide the {uneven[0]} experts of a layer. Change it.")
+    mesh = init_device_mesh(device, (ranks // size, size), mesh_dim_names=("copies", "experts"))
+    alone = init_device_mesh(device, (ranks, 1), mesh_dim_names=("batch", "same_batch"))
+    transformers_models_private.split_experts(base, mesh["experts"], alone["same_batch"], split)
+    own: dict[str, Any] = settings | {"mesh": mesh["copies"]}
+    for layer in layers:
+        unit: Any = fully_shard(layer, **own)
+        # An expert has the sum of the gradients of all batches; they are averaged over all ranks, as any weight's are.
+        unit.set_gradient_divide_factor(float(ranks))
+        if ranks > size:  # one copy sends nothing, and divides by itself
+            unit.set_force_sum_reduction_for_comms(True)
