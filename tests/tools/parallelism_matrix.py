@@ -166,8 +166,7 @@ def in_fit(mode: str) -> str:
     if any("model=" in word for word in more):
         words.remove("model=llama_tiny")
     problems = compose.compose(paths.CONF, *words)[2]
-    kept = any("experts" in word for word in more)  # a key that fit keeps as it is typed, and sets nowhere itself
-    return f"refused: {' '.join(problems)}" if problems else "yes, where typed" if kept else YES
+    return f"refused: {' '.join(problems)}" if problems else YES
 
 
 def page(rows: Iterable[Row]) -> str:

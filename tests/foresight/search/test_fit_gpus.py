@@ -100,6 +100,21 @@ def test_when_fsdp_reduces_is_searched_where_it_makes_a_difference():
         assert "parallelism.sync_each_batch" not in planned(*words, **{"keep": ALL_ELSE} | options).values
 
 
+def test_ranks_that_share_out_experts_are_searched_where_there_are_some():
+    search = planned("model=mixtral_tiny", "batch.effective=4", gpus=4, keep=ALL_ELSE)
+    assert search.values["parallelism.experts"] == [None, 2, 4, 8]
+    four = {"batch.per_device": 1, "parallelism": "fsdp", "parallelism.experts": 4}
+    assert search.possible(four) and not search.possible(four | {"parallelism": "ddp"})
+    assert not search.possible(four | {"parallelism.experts": 8})
+    assert any("parallelism.experts=8: 4 ranks cannot" in line for line in search.left_out), search.left_out
+    assert "parallelism.experts=4" in search.command(four)
+    composed, _, problems = space.compose_estimate(*search.overrides_of(four))
+    assert not problems and asdict(search.config(four)) == asdict(composed)
+    assert "parallelism.experts" not in planned("batch.effective=4", gpus=4, keep=ALL_ELSE).values
+    typed = planned("model=mixtral_tiny", "parallelism=fsdp", "parallelism.num_processes=2", "parallelism.experts=2")
+    assert typed.pinned["parallelism.experts"] == "parallelism.experts=2"
+
+
 def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
     from legroom.foresight.search import runner
 

@@ -12,7 +12,7 @@ from legroom.options import hooks
 from legroom.options.hooks import Dimension
 from legroom.ranks import rank_info
 
-SYNC_EACH_BATCH = "parallelism.sync_each_batch"
+SYNC_EACH_BATCH, EXPERTS = "parallelism.sync_each_batch", "parallelism.experts"
 RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
 
 
@@ -151,6 +151,11 @@ def sync_has_effect(cfg: Config) -> bool:
     return cfg.parallelism.sharded and cfg.accumulation.steps > 1
 
 
+def experts_have_effect(cfg: Config) -> bool:
+    """Whether ranks may share out experts: FSDP, of a model whose sizes say that it has some."""
+    return cfg.parallelism.name == "fsdp" and cfg.parallelism.sharded and bool(cfg.model.experts)
+
+
 # Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
 HOOKS = hooks.register(
     "parallelism",
@@ -162,6 +167,7 @@ HOOKS = hooks.register(
         warnings=warnings,
         search=(
             Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),
+            Dimension(EXPERTS, 51, (None, 2, 4, 8), has_effect=experts_have_effect),
             Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
         ),
     ),
