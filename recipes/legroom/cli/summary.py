@@ -61,7 +61,7 @@ def _lines(rows: Iterable[Row]) -> list[str]:
 
 
 def _device_rows(memory: Memory) -> Iterator[Row]:
-    """Device memory as the guides print it: before, with the kernels loaded, with the model. An estimate's GPU is idle."""
+    """Device memory as the guides print it: before (of an estimate: none), with the kernels loaded, with the model."""
     weights = memory.weights_device_bytes if memory.weights_device_bytes is not None else memory.weights_bytes
     if memory.device_used_bytes is None or memory.context_bytes is None or weights is None:
         return

@@ -5,20 +5,17 @@ A row's figures are medians over the repeats, with the smallest and the largest 
 
 from __future__ import annotations
 
-import datetime
 import math
-import re
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from legroom.errors import Refusal
-from legroom.records import record_file
 from legroom.records.printable import printable
 from legroom.records.record import Estimate, Record, shown_status
 from legroom.records.validate import has_type
 from legroom.report.labels import facts, label_keys, label_of
+from legroom.report.row_order import in_order
 from legroom.units import GIB, MIB
 
 DONE = ("ok", "preempted")  # statuses whose figures are valid
@@ -28,7 +25,6 @@ MEMORY_KINDS = {
     "peak_reserved_bytes": ("reserved", "the most that CUDA's allocator reserved"),
     "peak_tensor_bytes": ("tensor", "the largest sum of live tensors"),
 }
-MOST_DIGITS = 1000  # of a number in a label that is sorted as a number
 MAX_KEY_COLUMNS = 6  # with more keys there is one column, with the values that differ from the most common ones
 
 
@@ -191,7 +187,7 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
     keys = label_keys([values for _, values in described])
     used = {(values.get(key.split(".")[0]), key) for _, values in described for key in values if values[key] != "null"}
     rows: dict[tuple, Row] = {}
-    for found, values in sorted(described, key=_order(described, keys)):
+    for found, values in sorted(described, key=in_order(described, keys)):
         label = label_of(values, keys, used)
         rows.setdefault(tuple(label.items()), Row(label, [], values)).runs.append(found)
     made = Table(keys, list(rows.values()))
@@ -230,50 +226,6 @@ def _published_in_experiment(experiment: Any) -> dict:
     names = ("device_used_bytes", "samples_per_second")
     figures = {name: values[name] for name in names if name in values and has_type(values[name], float)}
     return figures | {"source": printable(str(values.get("source") or "others"))}
-
-
-def _order(described: list[tuple[Record, dict[str, str]]], keys: list[str]) -> Callable:
-    """The sort key of (record, facts): by number in the sweep, then by start time, then by label."""
-    numbers = [_job_number(found) for found, _ in described]
-    one_sweep = None not in numbers and len(set(numbers)) == len(numbers)  # else several sweeps, each numbered from 0
-
-    def order(job: tuple[Record, dict[str, str]]) -> tuple:
-        found, values = job
-        number, started = _job_number(found), _timestamp(found.environment.get("started_at"))
-        natural = [
-            [
-                (int(part), "") if part.isdecimal() and len(part) < MOST_DIGITS else (-1, part)
-                for part in re.split(r"(\d+)", values.get(key, ""))
-            ]
-            for key in keys
-        ]
-        measure, train = found.config.get("measure") or {}, found.config.get("train") or {}
-        return (
-            number if one_sweep else 0,
-            started,
-            number or 0,
-            natural,
-            str(measure.get("repeat")),
-            str(train.get("seed")),
-            str(found.config_key),
-            record_file.to_json(found),
-        )
-
-    return order
-
-
-def _job_number(found: Record) -> int | None:
-    """The number of a job in its sweep; None for a single run."""
-    number = found.environment.get("job_number")
-    return number if isinstance(number, int) else None
-
-
-def _timestamp(text: Any) -> float:
-    """Seconds of a time in ISO format; infinity where there is none, which sorts last."""
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError):
-        return math.inf
 
 
 def _memory_kind(rows: list[Row]) -> str:
