@@ -229,7 +229,8 @@ def _check_figures(values: dict[str, Any]) -> None:
 def _precision(trace: OpTrace) -> str:
     """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
 
-    Under autocast (weights in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch is set.
+    Under autocast (what is trained is in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch
+    is set.
     """
     import torch
 
@@ -243,7 +244,7 @@ def _precision(trace: OpTrace) -> str:
                     flops[operation.dtype] += operation.flops * times
     most = flops.most_common(1)[0][0] if flops else "fp32"
     if most in ("fp16", "bf16"):
-        weights = list(trace.model.parameters())
+        weights = [weight for weight in trace.model.parameters() if weight.requires_grad]
         wide = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
         return most if 2 * wide > sum(weight.numel() for weight in weights) else "bf16_pure"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"

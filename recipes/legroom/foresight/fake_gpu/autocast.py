@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from legroom.third_party import torch_backend_private as backend
+from legroom.third_party.patching import patched
 from legroom.third_party.torch_private import overload_name, schema
 
 LISTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # policy -> operations
@@ -25,8 +26,13 @@ LISTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml")
 
 @contextlib.contextmanager
 def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterator[None]:
-    """Inside, autocast on a device type casts as CUDA's does. key: the device's dispatch key for autocast."""
-    policies = _Policies(device_type, key)
+    """Inside, autocast on a device type casts as CUDA's does, and is CUDA's for whoever asks: peft's quantised layers
+    cast their input where there is none. key: the device's dispatch key for autocast."""
+    policies, is_enabled = _Policies(device_type, key), torch.is_autocast_enabled
+
+    def asked(of: str | None = None) -> bool:
+        return is_enabled(device_type if of in (None, "cuda") else of)
+
     kernels: dict[str, Callable] = {}
     for policy, names in LISTS.items():
         for name in names:
@@ -38,6 +44,7 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
         backend.fallthrough_for(key),
         backend.registered_kernels(key, kernels),
         backend.observed_autocast_exit(policies.clear_cache),
+        patched(torch, is_autocast_enabled=asked),
     ):
         yield
 
