@@ -25,7 +25,7 @@ def weights_by_shape(lacking: Callable[[str], None]) -> Iterator[None]:
     quantisation, types, tied weights) is the library's own. With device_map="auto" the model is on the GPU as a whole:
     it would leave on the host what the card has no room for, and nothing trains then.
     """
-    room = device_maps.accelerate_max_memory
+    room = device_maps.accelerate_max_memory  # pyright: ignore[reportPrivateImportUsage]
 
     def unbounded(given: Any = None) -> Any:
         found = room(given)

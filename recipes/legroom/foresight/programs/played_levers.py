@@ -56,7 +56,7 @@ def changed(changes: Mapping[str, Mapping[str, Any]], facts: dict[str, Any]) -> 
         return found
 
     def built(accelerator: Any, *args: Any, **named: Any) -> None:
-        build(accelerator, *args, **named | changes.get("accelerator", {}))
+        build(accelerator, *args, **(named | dict(changes.get("accelerator", {}))))
         facts["accelerator"] = {"mixed_precision": accelerator.mixed_precision}
 
     with contextlib.ExitStack() as hooks:
@@ -111,7 +111,7 @@ def _optimizer(kind: str | None) -> Iterator[None]:
             from bitsandbytes import optim
 
             decoupled = isinstance(optimizer, torch.optim.AdamW)
-            made = (optim.AdamW8bit if decoupled else optim.Adam8bit)(params, **settings)
+            made = getattr(optim, "AdamW8bit" if decoupled else "Adam8bit")(params, **settings)
         optimizer.__class__ = type(made)  # the object is the script's, whatever name it has imported the class by
         vars(optimizer).update(vars(made))
 
