@@ -72,6 +72,8 @@ class Case:
 
 def check(model: str, card: str, typed: tuple[str, ...]) -> Case | None:
     """What is advised for a model on a card, held to fit; None where the estimate fits as it is."""
+    if card == "t4_16gb":  # which has no bf16
+        typed = tuple(word.replace("=bf16", "=fp16") for word in typed)
     case, words = Case(model, card), [f"model={model}", f"gpu={card}", *typed]
     cfg, _, problems = space.compose_estimate(*words)
     outcome, refused = runner.predict(words)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 from conftest import CONF, ROOT, small
-from fit_search import GPU, planned, searched, tiny
+from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
 from legroom.cli import fit
 from legroom.foresight.search import plan, present, request, space
@@ -273,6 +273,18 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
         assert asdict(pasted.memory) | host == asdict(found.outcome.memory) | host
         assert pasted.speed == found.outcome.speed and pasted.config == found.outcome.config
         assert (pasted.estimate.fits, pasted.estimate.margin_bytes) == (True, found.outcome.estimate.margin_bytes)
+
+
+@pytest.mark.parametrize(("limit_gib", "chosen"), [(0.2, "none"), (0.1, "full")])
+def test_the_best_alone_is_what_the_whole_search_finds_with_fewer_extrapolations(limit_gib, chosen):
+    from legroom.foresight.search import runner
+
+    sizes = ["model.width=256", "model.feed_forward=1024", "model.positions=256", "data.seq_len=256", "model.layers=3"]
+    words, kept = [*sizes, "batch.effective=4", f"launch.memory_limit_gib={limit_gib}"], ("model.attention", "optim")
+    whole = runner.run(planned(*words, keep=kept), 1, SameProcessExecutor(), closest=False)
+    alone = runner.best(planned(*words, keep=kept), SameProcessExecutor())
+    assert alone.rows[0].chosen == whole.rows[0].chosen and alone.rows[0].chosen["checkpointing"] == chosen
+    assert alone.rows[0].estimate == whole.rows[0].estimate and alone.extrapolated < whole.extrapolated
 
 
 def test_where_nothing_fits_it_says_what_comes_closest():

@@ -42,6 +42,7 @@ class Adviser:
         self.here = self.cfg.parallelism.world_size
         self.effective = effective_batch(self.cfg)
         self._may_fit: dict[tuple[int, tuple[Lever, ...]], bool | None] = {}
+        self._shares: dict[tuple[str, ...], float | None] = {}  # a command line -> its `_least_share`
 
     def found(self) -> list[Trial]:
         """What fits, in the order of the objective: none is beaten by one before it in everything."""
@@ -102,13 +103,14 @@ class Adviser:
         for way in ways:
             share = self._effective(count) // (count if count != self.here else self.cfg.parallelism.replicas or 1)
             batch = share if way.get(optim.IN_BACKWARD) == IN_BACKWARD else 1
-            line = [*self._typed(count, way.values()), f"{space.BATCH}={batch}"]
             over = [] if count == self.here else space.mode_overrides("fsdp", count)
-            cfg, _, problems = space.compose_estimate(*line, *over)
-            if cfg is None or problems:
+            line = (*self._typed(count, way.values()), f"{space.BATCH}={batch}", *over)
+            if line not in self._shares:
+                cfg, _, problems = space.compose_estimate(*line)
                 self.refused |= dict.fromkeys(map(str, problems))
-                continue
-            answers.append(self.trials.submit(_least_share, cfg).result() <= 1)
+                fine = cfg is not None and not problems
+                self._shares[line] = self.trials.submit(_least_share, cfg).result() if fine else None
+            answers += [share <= 1 for share in [self._shares[line]] if share is not None]
         return any(answers) if answers else None
 
     def _effective(self, count: int) -> int:
@@ -137,7 +139,7 @@ class Adviser:
         if self.here == 1 and "parallelism" in search.values:  # each GPU of ddp holds what one alone does not
             search.values["parallelism"] = [mode for mode in search.values["parallelism"] if mode != "ddp"]
         self.trials.plan(SEARCHES)
-        result = runner.run(search, 1, self.trials, closest=False)
+        result = runner.best(search, self.trials)
         if not result.fits:
             return None
         best = result.rows[0]

@@ -116,12 +116,15 @@ class _Group:
             for values, possible in self.batches.items()
             if possible
         }
+        if self.chains and tuple(self.light[lever] for lever in OF_PASSES) not in self.chains:  # it is excluded
+            self.light |= dict(zip(OF_PASSES, next(iter(self.chains))))
         self.steps = {
             optim: self._submit({"optim": optim}, batches[:1])
             for optim in tried["optim"]
-            if optim != self.light["optim"]
+            if self.chains and optim != self.light["optim"]
         }
-        self.steps[self.light["optim"]] = self.chains[tuple(self.light[lever] for lever in OF_PASSES)]
+        if self.chains:
+            self.steps[self.light["optim"]] = self.chains[tuple(self.light[lever] for lever in OF_PASSES)]
         self.small = {
             checkpointing: self._submit(
                 {"checkpointing": checkpointing, "parallelism": mode}, batches[:1], resharding=True

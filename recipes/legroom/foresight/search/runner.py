@@ -10,14 +10,14 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from legroom.config import Config
 from legroom.errors import Refusal, UnknownOperation
 from legroom.foresight import not_followed, prediction, simulation
 from legroom.foresight.search import objective, space
-from legroom.foresight.search.candidates import Candidate, candidates_of
+from legroom.foresight.search.candidates import OF_GROUPS, OF_PASSES, Candidate, candidates_of
 from legroom.foresight.tried import Tried
 from legroom.machine import host
 from legroom.models import architectures, builder
@@ -47,12 +47,14 @@ class Found(Tried):
 
 @dataclass
 class Result:
-    """rows: the fastest that fit, or where none does, those that come closest. refused: reasons. The rest: counts."""
+    """rows: the fastest that fit, or where none does, those that come closest. refused: reasons. The next: counts.
+    candidates: all that were extrapolated."""
 
     rows: list[Found]
     refused: list[str]
     extrapolated: int
     estimated: int
+    candidates: list[Candidate] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -92,7 +94,35 @@ def run(
     else:
         rows.sort(key=lambda found: found.order(search))
     refused += [found.refused for found in tried if found.refused]
-    return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried))
+    return Result(rows[:top], list(dict.fromkeys(refused)), extrapolated, len(tried), candidates)
+
+
+def best(search: space.SearchSpace, workers: Executor) -> Result:
+    """The first row that `run` would find, with fewer extrapolations, where there is one to find.
+
+    What recomputes nothing comes first. With the same other levers a step that recomputes takes as long at least, so
+    what already takes too long without is not tried with.
+    """
+    key, values = "checkpointing", search.values.get("checkpointing", [])
+    if "none" not in values or len(values) == 1 or search.base.parallelism.sharded or "parallelism" in search.values:
+        return run(search, 1, workers, closest=False)
+    found = run(replace(search, values=search.values | {key: ["none"]}), 1, workers, closest=False)
+    rest = replace(search, values=search.values | {key: [value for value in values if value != "none"]})
+    if found.fits:
+        alike: dict[tuple, bool] = {}  # values of the other levers -> whether none of these candidates can be better
+        for one in found.candidates:
+            least = min(search.changes_of(one.chosen | {key: value}) for value in rest.values[key])
+            beaten = objective.order(one.seconds_per_token, least) >= found.rows[0].order(search)
+            levers = [lever for lever in (*OF_PASSES, *OF_GROUPS, space.BATCH) if lever in one.chosen and lever != key]
+            chosen = tuple((lever, one.chosen[lever]) for lever in levers)
+            alike[chosen] = alike.get(chosen, True) and beaten
+        rest.excluded = search.excluded | {chosen for chosen, beaten in alike.items() if beaten}
+        if not rest.count():
+            return found
+    more = run(rest, 1, workers, closest=False)
+    rows = sorted(found.rows + more.rows, key=lambda row: row.order(search))[:1]
+    extrapolated, estimated = found.extrapolated + more.extrapolated, found.estimated + more.estimated
+    return Result(rows, [*found.refused, *more.refused], extrapolated, estimated)
 
 
 def _may_be_faster(search: space.SearchSpace, following: Candidate | None, slowest: float, tried: float) -> bool:
