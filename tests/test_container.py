@@ -19,7 +19,7 @@ LINES = re.sub(
     r"\\\n\s*", "", re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
 ).splitlines()
 STEPS = [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in LINES if line]
-STAGES = {}
+STAGES, stage = {}, []
 for instruction, rest in STEPS:
     if instruction == "FROM":
         STAGES[rest.rpartition(" AS ")[2]] = stage = [(instruction, rest)]
@@ -71,7 +71,8 @@ def test_make_says_how_to_build(tmp_path):
 def test_the_steps_for_a_cpu_install_a_command_that_trains(tmp_path):
     """In a new environment that sees the installed libraries, so that pip has only this package to build."""
     work, runs, python = tmp_path / "legroom", tmp_path / "runs", tmp_path / "venv" / "bin" / "python"
-    work.mkdir(), runs.mkdir()
+    work.mkdir()
+    runs.mkdir()
     venv.create(tmp_path / "venv", with_pip=True)
     subprocess.run(
         [python, "-m", "pip", "uninstall", "--yes", "--quiet", "setuptools"], check=True

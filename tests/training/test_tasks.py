@@ -58,7 +58,7 @@ def test_an_estimate_has_the_ledgers_peak(train, predicted, task):
 
 
 def test_scores_of_known_predictions():
-    from legroom.records.record import Evaluation
+    from legroom.records.record import Evaluation, quality
     from legroom.training import scores
 
     def scored(task, logits, labels):
@@ -73,7 +73,8 @@ def test_scores_of_known_predictions():
     found = scored("regression", [[1.0], [2.0], [4.0]], [2.0, 1.0, 5.0])
     expected = torch.corrcoef(torch.tensor([[1.0, 2, 4], [2, 1, 5]]))[0, 1]
     assert found.pearson == pytest.approx(float(expected), abs=1e-6)
-    assert scored("regression", [[1.0], [1.0]], [2.0, 1.0]).pearson is None
+    alike = scored("regression", [[1.0], [1.0]], [2.0, 1.0])
+    assert alike.pearson is None and quality(Evaluation(2, 0.5)) == "no score"
     assert scored("classification", [[0.0, 1.0], [1.0, 0.0]], [1, 1]).accuracy == 0.5
 
 
@@ -108,7 +109,7 @@ def test_both_recipes_draw_the_same_masks_and_the_model_opens_again(train):
     assert one.evaluation.loss == other.evaluation.loss
     assert one.evaluation.perplexity == pytest.approx(math.exp(one.evaluation.loss))
     fill = pipeline("fill-mask", model=str(runs[0].folder / "model"))
-    assert len(fill("def " + fill.tokenizer.mask_token)) == 5
+    assert len(fill(f"def {fill.tokenizer.mask_token}")) == 5
     assert "pipeline_tag: fill-mask" in (runs[0].folder / "model" / "README.md").read_text()
 
 

@@ -75,7 +75,7 @@ def of_task(
 
 def _apart(part: datasets.Dataset) -> datasets.Dataset:
     """A row for each label of a part whose rows have several."""
-    pairs = [(each, row["place"]) for row in part.select_columns(["label", "place"]) for each in row["label"]]
+    pairs = [(each, row["place"]) for row in part.select_columns(["label", "place"]).to_list() for each in row["label"]]
     kind = part.features["label"]
     inner = kind[0] if isinstance(kind, list) else kind.feature
     features = datasets.Features({"label": inner, "place": datasets.Value("large_string")})

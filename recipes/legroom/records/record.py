@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 
 from legroom.config import ESTIMATE_ONLY, identity_of
@@ -153,6 +154,7 @@ def verdict_of(estimate: Estimate) -> str:
     return estimate.verdict or (FITS if estimate.fits else DOES_NOT_FIT)
 
 
+LARGEST_EXPONENT = 700  # math.exp overflows above 709: such a perplexity is infinite
 SCORES = ("accuracy", "perplexity", "f1", "exact_match", "pearson")  # beside an evaluation's loss
 SHARES = {"accuracy": "accuracy", "f1": "F1", "exact_match": "exact match"}
 
@@ -161,6 +163,8 @@ def quality(evaluation: Evaluation) -> str:
     """The scores of an evaluation in words."""
     found = [f"{name} {value:.1%}" for key, name in SHARES.items() if (value := getattr(evaluation, key)) is not None]
     found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
+    if not found and evaluation.perplexity is None and (evaluation.loss or math.inf) < LARGEST_EXPONENT:
+        return "no score"  # of random spans, or of numbers that are all the same
     perplexity = "not a number" if evaluation.perplexity is None else f"{evaluation.perplexity:.2f}"
     return ", ".join(found) or f"perplexity {perplexity}"
 

@@ -22,7 +22,7 @@ def test_a_vocabulary_is_named_with_what_the_next_multiple_gains(predicted):
         line,
     )
     gain = 1 - even.speed.step_seconds_median / odd.speed.step_seconds_median
-    assert gain > 0.01 and int(said[1]) / 100 == pytest.approx(gain, abs=0.03)
+    assert said is not None and gain > 0.01 and int(said[1]) / 100 == pytest.approx(gain, abs=0.03)
     assert not named(even)
 
 
