@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from legroom.config import Config
-from legroom.foresight.speed import efficiencies, roofline
-from legroom.foresight.speed.operations import MATMUL, Operation, Tally
+from legroom.foresight.speed import efficiencies, operation_names, roofline
+from legroom.foresight.speed.operations import Operation, Tally
 
 TILE = 64
 LEAST = 0.01  # of the device's time: a smaller gain is not named
@@ -44,7 +44,7 @@ def _gain(cfg: Config, tally: Tally, size: int, larger: int, total: float) -> fl
     gain = changed = 0.0
     for operation, times in _operations(tally):
         sides = {size: larger, 3 * size: 3 * larger}  # three: queries, keys and values in one product
-        if operation.kind == MATMUL and sides.keys() & set(operation.shape[1:]):
+        if operation.kind == operation_names.MATMUL and sides.keys() & set(operation.shape[1:]):
             shape = operation.shape[:1] + tuple(sides.get(side, side) for side in operation.shape[1:])
             grown = replace(operation, shape=shape, bytes=operation.bytes * larger // size)
             now = times * _seconds(cfg, operation)
@@ -56,7 +56,7 @@ def _gain(cfg: Config, tally: Tally, size: int, larger: int, total: float) -> fl
 def _operations(tally: Tally) -> Iterator[tuple[Operation, float]]:
     """The operations of the device, without the exchanges between ranks, and how often each runs."""
     for counts in tally.counts.values():
-        yield from ((one, times) for one, times in counts.items() if one.kind != roofline.COLLECTIVE)
+        yield from ((one, times) for one, times in counts.items() if one.kind != operation_names.COLLECTIVE)
 
 
 def _seconds(cfg: Config, operation: Operation) -> float:
