@@ -3,7 +3,7 @@
 #   docker build --target gpu -t legroom:gpu .
 #   docker run --rm --gpus all --ipc=host -v "$PWD:/runs" legroom:gpu train model=bert_large precision=bf16
 ARG PYTHON=3.12
-# Any tag whose PyTorch is one that pyproject.toml takes; with another one the build ends and says so.
+# Not built by us, nor the tag tried. Any tag whose PyTorch pyproject.toml takes; with another one the build ends and says so.
 ARG NVIDIA=26.06-py3
 
 FROM python:${PYTHON}-slim AS cpu
