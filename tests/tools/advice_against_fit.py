@@ -86,7 +86,7 @@ def check(model: str, card: str, typed: tuple[str, ...]) -> Case | None:
     case.found = adviser.found()
     case.seconds, case.tried = time.process_time() - start, adviser.trials.count
     _fits_on_its_own(case, words)
-    levers = adviser.levers.get(case.found[0].changes, ()) if case.found else ()
+    levers = tuple(adviser.levers.get(case.found[0].changes, ())) if case.found else ()
     if case.found:
         made = config.from_dict(case.found[0].record.config)
         case.gpus = made.parallelism.world_size
@@ -181,7 +181,7 @@ def main(asked: list[str]) -> int:
 def page(lines: list[list[str]]) -> str:
     """The page of a whole run."""
     typed = markdown(["model", "typed"], [[name, f"`{' '.join(words)}`"] for name, words in MODELS.items()])
-    about = __doc__.split("\n\n", 1)[1].replace("Writes docs/results/advice.md.", "").strip()
+    about = str(__doc__).split("\n\n", 1)[1].replace("Writes docs/results/advice.md.", "").strip()
     return (
         "# Advice held to fit\n\nWritten by `python tests/tools/advice_against_fit.py`.\n\n"
         f"{about}\n\n{typed}\n\n{markdown(HEADINGS, lines)}\n"

@@ -17,7 +17,8 @@ from legroom.records.validate import check_types, has_type, type_hints
 FILE_NAME = "result.json"
 USUAL_BYTES = 2**16  # of a record
 MOST_BYTES = 2**28  # of a record: ten million steps
-PARTS = {name: kind for name, kind in config.node_types(Record).items() if dataclasses.is_dataclass(kind)}
+_KINDS = config.node_types(Record).items()
+PARTS = {name: kind for name, kind in _KINDS if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def to_json(record: Record) -> str:

@@ -97,9 +97,9 @@ def _bar_panel(
             no_figure(axes, y, row, "not measured")
             continue
         median, low, high = (value / scale for value in spread)
-        pale = {"color": colour + "55", "edgecolor": colour} if row.estimate else {"color": colour}
+        pale = colour + "55" if row.estimate else colour
         whiskers = [[median - low], [high - median]] if low != high else None
-        axes.barh(y, median, 0.68, xerr=whiskers, **pale)
+        axes.barh(y, median, 0.68, xerr=whiskers, color=pale, edgecolor=colour)
         text = number(median, 3) + "*" * (row.jobs_at_once > 1)
         if base and base.median and row is not made.baseline:
             text += f"  {percent(spread.median, base.median, 0)}".replace("-", "−")
