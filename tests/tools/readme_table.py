@@ -46,8 +46,9 @@ CAPTION = (
     "GiB of a GPU that one step takes, with batches of 1 x 2048 tokens, AdamW, `checkpointing=full loss=chunked`, and "
     "`precision=bf16_pure` for full and LoRA (16-bit weights), `precision=bf16` for QLoRA (4-bit base). In bold: it "
     "fits that card, with room for what varies between machines; tight: without; pairs are `parallelism=fsdp`, GiB of "
-    "each. -: does not go together, and is refused."
+    "each."
 )
+REFUSED = " -: does not go together, and is refused."
 
 
 def sweep(folder: Path, overrides: list[str], cards: list[str]) -> dict[str, Record]:
@@ -83,7 +84,8 @@ def table(folder: Path) -> str:
     headings = ["", "", *(f"{size} GB" for size in CARDS.values()), *(f"{pair} GB" for pair in PAIRS.values())]
     names = ", ".join([*CARDS, *(f"2 x {card}" for card in PAIRS)])
     made = f"Made by `tests/tools/readme_table.py` on {datetime.date.today()} for {names}; none of it was measured."
-    return f"{markdown(headings, lines)}\n\n{CAPTION} {made}"
+    refused = REFUSED * any("-" in line for line in lines)
+    return f"{markdown(headings, lines)}\n\n{CAPTION}{refused} {made}"
 
 
 def main() -> None:
