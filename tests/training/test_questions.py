@@ -123,6 +123,8 @@ def test_squads_own_file_is_read(tmp_path):
     [
         ({"answers": {"text": ["tower"], "answer_start": [0]}}, "the answer 'tower' does not stand at character 0"),
         ({"answers": {"text": ["tower"], "answer_start": []}}, "equally long"),
+        ({"answers": {"text": [1904], "answer_start": [0]}}, "the answer 1904 does not stand"),
+        ({"answers": {"text": ["tower"], "answer_start": [CONTEXT.find("tower") - len(CONTEXT)]}}, "at character -"),
         ({"answers": "tower"}, "answers must be an object"),
         ({"context": ""}, "not empty"),
         ({"question": 3}, "must be texts"),

@@ -86,6 +86,7 @@ def test_scores_of_known_predictions():
         ("multi_label", {"a": 1}, "needs a list of words"),
         ("multi_label", 3, "needs a list of words"),
         ("multi_label", [1.5], "needs a list of words"),
+        ("multi_label", [0, 1, 0, 1], "write the numbers of those labels, [1, 3]"),
     ],
 )
 def test_labels_of_another_kind_are_refused_by_their_place(task, label, said, tmp_path):
@@ -94,6 +95,24 @@ def test_labels_of_another_kind_are_refused_by_their_place(task, label, said, tm
     words = labelled(tmp_path, [NUMBERS[0] if task == "regression" else ["a"], label, label])
     text = refusal("model=bert_tiny", *words, f"data.task={task}", task=task)
     assert "rows.jsonl, line 2: the column label holds" in text and said in text
+
+
+def test_labels_of_which_all_rows_have_the_same_or_one_are_told(tmp_path):
+    from test_data import built, refusal
+
+    words = ["model=bert_tiny", "model.classes=3", "data.task=multi_label"]
+    same = labelled(tmp_path, [[0, 1], [1, 0]] * 4)
+    assert "all 6 rows to train on have the label 0, 1" in refusal(*words, *same, task="multi_label")
+    alone = built(*words, *labelled(tmp_path, ["good, bad", "good", "bad"] * 4), task="multi_label")
+    assert "no row has more than one label" in " ".join(alone.warnings)
+
+
+def test_numbers_that_fp32_does_not_hold_are_left_out():
+    from legroom.data import label_values
+
+    assert [label_values.number(each, "", "") for each in (10**400, 1e39, "1e400", "nan", "-1e38")] == [None] * 4 + [
+        -1e38
+    ]
 
 
 # --- masked language modelling ------------------------------------------------------------------------

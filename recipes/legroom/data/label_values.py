@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from legroom.errors import Refusal
 
 BETWEEN = "|"  # labels that are written in one text, as in a .csv file
+LARGEST = 3.4e38  # of fp32, in which a model is told its labels
 
 
 def number(value: Any, where: str, advice: str) -> float | None:
     """A label of data.task=regression; None where there is none. where, advice: begin and end of the Refusal."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if math.isfinite(value) else None
     try:
-        found = float(str(value))
-    except (TypeError, ValueError):
+        found = float(value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value))
+    except ValueError:
         raise Refusal(f"{where} {value!r:.40}, and data.task=regression needs a number. {advice}") from None
-    return found if math.isfinite(found) else None
+    except OverflowError:  # a whole number of 310 digits
+        return None
+    return found if abs(found) <= LARGEST else None
 
 
 def several(value: Any, where: str, advice: str) -> list[int | str]:
@@ -30,4 +30,10 @@ def several(value: Any, where: str, advice: str) -> list[int | str]:
             f"{where} {value!r:.40}, and data.task=multi_label needs a list of words or of numbers of classes, or a "
             f"text with {BETWEEN} between them. {advice}"
         )
-    return [each for each in dict.fromkeys(found) if each != ""]
+    kept = [each for each in dict.fromkeys(found) if each != ""]
+    if len(kept) < len(found) and set(found) <= {0, 1}:
+        raise Refusal(
+            f"{where} {value!r:.40}, which seems to have a 1 for each label of the text: write the numbers of those "
+            f"labels, {[place for place, each in enumerate(found) if each]}. {advice}"
+        )
+    return kept

@@ -69,6 +69,11 @@ def of_task(
     if not all(len(part) for part in parts if part is not None):
         raise Refusal("no row has a label: data.task=multi_label needs some that have. Check data.label_column=.")
     assert parts[0] is not None
+    sets = [frozenset(found) for found in train["label"]]
+    if len(set(sets)) == 1 < len(sets):
+        raise Refusal(one_class(len(sets), "rows to train on", shown(sets[0])))
+    if max(map(len, sets)) == 1:
+        warn(f"no row has more than one label, such as {shown(set().union(*sets))}. In a text | stands between labels.")
     found = classes_of(parts[0], parts[1], head, most, warn)
     return Sets(found.names, found.index)
 

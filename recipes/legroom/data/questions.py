@@ -38,7 +38,8 @@ def collect(found: Rows, source: str) -> datasets.Dataset:
         missing = [name for name in COLUMNS if name not in row]
         if missing:
             raise Refusal(
-                f"{where} data.task=question_answering needs the columns {', '.join(COLUMNS)}, not {missing[0]}."
+                f"{where} there is no column {missing[0]}: data.task=question_answering needs {', '.join(COLUMNS)}; "
+                f"the row has {', '.join(row)}."
             )
         question, context, answers = (row[name] for name in COLUMNS)
         if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
@@ -48,7 +49,8 @@ def collect(found: Rows, source: str) -> datasets.Dataset:
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
             raise Refusal(f"{where} answers must be an object with the lists text and answer_start, equally long.")
         for text, start in zip(texts, starts):
-            if type(start) is not int or not text or context[start : start + len(text)] != text:
+            stands = isinstance(text, str) and text and type(start) is int and start >= 0
+            if not stands or context[start : start + len(text)] != text:
                 raise Refusal(f"{where} the answer {text!r:.40} does not stand at character {start} of its context.")
         values = (encodable(question, where), encodable(context, where), starts, texts, place)
         for name, value in zip(columns, values):
