@@ -107,6 +107,16 @@ def test_labels_of_which_all_rows_have_the_same_or_one_are_told(tmp_path):
     assert "no row has more than one label" in " ".join(alone.warnings)
 
 
+def test_an_empty_cell_has_none_of_the_labels_and_a_row_without_it_is_left_out(tmp_path):
+    from test_data import built
+
+    (tmp_path / "rows.csv").write_text("text,label\nword,a|b\nword,\nword,b\nword\n")
+    words = ["data=text", f"data.path={tmp_path / 'rows.csv'}", "data.task=multi_label", "data.eval_fraction=0"]
+    data = built("model=bert_tiny", *words, task="multi_label")
+    assert [row["labels"].tolist() for row in data.train] == [[1, 1], [0, 0], [0, 1]]
+    assert "1 of 4 rows are left out" in " ".join(data.warnings)
+
+
 def test_numbers_that_fp32_does_not_hold_are_left_out():
     from legroom.data import label_values
 

@@ -7,7 +7,7 @@ from typing import Any
 from legroom.errors import Refusal
 
 BETWEEN = "|"  # labels that are written in one text, as in a .csv file
-LARGEST = 3.4e38  # of fp32, in which a model is told its labels
+LARGEST = 3.4e38  # of fp32, in which the loss compares numbers
 
 
 def number(value: Any, where: str, advice: str) -> float | None:

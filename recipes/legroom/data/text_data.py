@@ -46,6 +46,10 @@ def read(
         data_sources.refuse_without_labels(files, columns, source.partition("=")[2])
         columns = {"text": "text"}
     counts = dict.fromkeys(files, 0)
+    separated = data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR
+    label_column = next((column for column, name in columns.items() if name == "label"), "")
+
+    of_cells = separated and task == "multi_label"
 
     def warn_of_file(text: str) -> None:
         warn(f"{source}: {text}")
@@ -54,7 +58,7 @@ def read(
         for path in files:
             for place, row in text_files.rows(path, list(columns), form, source, warn_of_file):
                 counts[path] += 1
-                yield f"{path.name}, {place}", row
+                yield f"{path.name}, {place}", _empty_as_none(row, label_column) if of_cells else row
 
     values = collect(rows(), columns, source, advice, warn, task)
     empty = [path.name for path in files if not counts[path]]
@@ -63,8 +67,6 @@ def read(
         if not any(counts.values()):
             raise Refusal(f"{said}: there is nothing to read.")
         warn(f"{said}.")
-    label_column = next((column for column, name in columns.items() if name == "label"), "")
-    separated = data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR
     if separated:
         for column, name in columns.items():
             if name != "label" and all(map(_is_number, values[name])):
@@ -76,6 +78,11 @@ def read(
                     number = _value(float(label), "label", label_column, place, source, advice)
                 values["label"][index] = number
     return dataset(values, _class_label(files[0], label_column), warn_of_file)
+
+
+def _empty_as_none(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """A row of a .csv file for data.task=multi_label: an empty cell says that its text has none of the labels."""
+    return row | ({column: ""} if row.get(column, "") is None else {})
 
 
 def collect(
