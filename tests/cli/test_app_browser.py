@@ -24,8 +24,8 @@ LARGE = {"precision": "bf16", "batch.per_device": "1"}
 QUESTIONS = {
     "QLoRA 70B on two 24 GB": (
         {"model": "llama_70b", "gpu": "rtx4090_24gb", "gpus": "2", "mode": "fsdp", "adapter": "qlora", **LARGE},
-        None,
-        "adapter=qlora",
+        "llama_70b",
+        "It does not fit",
     ),
     "full 7B on 8 A100 40": (
         {"model": "llama2_7b", "gpu": "a100_40gb", "gpus": "8", "mode": "fsdp", **LARGE},

@@ -116,7 +116,7 @@ def _gpus(made: Table) -> Figure:
     columns: dict[str, tuple[Sequence[float | None], str]] = {"Throughput, samples/s": (speeds, ORANGE)}
     columns |= {"Memory that stays free, GiB": (free, BLUE)}
     columns |= {"Price of a million tokens": (costs, GREEN)} if any(costs) else {}
-    waiting = ["host: waits for the host; alike, and not ranked."] * bool(made.waiting)
+    waiting = ["host: waits for the host; alike, and not ranked."] * any(row.waits for row in made.rows)
     figure, sheet = panels(made, list(columns), ["All predicted.", *waiting])
     for axes, (values, colour) in zip(sheet, columns.values()):
         axes.set_xlim(0, (max(filter(None, values), default=0) or 1) * 1.42)
@@ -125,7 +125,7 @@ def _gpus(made: Table) -> Figure:
                 no_figure(axes, y, row, "not measured")
                 continue
             axes.barh(y, value, 0.68, color=colour + "55", edgecolor=colour)
-            write(axes, value, y, predicted.two_digits(value) + " host" * (values is speeds and row in made.waiting))
+            write(axes, value, y, predicted.two_digits(value) + " host" * (values is speeds and row.waits))
     return figure
 
 

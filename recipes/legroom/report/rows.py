@@ -80,6 +80,10 @@ class Row:
         return text + (" (estimate)" if self.estimate else "")
 
     @property
+    def waits(self) -> bool:  # for the host, as predicted: no card is faster than another
+        return self.runs[0].speed.bound_by == "host"
+
+    @property
     def jobs_at_once(self) -> int:
         """How many jobs ran at the same time, this one included."""
         counts = [run.environment.get("jobs_at_once") for run in self.runs]
@@ -119,14 +123,8 @@ class Table:
     left_out: int = 0  # rows that a picture of many jobs does not show
 
     @property
-    def of_gpus(self) -> bool:
-        """Whether it compares estimates of one training on several cards."""
+    def of_gpus(self) -> bool:  # estimates of one training on several cards
         return self.keys == ["gpu"] and all(row.estimate for row in self.rows)
-
-    @property
-    def waiting(self) -> list[Row]:
-        """The cards of such a comparison that wait for the host: it sets their speed, so that they are alike."""
-        return [row for row in self.rows if self.of_gpus and row.runs[0].speed.bound_by == "host"]
 
     @property
     def labels(self) -> dict[str, list[str]]:
@@ -168,9 +166,6 @@ class Table:
         return row.spread("speed", "samples_per_second")
 
 
-# --- rows ----------------------------------------------------------------------------------------
-
-
 def table(records: list[Record], baseline: str | None = None, published: dict[str, dict] | None = None) -> Table:
     """The records as a table.
 
@@ -178,7 +173,6 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
     or the start of a config_key; the first row that meets them. None: the first row that ended ok.
     published: conditions of the same kind -> figures that others measured: {"device_used_bytes": bytes,
     "samples_per_second": ..., "source": text, "where": more conditions}.
-
     Raises Refusal when there are no records, or when no row meets the baseline's conditions.
     """
     if not records:
@@ -192,9 +186,8 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
         rows.setdefault(tuple(label.items()), Row(label, [], values)).runs.append(found)
     made = Table(keys, list(rows.values()))
     if "gpu" in keys and all(row.estimate for row in made.rows):  # a comparison of cards: the fastest first
-        speeds = {id(row): (made.speed(row) or Spread(0, 0, 0)).median for row in made.rows}
-        speeds |= {id(row): max(speeds[id(row)] for row in made.waiting) for row in made.waiting}
-        made.rows.sort(key=lambda row: -speeds[id(row)])
+        of, none = made.of_gpus, Spread(0, 0, 0)
+        made.rows.sort(key=lambda row: -math.inf if of and row.waits else -(made.speed(row) or none).median)
     common = made.common if len(keys) > MAX_KEY_COLUMNS else {}
     for row in made.rows:
         parts = [f"{key}={value}" for key, value in row.label.items() if value != common.get(key)]
@@ -208,11 +201,7 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
 
 def _published_for(row: Row, published: dict[str, dict]) -> dict:
     """The published figures of a row: those with the most conditions, or else those in its experiment file."""
-    met = [
-        conditions
-        for conditions, figures in published.items()
-        if _meets(row, f"{conditions} {figures.get('where', '')}")
-    ]
+    met = [each for each, figures in published.items() if _meets(row, f"{each} {figures.get('where', '')}")]
     if met:
         return published[max(met, key=lambda conditions: len(conditions.split()))]
     return _published_in_experiment(row.runs[0].config.get("experiment"))

@@ -203,9 +203,11 @@ def remarks(made: Table) -> list[str]:
         lines.append("Repeats of a job are one row: the median (the least to the most).")
     if any(_predicted(row, predicted.step_seconds) for row in made.rows):
         lines.append(predicted.LIKELY)
-    if len(made.waiting) > 1:
-        names = ", ".join(row.label["gpu"] for row in made.waiting)
-        lines.append(f"These wait for the host, which is assumed to be the same: alike, and not ranked: {names}.")
+    waiting = [row.label["gpu"] for row in made.rows if made.of_gpus and row.waits]
+    if len(waiting) > 1:
+        lines.append(
+            f"These wait for the host, which is assumed to be the same: alike, and not ranked: {', '.join(waiting)}."
+        )
     if any(map(_spread, made.rows)):
         lines.append(
             "The spread is that of eight of ten steps; a speed within another's spread is not called different."

@@ -45,7 +45,7 @@ function sweepPage(sweep, place) {
 
 const good = (row) => row.ok && row.memory !== null && row.speed !== null;
 
-/** Whether two speeds are not told apart: measured, by their spread; predicted, within a hundredth. */
+/** Whether two speeds count as equal: measured ones by their spread, predicted ones within a hundredth. */
 function alike(row, other) {
   const within = (a, b) => a.speed_spread && a.speed_spread[0] <= b.speed && b.speed <= a.speed_spread[1];
   return row.estimate && other.estimate ? Math.abs(row.speed / other.speed - 1) <= 0.01 : within(row, other) || within(other, row);
