@@ -105,7 +105,7 @@ def _before(adviser: Adviser, case: Case, levers: tuple[Lever, ...]) -> list[tup
     more = [count for count in GPUS if count > here and adviser.effective % count == 0]
     order = [(here, ()), (here, (OFFLOAD,)), *((count, ()) for count in more)]
     order += [(here, each) for each in (*objective.changed_mathematics(cfg), *objective.adapters(cfg))]
-    chosen = (case.gpus, tuple(levers))
+    chosen = (case.gpus, levers)
     return order[: order.index(chosen)] if case.found and chosen in order else order
 
 
