@@ -192,6 +192,18 @@ def test_nothing_fits(played):
     assert "nothing fits NVIDIA GeForce RTX 4090, nor 8" in hint and not trials.fitting
 
 
+def test_nothing_fits_where_a_word_refuses_what_would(played, monkeypatch):
+    from legroom.foresight.search import adviser
+
+    def found(self):
+        self.refused["lora refuses it. Leave it out."] = None
+        return []
+
+    monkeypatch.setattr(adviser.Adviser, "found", found)
+    hint, _, _ = played(lambda *_: False, lambda *_: False)
+    assert "Not tried, because it is refused: lora refuses it. Leave it out. Or choose a smaller model" in hint
+
+
 @pytest.mark.parametrize("ends", ["seconds", "Ctrl-C"])
 def test_a_search_that_is_ended_keeps_what_it_found_and_says_how_far_it_came(played, ends):
     seen, said = [], []

@@ -75,8 +75,11 @@ def _hint(cfg: Config, outcome: Record, trials: Trials) -> str:
     adviser = Adviser(cfg, trials)
     found, device = adviser.found(), f"{cfg.gpu.device_name}"
     if not found:
-        refused = f" Refused: {' '.join(adviser.refused)}" if adviser.refused else ""
-        return f"Tried: nothing fits {device}, nor {GPUS[-1]} of them. Choose a smaller model or a larger GPU.{refused}"
+        nothing = f"Tried: nothing fits {device}, nor {GPUS[-1]} of them."
+        if adviser.refused:  # may fit once what refuses it is not typed
+            refused = " ".join(adviser.refused)
+            return f"{nothing} Not tried, because it is refused: {refused} Or choose a smaller model or a larger GPU."
+        return f"{nothing} Choose a smaller model or a larger GPU."
     said = [_said(cfg, adviser, trial) for trial in found]
     first = adviser.levers[found[0].changes]
     alone = config.from_dict(found[0].record.config).parallelism.world_size == cfg.parallelism.world_size
