@@ -1,7 +1,7 @@
 # Two images, of which `make image` builds one: `cpu`, small, and `gpu`, on NVIDIA's build of PyTorch.
 #   docker build --target cpu -t legroom:cpu .
 #   docker build --target gpu -t legroom:gpu .
-#   docker run --rm --gpus all --ipc=host -v "$PWD:/runs" legroom:gpu train model=bert_large precision=bf16
+#   docker run --rm --gpus all --ipc=host --user "$(id -u):$(id -g)" -e HOME=/tmp -v "$PWD:/runs" legroom:gpu train model=bert_large precision=bf16
 ARG PYTHON=3.12
 # Not built by us, nor the tag tried. Any tag whose PyTorch pyproject.toml takes; with another one the build ends and says so.
 ARG NVIDIA=26.06-py3

@@ -35,6 +35,9 @@ def test_an_estimate_that_does_not_fit_says_so():
 def test_the_time_after_a_resume_says_what_it_covers():
     record = ended(memory=Memory())
     assert "2 steps" in brief.brief(record, Path("x"), verbose=True)
+    assert ["training.samples", "16"] in [
+        line.split() for line in brief.brief(record, Path("x"), verbose=True).splitlines()
+    ]
     record.training.resumed_from_step = 1
     assert "1 steps since step 1" in brief.brief(record, Path("x"), verbose=True)
 

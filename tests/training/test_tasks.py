@@ -8,8 +8,10 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, pipeline
+from conftest import compose
+from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
+from legroom.data import dataset, preview
 from legroom.records import checkpoint_files
 
 RECIPES = ("trainer", "accelerate")
@@ -46,6 +48,25 @@ def test_both_recipes_train_the_same_and_save_what_opens_again(train, tmp_path, 
     assert model.config.problem_type == problem and model.config.num_labels == outputs
     names = ["a", "b", "c"] if task == "multi_label" else ["LABEL_0"]
     assert list(model.config.id2label.values()) == names
+
+
+@pytest.mark.parametrize(
+    "task,labels,said", [("regression", NUMBERS, "label 0.5:"), ("multi_label", SETS[1:], "label a, c:")]
+)
+def test_an_adapters_folder_has_the_labels_and_a_preview_names_them(train, tmp_path, task, labels, said):
+    words = [
+        "model=bert_tiny",
+        *labelled(tmp_path, labels),
+        f"data.task={task}",
+        "data.eval_fraction=0",
+        "model.classes=3",
+    ]
+    run = train(*words, "recipe=accelerate", "adapter=lora", "save.final=true")
+    config = AutoConfig.from_pretrained(run.folder / "model")
+    assert list(config.id2label.values()) == (["a", "b", "c"] if task == "multi_label" else ["LABEL_0"])
+    cfg = compose(*words).cfg
+    shown = preview.samples(dataset.build_data(cfg, task, 512), 12)
+    assert said in shown and ("label 3.5:" if task == "regression" else "label b, c:") in shown
 
 
 @pytest.mark.parametrize("task", ["regression", "multi_label", "masked_lm"])

@@ -19,6 +19,7 @@ from legroom.data.dataset import Data
 from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.measure.step_log import StepLog
+from legroom.options.task import OF_ROWS
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.records import checkpoint_files, model_card, run_folder
@@ -215,7 +216,7 @@ def _write_model(
     rounded, eight = cfg.precision.name != "fp32" or cfg.adapter.bits is not None, cfg.precision.name == "fp8"
     if unwrap.base_model(model) is not model and not cfg.save.merge:
         merged.save_adapter(model, target, gathered)
-        if data.task == "classification":  # an adapter has neither the number of classes nor their names
+        if data.task in OF_ROWS:  # an adapter has neither the number of labels nor their names
             unwrap.base_model(model).config.save_pretrained(target)
         warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
     else:

@@ -118,7 +118,6 @@ def _checked(asked: argparse.Namespace) -> int:
         found["tried"] = check_levers.plain(tryout)
         if not asked.json:
             print(_shorter(check_levers.text_of(tryout)))
-        estimates = {"": (tryout.together and tryout.together.estimate) or tryout.before}
     if asked.json:
         print(json.dumps(found, indent=1))
     return _code(estimates, failed, asked.budget)

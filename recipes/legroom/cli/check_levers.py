@@ -16,7 +16,7 @@ def text_of(tryout: Tryout) -> str:
     lines += [_row(one, before) for one in sorted(tryout.alone, key=lambda one: _used(one, before))]
     lines.append("")
     if together is None:
-        return "\n".join([*lines, "it fits as it is, and none of them alone makes it faster"])
+        return "\n".join([*lines, "it fits as it is, and nothing that changes no result makes it faster"])
     if not together.fits:
         return "\n".join([*lines, f"nothing that was tried fits, the last of it {together.typed or 'as it is'}"])
     head = "it fits as it is, and is faster with" if before.fits else "it fits with"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from legroom.records.record import Estimate, Memory, Operations, Record
+from legroom.records.record import SHARES, Estimate, Memory, Operations, Record
 from legroom.units import MIB
 
 Row = tuple[str, str, str]  # name, value, note
@@ -29,7 +29,7 @@ def estimate_lines(estimate: Estimate, memory: Memory) -> list[str]:
 
 
 def figure_lines(outcome: Record) -> list[str]:
-    """Every figure of the record that is there, by its name in the record (docs/record.md)."""
+    """The figures of the record that are single values, by their names in the record (docs/record.md)."""
     lines, count = _lines(_device_rows(outcome.memory)), outcome.memory.parameter_count
     for part in (part for part in PARTS if getattr(outcome, part) is not None):
         for name, value in vars(getattr(outcome, part)).items():
@@ -51,7 +51,7 @@ def _figure(name: str, value: Any, parameters: int | None) -> str:
         return f"{value / MIB:,.1f} MiB{each}"
     if "seconds" in name:
         return f"{value * 1000:,.2f} ms" if value < 10 else f"{value:,.1f} s"
-    if name in ("mfu", "accuracy") or name.endswith("_share"):
+    if name in ("mfu", *SHARES) or name.endswith("_share"):
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
 

@@ -124,7 +124,7 @@ def _dummy(cfg: Config, task: str, vocab: int, last_id: int | None) -> Data:
     count, held_out = _samples(cfg), cfg.data.eval_samples
     made = Data(task, part(count), part(held_out) if held_out else None, collate.stack, high, classes)
     if task == "masked_lm":
-        made.masking = Masking(max(0, low - 1), high, (), cfg.data.mask_share or masking.SHARE, cfg.train.seed)
+        made.masking = Masking(max(0, low - 1), high, (), masking.SHARE, cfg.train.seed)
     return made
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
+from legroom.options.task import OF_ROWS
 
 BEGIN, END = ">>>", "<<<"
 
@@ -20,15 +21,21 @@ def samples(data: Data, count: int) -> str:
     parts = []
     for number, (ids, labels) in enumerate(itertools.islice(_apart(data), count), 1):
         title = f"sample {number} of {total:,}, {len(ids):,} tokens"
-        if isinstance(labels, int):
-            name = data.names[labels] if labels < len(data.names) else str(labels)
-            parts.append(f"{title}, label {name}:\n{_text(data.tokenizer, ids)}")
+        if data.task in OF_ROWS:
+            parts.append(f"{title}, label {_label(data, labels)}:\n{_text(data.tokenizer, ids)}")
             continue
         trained = [label != IGNORE_INDEX for label in labels]
         trained[0] = False  # nothing predicts the first token
         title += f", {sum(trained):,} trained on (between {BEGIN} and {END})"
         parts.append(f"{title}:\n{_marked(data.tokenizer, ids, trained)}")
     return "\n\n".join(parts)
+
+
+def _label(data: Data, label: Any) -> str:
+    """A row's label by its names: a class, all that are true of several, or a number."""
+    if data.task == "multi_label":
+        return ", ".join(name for name, has in zip(data.names, label) if has) or "none"
+    return data.names[label] if isinstance(label, int) and label < len(data.names) else str(label)
 
 
 def _apart(data: Data) -> Iterator[tuple[list[int], Any]]:

