@@ -135,6 +135,12 @@ def _code(estimates: dict[str, StepEstimate], failed: bool, budget: int | None) 
     if failed:
         return REFUSED
     over = [one for one in estimates.values() if budget is not None and one.device_used_bytes > budget]
+    for one in over:
+        print(
+            f"above --budget on {one.device_name}: {one.device_used_bytes / MIB:,.0f} MiB of device memory, and "
+            f"{(budget or 0) / MIB:,.0f} are allowed",
+            file=sys.stderr,
+        )
     return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates.values()) else 0
 
 

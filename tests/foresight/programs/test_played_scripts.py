@@ -231,7 +231,9 @@ def test_the_command_says_its_verdict_and_its_exit_code(tmp_path, capsys, monkey
     assert (
         command.main(["--gpu", "rtx4090_24gb,l4_24gb", "--budget", "100MiB", "--json", "script.py", "--lr", "1"]) == 3
     )
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert "above --budget on NVIDIA L4: " in said.err and "100 are allowed" in said.err
+    found = json.loads(said.out)
     assert list(found) == ["rtx4090_24gb", "l4_24gb"] and found["l4_24gb"]["verdict"] == "fits"
     assert found["rtx4090_24gb"]["device_used_bytes"] > 100 * MIB
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

@@ -183,6 +183,9 @@ def test_what_fits_already_is_made_faster_alone(memory):
     assert found.together.typed == "--bf16 true" and found.together.estimate.step_seconds == 0.8
     assert memory(lambda *_: (900, 1.0)).together is None
     assert "fits as it is" in check_levers.text_of(memory(lambda *_: (900, 1.0)))
+    more = memory(lambda names, _: (900 + 50 * ("bf16" in names), 1 - 0.2 * ("bf16" in names)))
+    assert more.together.typed == "--bf16 true"
+    assert memory(lambda names, _: (900 + 200 * ("bf16" in names), 1 - 0.2 * ("bf16" in names))).together is None
 
 
 def test_the_least_that_fits_is_taken(memory):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -227,7 +228,8 @@ def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Tria
     faster and changes nothing."""
     saves = {lever.typed: trials.saved(lever, before) for lever in levers}
     useful = [lever for lever in levers if max(saves[lever.typed]) > NOTICED]
-    free = {one.group: one for one in useful if one.free and saves[one.typed][0] > -NOTICED and saves[one.typed][1] > 0}
+    most = math.inf if before.fits else NOTICED  # what fits may take more memory
+    free = {one.group: one for one in useful if one.free and saves[one.typed][0] > -most and saves[one.typed][1] > 0}
     trial = trials.run(list(free.values())) if free else Trial([], before)
     if trial.fits:
         return trial if free else None
