@@ -217,15 +217,31 @@ def test_whole_words_are_masked_as_one():
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "a", "the"]
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
-    continues = masking.continuing(tokenizer, len(words))
+    continues, breaks = masking.continuing(tokenizer, len(words))
     assert continues.tolist() == [False] * 6 + [True, True, False, False]
     ids = torch.tensor([[2, *([5, 6, 7, 8, 9, 5, 6] * 8), 3]] * 50)
-    found = masking_of(continues=continues, special=(0, 2, 3, 4), vocab=10)
+    found = masking_of(continues=continues, breaks=breaks, special=(0, 2, 3, 4), vocab=10)
     _, labels = masked(found, ids)
     number = torch.cumsum(~torch.from_numpy(continues)[ids], 1)
     for row, word in zip(labels != -100, number):
         assert {bool(row[word == each].all()) for each in word[row]} == {True}
         assert not set(word[row].tolist()) & set(word[~row].tolist())
+
+
+@pytest.mark.parametrize("text", ["word\n" * 40, "a\tbc\r\n" * 40, "\u8bcd" * 70], ids=["lines", "tabs", "no blanks"])
+def test_a_word_ends_with_its_line_and_no_row_is_one_word(text):
+    from legroom.data import byte_tokenizer, masking
+
+    tokenizer = byte_tokenizer.byte_tokenizer()
+    continues, breaks = masking.continuing(tokenizer, 300)
+    ids = torch.tensor([tokenizer(text)["input_ids"]] * 20)
+    found = masking_of(continues=continues, breaks=breaks, vocab=300)
+    _, labels = masked(found, ids)
+    share = (labels != -100).float().mean()
+    assert 0.1 < float(share) < 0.17
+    whole = torch.from_numpy(found._words(ids[0].numpy(), 16))
+    if text.startswith("word"):
+        assert whole[:12].tolist() == [1, 1, 1, 1, 2, 3, 3, 3, 3, 4, 5, 5]
 
 
 @pytest.mark.parametrize(

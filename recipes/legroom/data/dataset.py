@@ -173,8 +173,8 @@ def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
     if task != "masked_lm":
         return None
     special, share = tuple(tokens.tokenizer.all_special_ids), cfg.data.mask_share or masking.SHARE
-    continues = masking.continuing(tokens.tokenizer, tokens.vocab) if cfg.data.whole_words else None
-    return Masking(tokens.tokenizer.mask_token_id, tokens.vocab, special, share, cfg.train.seed, continues)
+    continues = masking.continuing(tokens.tokenizer, tokens.vocab) if cfg.data.whole_words else ()
+    return Masking(tokens.tokenizer.mask_token_id, tokens.vocab, special, share, cfg.train.seed, *continues)
 
 
 def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
