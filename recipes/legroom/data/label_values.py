@@ -30,7 +30,7 @@ def several(value: Any, where: str, advice: str) -> list[int | str]:
             f"{where} {value!r:.40}, and data.task=multi_label needs a list of words or of numbers of classes, or a "
             f"text with {BETWEEN} between them. {advice}"
         )
-    kept = [each for each in dict.fromkeys(found) if each != ""]
+    kept: list[int | str] = [each for each in dict.fromkeys(found) if each != ""]
     if len(kept) < len(found) and set(found) <= {0, 1}:
         raise Refusal(
             f"{where} {value!r:.40}, which seems to have a 1 for each label of the text: write the numbers of those "
