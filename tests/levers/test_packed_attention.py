@@ -150,7 +150,7 @@ def test_a_window_as_long_as_a_row_hides_nothing():
 
 def test_a_classifier_is_refused():
     cfg = compose(*small("model=llama_tiny", "data=chat", "data.path=x", "data.packing=true")).cfg
-    with pytest.raises(Refusal, match="classifier"):
+    with pytest.raises(Refusal, match="causal language models"):
         packing.check(cfg, "model.pretrained=x", AutoConfig.for_model("llama"), "classification")
 
 

@@ -14,6 +14,7 @@ import torch
 
 from legroom.foresight.programs import check, command, played_run, steps
 from legroom.foresight.step_estimate import gpu_of
+from legroom.third_party import bitsandbytes_private
 
 GPU = "a100_80gb"
 
@@ -24,6 +25,7 @@ def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = Fal
     file.write_text(textwrap.dedent(text))
     ranks = options.get("ranks", 1)
     watch = steps.Watch(check.STEPS + (ranks > 1))
+    bitsandbytes_private.clear_overrides()  # a check has a process of its own
     asked = {"gpus": {gpu: gpu_of(gpu)}, "margin": 0.03, "strict": strict, "ranks": 1} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(file), *argv])

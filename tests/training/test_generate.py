@@ -69,7 +69,7 @@ def test_a_classifier_that_was_given_as_a_folder_is_refused(train, tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "a,0\nb,1\n" * 8)
     words = [f"model.pretrained={base}", "data=text", f"data.path={tmp_path}/t.csv", "data.tokenizer=bytes"]
     run = train(*words, "eval.generate=2", status="refused")
-    assert "eval.generate=2" in run.record.error.message and "classifier" in run.record.error.message
+    assert "eval.generate=2" in run.record.error.message and "no next token" in run.record.error.message
 
 
 def test_a_model_that_cannot_generate_is_a_warning():

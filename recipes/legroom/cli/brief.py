@@ -28,7 +28,8 @@ def brief(
     lines = [] if answered else [answer(outcome)]
     if verbose:
         lines += summary.figure_lines(outcome)
-        lines += summary.operation_lines(outcome.operations) if outcome.operations is not None else []
+        if outcome.operations is not None and outcome.estimate is not None:  # a run's own stand in its answer
+            lines += summary.operation_lines(outcome.operations)
     lines += summary.explanation_lines(outcome)
     lines += [_wrapped("", line.strip()) for line in ending.advice_lines(outcome, folder)]
     lines += [_wrapped("Data", line.strip()) for line in ending.data_wait_lines(outcome)]

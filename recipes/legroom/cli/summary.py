@@ -47,7 +47,7 @@ def _figure(name: str, value: Any, parameters: int | None) -> str:
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
     if "bytes" in name:
-        each = f", {value / parameters:.2f} bytes a parameter" if parameters else ""
+        each = f", {value / parameters:.2f} bytes a parameter" if parameters and not name.startswith("host") else ""
         return f"{value / MIB:,.1f} MiB{each}"
     if "seconds" in name:
         return f"{value * 1000:,.2f} ms" if value < 10 else f"{value:,.1f} s"
