@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 
+import levers as levers_page
 import pytest
 from conftest import compose
 
@@ -54,3 +55,8 @@ def test_a_hint_leaves_out_what_would_be_refused(plain):
     assert any("compile=true" in line for line in validate.section_problems(cfg, "checkpointing"))
     cfg.checkpointing.name = "none"
     assert not {"adapter=qlora", "checkpointing=selective"} & {lever.overrides for lever in hooks.memory_levers(cfg)}
+
+
+def test_the_table_of_all_levers_says_what_does_not_go_with_each():
+    page = levers_page.PAGE.read_text()
+    assert levers_page.with_pairs(page) == page and "`precision=fp8`, `parallelism=fsdp_tp,zero` |" in page

@@ -2,6 +2,7 @@
 
     python tests/tools/levers.py              # half an hour on two cores; the jobs' records go to a temporary folder
     python tests/tools/levers.py FOLDER       # keep the records there; a second call runs only what is missing
+    python tests/tools/levers.py --pairs      # nothing is run: the column "not with" alone, from the levers' conflicts
 
 Counted: real training steps of small models on the CPU, under the memory ledger. Predicted: estimates of models of the
 usual size on two GPUs. One lever is changed at a time.
@@ -9,6 +10,7 @@ usual size on two GPUs. One lever is changed at a time.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any
 
 from checkout import ROOT
 
+from legroom.options import hooks
 from legroom.units import GIB, MIB
 
 PAGE, PICTURES = ROOT / "docs" / "results" / "levers.md", ROOT / "docs" / "pictures"
@@ -49,6 +52,8 @@ SWEEPS = [
     (["model.attention=eager"], []),
     (["parallelism=ddp,fsdp"], [RANKS, "batch.per_device=HALF"]),
 ]
+HEAD = [f"{card}: {what}" for card in GPUS.values() for what in ("GiB", "change", "verdict", "step, ms")]
+NOT_WITH = "not with"
 PARTS = ("parameters", "gradients", "optimizer", "activations", "other")
 
 
@@ -185,7 +190,6 @@ def section(name: str, counted: Jobs, predicted: Jobs) -> str:
     libraries = ", ".join(f"{library} {versions[library]}" for library in ("torch", "transformers", "accelerate"))
     rows = [counted_row(lever, records[""], first) for lever, records in counted.items()]
     head = ["lever", "peak, MiB", "change", "weights", "gradients", "states", *PARTS[3:], "step, ms", "change", "loss"]
-    cards = [f"{card}: {what}" for card in GPUS.values() for what in ("GiB", "change", "verdict", "step, ms")]
     base = next(iter(predicted.values()))
     return "\n".join(
         [
@@ -202,10 +206,32 @@ def section(name: str, counted: Jobs, predicted: Jobs) -> str:
             f"![What each lever does to {subject.title}](../pictures/levers_{name}.png)",
             "",
             *lines_of_table(
-                ["lever", *cards], [predicted_row(lever, records, base) for lever, records in predicted.items()]
+                ["lever", *HEAD], [predicted_row(lever, records, base) for lever, records in predicted.items()]
             ),
         ]
     )
+
+
+def not_with(lever: str) -> str:
+    """What the levers' rules say does not go with one of them, as typed."""
+    key, _, value = lever.partition("=")
+    pairs = [(each.this, each.other) for hook in hooks.registered().values() for each in hook.conflicts]
+    both = [(*this.split("="), other) for pair in pairs for this, other in (pair, pair[::-1])]
+    found = [other for name, values, other in both if name == key and value in values.split(",")]
+    return ", ".join(f"`{choice}`" for choice in dict.fromkeys(found))
+
+
+def with_pairs(page: str) -> str:
+    """The page with the last column of the predictions anew."""
+    lines, columns, inside = [], 1 + 4 * len(GPUS), False
+    for line in page.split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split("|")][:columns]
+        inside = line.startswith("|") and (inside or cells[1:] == HEAD)
+        if inside:
+            made = {"lever": NOT_WITH, "---": "---"}.get(cells[0]) or not_with(cells[0].strip("`"))
+            line = f"| {' | '.join([*cells, made])} |"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def draw(name: str, predicted: Jobs) -> None:
@@ -250,19 +276,25 @@ def draw(name: str, predicted: Jobs) -> None:
     figure.savefig(PICTURES / f"levers_{name}.png", dpi=110)
 
 
-def main(*folders: str) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(folders[0] if folders else temporary).absolute()
-        sections = []
-        for name, subject in SUBJECTS.items():
-            counted = collect([*COUNTED, *subject.counted], folder / name / "counted", again=True)
-            predicted = collect([*PREDICTED, *subject.predicted], folder / name / "predicted")
-            draw(name, predicted)
-            sections.append(section(name, counted, predicted))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="keeps the records; a temporary one by default")
+    parser.add_argument("--pairs", action="store_true", help='the column "not with" alone; nothing is run')
+    asked = parser.parse_args()
     page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n" + "\n\n".join(sections) + f"\n{END}{rest.split(END)[1]}")
+    if not asked.pairs:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (asked.folder or Path(temporary)).absolute()
+            sections = []
+            for name, subject in SUBJECTS.items():
+                counted = collect([*COUNTED, *subject.counted], folder / name / "counted", again=True)
+                predicted = collect([*PREDICTED, *subject.predicted], folder / name / "predicted")
+                draw(name, predicted)
+                sections.append(section(name, counted, predicted))
+        before, rest = page.split(BEGIN)
+        page = f"{before}{BEGIN}\n" + "\n\n".join(sections) + f"\n{END}{rest.split(END)[1]}"
+    PAGE.write_text(with_pairs(page))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
