@@ -1,4 +1,4 @@
-"""Linear layers whose weights bitsandbytes keeps in 4 or 8 bits, for adapter=qlora.
+"""Linear layers whose weights bitsandbytes keeps in 4 or 8 bits (adapter.bits).
 
 The layers inside the base model are quantised; embeddings, norms and what lies outside the base model (an output
 layer, a classification head) are not. A model is never held whole in 16 or 32 bits: random weights are made and
@@ -29,7 +29,7 @@ def names(model: PreTrainedModel) -> list[str]:
     inside = f"{model.base_model_prefix}."
     found = [name for name, module in model.named_modules() if _is_linear(module) and name.startswith(inside)]
     if not found:
-        raise Refusal(f"adapter=qlora: {type(model).__name__} has no linear layers that can be quantised.")
+        raise Refusal(f"adapter.bits: {type(model).__name__} has no linear layers that can be quantised.")
     return found
 
 
@@ -208,6 +208,6 @@ def warnings(model: nn.Module, bits: int) -> list[str]:
     if not wide:
         return []
     return [
-        f"adapter=qlora: {wide:,} of the {sum(frozen.values()):,} frozen parameters of the layers are in no "
+        f"adapter.bits={bits}: {wide:,} of the {sum(frozen.values()):,} frozen parameters of the layers are in no "
         f"linear layer (experts in one tensor), and are not quantised to {bits} bits."
     ]

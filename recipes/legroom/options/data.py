@@ -48,7 +48,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + [f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."]
     if data.name == "hub":
         found += _hub_problems(cfg)
-    return found + _file_problems(cfg) + _window_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
+    return found + _file_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
 
 
 def _file_problems(cfg: Config) -> list[str]:
@@ -104,15 +104,6 @@ def _txt_problems(cfg: Config, files: str) -> list[str]:
     ]
 
 
-def _window_problems(cfg: Config) -> list[str]:
-    """Keys of a window that slides over one long text, where each row is a sample of its own."""
-    typed = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key)) is not None]
-    if not typed or not (task.has_conversations(cfg) or cfg.data.packing):
-        return []
-    apart = "over conversations" if task.has_conversations(cfg) else "over texts that data.packing=true keeps apart"
-    return [f"{' and '.join(typed)}: a window slides over one long text, not {apart}. Leave it out."]
-
-
 def _mask_problems(cfg: Config) -> list[str]:
     """Keys of masks where nothing is masked."""
     typed = [f"data.{key}={value}" for key in ("mask_share", "whole_words") if (value := getattr(cfg.data, key))]
@@ -123,14 +114,8 @@ def _mask_problems(cfg: Config) -> list[str]:
 
 def _group_problems(cfg: Config) -> list[str]:
     """Why there is nothing to group: rows of one length."""
-    data = cfg.data
-    if not data.group_by_length:
-        return []
-    if data.packing:
-        return ["data.group_by_length=true: packed rows are about equally long. Leave it out, or data.packing=true."]
-    if not task.has_conversations(cfg) and task.task(cfg) in task.OF_TOKENS:
-        return [even_rows(cfg)]
-    return []
+    even = not task.has_conversations(cfg) and task.task(cfg) in task.OF_TOKENS
+    return [even_rows(cfg)] if cfg.data.group_by_length and even else []
 
 
 def even_rows(cfg: Config) -> str:

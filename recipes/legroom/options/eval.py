@@ -23,6 +23,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     every, generate = typed.get("every_steps"), typed.get("generate")
     slides = " and ".join(typed[key] for key in ("window", "stride") if key in typed)
     off, dummy, causal = not cfg.eval.enabled, cfg.data.name == "dummy", task.is_causal(cfg)
+    talks = task.has_conversations(cfg)
     one, sharded = "Leave one of them out.", cfg.parallelism.name in ("fsdp", "fsdp_tp", "zero")
     precision = f"eval.precision={cfg.eval.precision}, which rounds the weights that are trained on"
     rules = (
@@ -33,6 +34,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         (generate, not causal, f" does not go with a model that predicts no next token. {one}"),
         (generate, sharded, f" does not go with parallelism={cfg.parallelism.name}. {one}"),
         (slides, dummy, ": data=dummy has no text for a window to slide over. Leave it out, or choose data=source."),
+        (slides, talks, ": a window slides over one long text, not over conversations. Leave it out."),
         (slides, not causal, " is for causal language models, whose evaluation scores each next token. Leave it out."),
     )
     refused = next((f"{what}{why}" for what, holds, why in rules if what and holds), None)

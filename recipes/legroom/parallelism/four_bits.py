@@ -40,7 +40,7 @@ def as_floats(model: nn.Module, dtype: torch.dtype) -> None:
         if weight.dtype == torch.uint8:
             if weight.numel() % dtype.itemsize:
                 raise Refusal(
-                    f"adapter=qlora does not go with sharding for this model: a layer of {layer.out_features} x "
+                    f"adapter.bits=4 does not go with sharding for this model: a layer of {layer.out_features} x "
                     f"{layer.in_features} has an odd number of bytes in 4 bits. Choose parallelism=ddp."
                 )
             layer.weight = nn.Parameter(weight.data.view(-1).view(dtype).unsqueeze(1), requires_grad=False)

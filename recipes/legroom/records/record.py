@@ -43,7 +43,7 @@ class Training:
     """What was trained, and the losses."""
 
     steps: int = 0
-    samples: int = 0  # with data.packing a row of the batch has several
+    samples: int = 0  # a packed row of the batch has several
     tokens: int = 0  # positions computed, including padding
     losses: list[float | None] = field(default_factory=list)  # one per optimizer step; null: not a finite number
     final_loss: float | None = None

@@ -1,4 +1,4 @@
-"""What an adapter does: layers in few bits while the model is built (qlora), and matrices beside its layers.
+"""What an adapter does: layers in few bits while the model is built (adapter.bits), and matrices beside its layers.
 
 LoRA: Hu et al. 2021, arXiv 2106.09685.
 """
@@ -88,7 +88,7 @@ def _train_in_weights_dtype(cfg: Config, model: nn.Module) -> None:
     """Casts what is trained to the type in which the precision keeps weights.
 
     peft makes matrices in 32 bits beside weights in 16 (unless `autocast_adapter_dtype=False`), and their products then
-    run in 32 bits where no autocast is. The frozen weights of qlora are in the type of the computation.
+    run in 32 bits where no autocast is. Frozen weights beside those in few bits are in the type of the computation.
     """
     dtype = getattr(torch, cfg.precision.weights_dtype)
     for weight in model.parameters():

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from legroom.config import Config
 from legroom.options import hooks, task
-from legroom.options.hooks import Dimension
+from legroom.options.hooks import Conflict, Dimension
 
 NOT_CAUSAL = (
     "data.packing=true is for causal language models, whose samples can be kept apart in a row; this configuration "
@@ -20,6 +20,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return []
     if not task.is_causal(cfg):
         return [NOT_CAUSAL]
+    if cfg.eval.window or cfg.eval.stride:
+        return [
+            "eval.window and eval.stride: a window slides over one long text, not over those that data.packing=true "
+            "keeps apart. Leave them out."
+        ]
     if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
         return [
             f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
@@ -27,6 +32,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         ]
     return []
 
+
+CONFLICTS = (Conflict("data.group_by_length=true", "data.packing=true", ", whose rows are about equally long"),)
 
 SEARCH = (Dimension("data.packing", 47, (False, True), changes_numbers=True),)
 

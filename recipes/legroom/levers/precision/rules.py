@@ -62,9 +62,6 @@ def memory_levers(cfg: Config) -> list[Lever]:
 
 
 CONFLICTS = (
-    Conflict(
-        "precision=fp8", "adapter=lora,qlora", ", whose layers stand in for the linear ones", "Choose precision=bf16."
-    ),
     Conflict("precision=fp8", "parallelism=dp,fsdp,fsdp_tp,zero", " yet", "Choose parallelism=ddp, or precision=bf16."),
     Conflict(
         "checkpointing=selective",
