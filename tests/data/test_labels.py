@@ -57,6 +57,12 @@ def test_labels_are_numbered_and_named(tmp_path, labels, expected, names):
     assert classes_of(data) == expected and data.names == names and data.classes == len(names)
 
 
+def test_a_cell_with_an_underscore_is_a_word(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,1_0\nb,2_0\nc,1_0\n")
+    words = ["data=text", f"data.path={tmp_path / 't.csv'}", "data.eval_fraction=0"]
+    assert built("model=bert_tiny", *words, task=CLASSES).names == ["1_0", "2_0"]
+
+
 def test_labels_far_apart_are_refused_at_once(tmp_path):
     start = time.perf_counter()
     line = refusal("model=bert_tiny", *file_of(tmp_path, [0, 100000, 0, 100000]), task=CLASSES)

@@ -104,6 +104,9 @@ def test_scores_of_known_predictions():
     [
         ("regression", "high", "needs a number. Name the right one with data.label_column=."),
         ("regression", True, "needs a number"),
+        ("regression", "1,84", "with a decimal point"),
+        ("regression", " -1_000 ", "with a decimal point"),
+        ("regression", "250,000.5", "with a decimal point"),
         ("multi_label", {"a": 1}, "needs a list of words"),
         ("multi_label", 3, "needs a list of words"),
         ("multi_label", [1.5], "needs a list of words"),
@@ -136,6 +139,28 @@ def test_an_empty_cell_has_none_of_the_labels_and_a_row_without_it_is_left_out(t
     data = built("model=bert_tiny", *words, task="multi_label")
     assert [row["labels"].tolist() for row in data.train] == [[1, 1], [0, 0], [0, 1]]
     assert "1 of 4 rows are left out" in " ".join(data.warnings)
+
+
+@pytest.mark.parametrize("held_out", [[["toxic"], []], [[], []]])
+def test_one_label_that_some_rows_lack_is_enough(tmp_path, held_out):
+    from test_data import built
+
+    words = labelled(tmp_path, [["toxic"], [], ["toxic"], []])
+    words.append(rows_file(tmp_path, [{"text": "other", "label": each} for each in held_out], "h.jsonl"))
+    words[-1] = words[-1].replace("data.path", "data.eval_path")
+    data = built("model=bert_tiny", *words, "data.task=multi_label", task="multi_label")
+    assert [row["labels"].tolist() for row in data.train] == [[1], [0], [1], [0]] and data.names == ["toxic"]
+    assert [row["labels"].tolist() for row in data.eval] == [[float(len(each))] for each in held_out]
+    assert not any("|" in warning for warning in data.warnings)
+
+
+@pytest.mark.parametrize("labels,said", [([250e3, 310e3], "2.8e+05"), ([1e-4, 2e-4], "0.00015"), (NUMBERS, "")])
+def test_numbers_that_a_loss_hardly_suits_are_told_with_their_mean(tmp_path, labels, said):
+    from test_data import built
+
+    words = ["model=bert_tiny", *labelled(tmp_path, labels), "data.eval_fraction=0", "data.task=regression"]
+    told = [warning for warning in built(*words, task="regression").warnings if "standard deviation" in warning]
+    assert bool(told) == bool(said) and said in "".join(told)
 
 
 def test_numbers_that_fp32_does_not_hold_are_left_out():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from legroom.errors import Refusal
 
 BETWEEN = "|"  # labels that are written in one text, as in a .csv file
 LARGEST = 3.4e38  # of fp32, in which the loss compares numbers
+GROUPED = re.compile(r"[-+]?\d[\d.]*([,_'\s]\d[\d.]*)+")  # 1,84 and 250,000 and 1_000, which Python's float takes
 
 
 def number(value: Any, where: str, advice: str) -> float | None:
     """A label of data.task=regression; None where there is none. where, advice: begin and end of the Refusal."""
+    if isinstance(value, str) and GROUPED.fullmatch(value.strip()):
+        raise Refusal(f"{where} {value!r:.40}. Write a number with a decimal point, and with digits alone: 1234.56.")
     try:
         found = float(value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value))
     except ValueError:

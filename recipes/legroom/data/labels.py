@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
+import numpy
 
 from legroom.data.text_data import Warn
 from legroom.errors import Refusal
@@ -14,6 +15,7 @@ from legroom.errors import Refusal
 MANY = 20  # labels, from which on a column that hardly repeats any is taken for an id
 SHOWN = 8  # names in a message
 FILES_SHOWN = 3
+LARGE, SMALL = 10.0, 0.01  # of labels that are numbers: mean or spread from which on a learning rate hardly suits
 
 
 @dataclass
@@ -59,23 +61,37 @@ def of_task(
     Raises Refusal for numbers that are all the same.
     """
     if task == "classification":
+        if head is None:
+            _refuse_one_label([part for part in (train, held_out) if part is not None])
         return classes_of(train, held_out, head, most, warn)
     if task == "regression":
-        first = train[0]["label"] if len(train) else None
-        if len(train) > 1 and all(number == first for number in train["label"]):
-            raise Refusal(one_class(len(train), "rows to train on", str(first)))
+        _check_numbers(numpy.asarray(train["label"]), warn)
         return Numbers([], {})
     parts = [part and _apart(part) for part in (train, held_out)]
-    if not all(len(part) for part in parts if part is not None):
+    if not parts[0]:
         raise Refusal("no row has a label: data.task=multi_label needs some that have. Check data.label_column=.")
-    assert parts[0] is not None
     sets = [frozenset(found) for found in train["label"]]
     if len(set(sets)) == 1 < len(sets):
         raise Refusal(one_class(len(sets), "rows to train on", shown(sets[0])))
-    if max(map(len, sets)) == 1:
+    if max(map(len, sets)) == 1 < len(frozenset().union(*sets)):
         warn(f"no row has more than one label, such as {shown(set().union(*sets))}. In a text | stands between labels.")
     found = classes_of(parts[0], parts[1], head, most, warn)
     return Sets(found.names, found.index)
+
+
+def _check_numbers(labels: numpy.ndarray, warn: Warn) -> None:
+    """Raises Refusal for numbers (N,) that are all the same; warns of those whose squared error is far from 1."""
+    if len(labels) < 2:
+        return
+    mean, spread = labels.mean(), labels.std()
+    if labels.min() == labels.max():
+        raise Refusal(one_class(len(labels), "rows to train on", str(labels[0])))
+    if max(abs(mean), spread) > LARGE or spread < SMALL:
+        warn(
+            f"the labels have the mean {mean:.4g} and the standard deviation {spread:.4g}, and the loss is their "
+            f"squared error: about {mean**2 + spread**2:.2g} at first, {spread**2:.2g} where only the mean is learned. "
+            f"Write (label - {mean:.4g}) / {spread:.4g} as labels."
+        )
 
 
 def _apart(part: datasets.Dataset) -> datasets.Dataset:
@@ -109,8 +125,6 @@ def classes_of(
         return _of_head(labels, given, head, warn)
     _refuse_new(train, held_out, given)
     rows = sum(len(part) for part in parts)
-    if len(labels) == 1 < rows:
-        raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(*labels))}")
     _refuse_ids(labels, rows, most, _files(parts))
     if given is not None:
         return Classes(list(given), {index: index for index in range(len(given))})
@@ -136,6 +150,13 @@ def classes_of(
     ordered = sorted(labels)
     _warn_of_alike(ordered, parts, warn)
     return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)})
+
+
+def _refuse_one_label(parts: list[datasets.Dataset]) -> None:
+    """Raises Refusal if all rows of several have the same label."""
+    labels, rows = {label for part in parts for label in part.unique("label")}, sum(map(len, parts))
+    if len(labels) == 1 < rows:
+        raise Refusal(f"{_files(parts)}{one_class(rows, 'rows', str(*labels))}")
 
 
 def _refuse_new(train: datasets.Dataset, held_out: datasets.Dataset | None, given: list[str] | None) -> None:

@@ -197,17 +197,19 @@ def _is_blank(value: Any) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        return float(text) is not None
+        return "_" not in text and float(text) is not None  # Python takes 1_000 for 1000
     except ValueError:
         return False
 
 
 def _whole(text: str) -> int | None:
     """The whole number that a text is, also one written as `1.0`; None for any other text."""
+    if not _is_number(text):
+        return None
     try:
         return int(text)
     except ValueError:
-        return int(float(text)) if _is_number(text) and float(text).is_integer() else None
+        return int(float(text)) if float(text).is_integer() else None
 
 
 def _class_label(file: Path, column: str) -> datasets.ClassLabel | None:
