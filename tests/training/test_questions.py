@@ -8,9 +8,11 @@ import numpy
 import pytest
 import torch
 from conftest import compose, small
-from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering, BertConfig
 
 from legroom.data import questions
+from legroom.errors import Refusal
+from legroom.options import task
 
 CONTEXT = "The tower is 324 metres tall, about as tall as a building of 81 storeys. Its base is square."
 ASKED = [
@@ -125,18 +127,37 @@ def test_squads_own_file_is_read(tmp_path):
         ({"answers": {"text": ["tower"], "answer_start": []}}, "equally long"),
         ({"answers": {"text": [1904], "answer_start": [0]}}, "the answer 1904 does not stand"),
         ({"answers": {"text": ["tower"], "answer_start": [CONTEXT.find("tower") - len(CONTEXT)]}}, "at character -"),
-        ({"answers": "tower"}, "answers must be an object"),
+        ({"answers": '{"text": ["tower"], "answer_start": [4]}'}, "give a .jsonl"),
         ({"context": ""}, "not empty"),
         ({"question": 3}, "must be texts"),
-        ({"question": "q" * 63}, "no room for its context"),
     ],
 )
 def test_a_row_that_is_no_question_is_refused_by_its_place(tmp_path, changed, said):
-    from legroom.errors import Refusal
-
     with pytest.raises(Refusal) as caught:
         built(*words(tmp_path, [row(*ASKED[0]), row(*ASKED[1]) | changed]), "data.eval_fraction=0")
     assert "line 2" in str(caught.value) and said in str(caught.value)
+
+
+def test_what_is_left_out_or_counted_otherwise_is_told(tmp_path):
+    """Null answers, questions that fill a row, and questions that are several windows."""
+    odd = [row(*ASKED[0]) | {"answers": None}, row("q" * 63, "324 metres"), *[row(*ASKED[1])] * 4]
+    words_of = [*words(tmp_path, odd), f"data.eval_path={tmp_path / 'squad.jsonl'}", "eval.max_samples=5"]
+    data = built(*words_of, "data.samples=3", "data.seq_len=96", "model.positions=96")
+    said = "\n".join(data.warnings)
+    assert "in 1 of 6 rows answers is null (the first: squad.jsonl, line 1)" in said
+    assert f"3 questions to train on are {len(data.train)} samples" in said and "on 5 of 6 questions" in said
+    assert "left out" not in said
+    data = built(*words_of, "data.samples=3")
+    assert "1 of 3 questions leave no room for a context in data.seq_len=64 (first: squad.jsonl, line 2)" in "\n".join(
+        data.warnings
+    )
+    with pytest.raises(Refusal, match="Type a larger data.seq_len"):
+        built(*words(tmp_path, [row("q" * 63, "324 metres")] * 2), "data.eval_fraction=0")
+
+
+def test_a_saved_model_says_its_task():
+    cfg = compose("model.pretrained=somewhere", "data=text", "data.path=squad.jsonl").cfg
+    assert task.task_of(cfg, BertConfig(architectures=["BertForQuestionAnswering"])) == "question_answering"
 
 
 def test_texts_without_questions_are_refused_before_anything_starts(tmp_path):

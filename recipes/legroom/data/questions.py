@@ -30,8 +30,9 @@ STRIDE = 128  # tokens that two windows of a context have in common, as in BERT'
 LONGEST_ANSWER = 30  # tokens of a predicted one
 
 
-def collect(found: Rows, source: str) -> datasets.Dataset:
+def collect(found: Rows, source: str, warn: Warn) -> datasets.Dataset:
     """Questions with `starts` and `texts` of their answers, and `place`. Raises Refusal for a row that is none."""
+    without: list[str] = []  # places of rows whose answers are null
     columns: dict[str, list] = {name: [] for name in ("question", "context", "starts", "texts", "place")}
     for place, row in found:
         where = f"{source}: {place}:"
@@ -39,15 +40,20 @@ def collect(found: Rows, source: str) -> datasets.Dataset:
         if missing:
             raise Refusal(
                 f"{where} there is no column {missing[0]}: data.task=question_answering needs {', '.join(COLUMNS)}; "
-                f"the row has {', '.join(row)}."
+                f"the row has {', '.join(row)}. For another task type data.task=."
             )
         question, context, answers = (row[name] for name in COLUMNS)
         if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
             raise Refusal(f"{where} question and context must be texts, and not empty.")
-        answers = {"text": [], "answer_start": []} if answers is None else answers
+        if answers is None:
+            without.append(place)
+            answers = {"text": [], "answer_start": []}
         texts, starts = (answers.get(key) if isinstance(answers, dict) else None for key in ("text", "answer_start"))
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise Refusal(f"{where} answers must be an object with the lists text and answer_start, equally long.")
+            hint = " A .csv file has none: give a .jsonl, .json or .parquet file." if isinstance(answers, str) else ""
+            raise Refusal(
+                f"{where} answers must be an object with the lists text and answer_start, equally long.{hint}"
+            )
         for text, start in zip(texts, starts):
             stands = isinstance(text, str) and text and type(start) is int and start >= 0
             if not stands or context[start : start + len(text)] != text:
@@ -57,6 +63,9 @@ def collect(found: Rows, source: str) -> datasets.Dataset:
             columns[name].append(value)
     if not columns["question"]:
         raise Refusal(f"{source} has no questions.")
+    if without:
+        said = f"in {len(without):,} of {len(columns['place']):,} rows answers is null (the first: {without[0]})"
+        warn(f"{source}: {said}: these count as questions without an answer.")
     kinds = {"starts": [datasets.Value("int64")], "texts": [datasets.Value("large_string")]}
     features = {name: kinds.get(name, datasets.Value("large_string")) for name in columns}
     return datasets.Dataset.from_dict(columns, datasets.Features(features))
@@ -129,25 +138,49 @@ def build(
     if not encoder.tokenizer.is_fast:
         raise Refusal(f"data.tokenizer={cfg.data.tokenizer} is slow, and answers need a fast one (tokenizer.json).")
     train = train.select(range(min(cfg.data.samples or len(train), len(train))))
-    made = rows.ragged(_windows(cfg, train, encoder.tokenizer))
+    made = _rows(cfg, train, encoder.tokenizer, warn)
     if held_out is None:
         return made, None, [], encoder, None
     most = cfg.data.eval_samples or cfg.eval.max_samples
     kept = held_out.select(rows.chosen(len(held_out), most, cfg.train.seed))
+    if len(kept) < len(held_out) and cfg.eval.enabled:
+        warn(f"the evaluation is on {len(kept):,} of {len(held_out):,} questions, drawn by train.seed.")
     answers = Answers(kept["context"][:], kept["texts"][:])
-    evaluated = rows.ragged(_windows(cfg, kept, encoder.tokenizer, answers))
-    return made, (evaluated, max(len(evaluated), len(held_out))), [], encoder, answers
+    evaluated = _rows(cfg, kept, encoder.tokenizer, warn, answers)
+    return made, (evaluated, len(evaluated)), [], encoder, answers
 
 
-def _windows(cfg: Config, part: datasets.Dataset, tokenizer: Any, answers: Answers | None = None) -> Iterator[dict]:
-    """The rows of questions. answers: is given what the evaluation needs of each row."""
+def _rows(
+    cfg: Config, part: datasets.Dataset, tokenizer: Any, warn: Warn, answers: Answers | None = None
+) -> datasets.Dataset:
+    """The rows of questions, without those that are too long. answers: is given what the evaluation needs of each row.
+
+    Raises Refusal if all are.
+    """
+    long: list[str] = []
+    made = rows.ragged(_windows(cfg, part, tokenizer, long, answers))
+    kept, length = len(part) - len(long), f"data.seq_len={cfg.data.seq_len}"
+    if long:
+        said = f"{len(long):,} of {len(part):,} questions leave no room for a context in {length} (first: {long[0]})"
+        if not kept:
+            raise Refusal(f"{said}. Type a larger data.seq_len.")
+        warn(f"{said}, and are left out.")
+    if len(made) > kept:
+        what = "to train on" if answers is None else "to evaluate on"
+        warn(f"{kept:,} questions {what} are {len(made):,} samples: windows of {length} over their contexts.")
+    return made
+
+
+def _windows(
+    cfg: Config, part: datasets.Dataset, tokenizer: Any, long: list[str], answers: Answers | None
+) -> Iterator[dict]:
+    """The rows of questions. long: is given the places of those that leave no room for a context."""
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
     for number, row in enumerate(part.to_list()):
         room = cfg.data.seq_len - len(tokenizer(row["question"], "")["input_ids"])
         if room < 2:
-            raise Refusal(
-                f"{row['place']}: the question leaves no room for its context in data.seq_len={cfg.data.seq_len}."
-            )
+            long.append(row["place"])
+            continue
         found = tokenizer(
             row["question"],
             row["context"],

@@ -68,7 +68,7 @@ def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
     def read_texts(key: str) -> tuple[datasets.Dataset, bool]:
         rows, source = hub.split(cfg, key)
         if task == "question_answering":
-            return questions.collect(hub.placed(rows, questions.COLUMNS), source), False
+            return questions.collect(hub.placed(rows, questions.COLUMNS), source, warn), False
         return hub.texts(rows, columns, source, advice, warn, task), hub.is_plain(rows)
 
     texts, held_out = _parts(cfg, read_texts, "eval_split", warn)
@@ -84,7 +84,7 @@ def _questions(cfg: Config, files: list[Path], source: str, warn: Warn) -> datas
         for path in files
         for place, row in text_files.rows(path, list(questions.COLUMNS), _format(cfg), source, warn)
     )
-    return questions.collect(found, source)
+    return questions.collect(found, source, warn)
 
 
 def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:

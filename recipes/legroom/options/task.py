@@ -55,6 +55,8 @@ def task_of(cfg: Config, config: PretrainedConfig) -> str:
     from legroom.third_party import transformers_models_private
 
     saved = config.architectures or []
+    if any(name.endswith("ForQuestionAnswering") for name in saved):
+        return "question_answering"
     if not saved and transformers_models_private.is_decoder_only(config):
         return "language_modelling"  # what a decoder is for
     causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) or a == CAUSAL.get(config.model_type) for a in saved)
