@@ -6,6 +6,8 @@ import inspect
 import io
 import json
 import shutil
+import subprocess
+import sys
 
 import huggingface_hub
 import pytest
@@ -66,6 +68,14 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
     for arguments, word in ((["--compare"], "pretrained"), (["--system", "Be kind."], "template")):
         code, _, err = talk(base, *arguments)
         assert code == 2 and word in err and err.count("refused: ") == 1
+
+
+@pytest.mark.parametrize("words", [("chat", "latest"), ("export", "latest", "--merge")], ids=["chat", "export"])
+def test_what_holds_no_model_is_refused_before_libraries_are_imported(words):
+    command, *arguments = words
+    code = f"from legroom.cli import {command} as it\nprint(it.main({arguments}), 'torch' in __import__('sys').modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "False"] and "latest is no folder" in done.stderr
 
 
 def test_what_cannot_talk_is_refused(talk, train, tmp_path):

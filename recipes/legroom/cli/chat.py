@@ -16,6 +16,7 @@ from legroom import invocation
 from legroom.cli import console
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
+from legroom.records import saved_model
 
 if TYPE_CHECKING:
     from legroom.models.trained import Trained  # imports torch
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
     try:
+        saved_model.locate(asked.folder)  # refuses before the libraries are imported
         with quiet_libraries():
             worker_environment.prepare_imports()
             from legroom.models import trained

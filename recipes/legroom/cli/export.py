@@ -13,12 +13,14 @@ from legroom.cli import console
 from legroom.cli.chat import quiet_libraries
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
+from legroom.records import saved_model
+from legroom.records.saved_model import ADAPTER_FILE
 from legroom.units import GIB
 
 if TYPE_CHECKING:
     from legroom.records.record import Record
 
-ADAPTER_FILE, MERGED_FOLDER = "adapter_config.json", "merged"
+MERGED_FOLDER = "merged"
 LLAMA_CPP = "https://github.com/ggml-org/llama.cpp"
 
 
@@ -26,11 +28,8 @@ def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
     asked = _parser().parse_args(argv)
     try:
-        with quiet_libraries():
-            worker_environment.prepare_imports()
-            from legroom.models import trained
-
-            folder, found = trained.locate(asked.run)
+        worker_environment.prepare_imports()
+        folder, found = saved_model.locate(asked.run)
         if asked.merge:
             _merge(asked, folder, found)
         elif asked.gguf:

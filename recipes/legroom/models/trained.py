@@ -20,10 +20,9 @@ from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import pretrained, quantized
 from legroom.models.architectures import AUTO_CLASSES
-from legroom.records import checkpoint_files, record_file, run_folder
 from legroom.records.record import Record
+from legroom.records.saved_model import ADAPTER_FILE, locate
 
-ADAPTER_FILE = "adapter_config.json"
 KINDS = {"CAUSAL_LM": "language_modelling", "SEQ_CLS": "classification"}  # peft's name of a task -> ours
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -42,32 +41,6 @@ class Trained:
     base: Callable[[], AbstractContextManager[Any]] | None = None
     base_name: str = ""
     notes: list[str] = field(default_factory=list)
-
-
-def locate(given: Path) -> tuple[Path, Record | None]:
-    """(the folder with the model or the adapter, the record of its run if it is in one). Raises Refusal."""
-    given = given.expanduser()
-    if not given.is_dir():
-        raise Refusal(f"{given} is no folder. Give the folder of a run, or of a saved model.")
-    inside = given.name == run_folder.MODEL_FOLDER and (given.parent / record_file.FILE_NAME).is_file()
-    run = given.parent if inside else given
-    found = _record(run) if (run / record_file.FILE_NAME).is_file() else None
-    folder = run / run_folder.MODEL_FOLDER if found is not None else given
-    if any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
-        return folder, found
-    again = f"no trained model. resume=latest save.final=true hydra.run.dir={run} saves it"
-    if checkpoint_files.found(run):
-        raise Refusal(f"{given} holds checkpoints and {again}.")
-    if found is None:
-        raise Refusal(f"{given} holds no run (result.json) and no model (config.json, {ADAPTER_FILE}).")
-    raise Refusal(f"{given} holds {again} where a checkpoint is left; else train again, with save.final=true.")
-
-
-def _record(run: Path) -> Record:
-    try:
-        return record_file.read(run)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{run / record_file.FILE_NAME} cannot be used: {error}") from None
 
 
 def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
