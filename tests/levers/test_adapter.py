@@ -11,7 +11,7 @@ from legroom.data import dataset
 from legroom.levers.adapter import apply as adapter
 from legroom.machine import host
 from legroom.models import builder
-from legroom.options import task
+from legroom.options import task, validate
 from legroom.records import checkpoint_files, run_folder
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
@@ -148,6 +148,12 @@ def test_an_adapter_is_trained_in_the_type_of_the_weights(name, precision, dtype
     rows = dataset.build_data(cfg, task.task_of(cfg, architecture), architecture.vocab_size)
     model = adapter.with_adapter(cfg, builder.build_model(cfg, architecture, rows))
     assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {dtype}
+
+
+@pytest.mark.parametrize("name, precision, told", [("lora", "bf16", 1), ("lora", "bf16_pure", 0), ("qlora", "bf16", 0)])
+def test_frozen_weights_that_autocast_keeps_wide_are_told(name, precision, told):
+    found = validate.warnings(compose(f"adapter={name}", f"precision={precision}").cfg)
+    assert sum("Type precision=bf16_pure" in line for line in found) == told
 
 
 # --- refusals --------------------------------------------------------------------------------------------

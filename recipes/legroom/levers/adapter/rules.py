@@ -50,13 +50,21 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def warnings(cfg: Config) -> list[str]:
-    """A saved adapter is of no use without the weights that it was trained beside."""
-    if not cfg.adapter.is_used or cfg.model.pretrained or not cfg.save.final or cfg.save.merge:
+    """A saved adapter is of no use without the weights that it was trained beside; autocast keeps frozen ones wide."""
+    if not cfg.adapter.is_used:
         return []
-    return [
-        f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. Type "
-        "model.pretrained= for an adapter that can be used.",
-    ]
+    found = []
+    if not cfg.model.pretrained and cfg.save.final and not cfg.save.merge:
+        found.append(
+            f"adapter={cfg.adapter.name} is trained beside random weights, and save.final writes the adapter alone. "
+            "Type model.pretrained= for an adapter that can be used."
+        )
+    if cfg.precision.name == "bf16" and not cfg.adapter.bits:
+        found.append(
+            f"precision=bf16 keeps the frozen weights of adapter={cfg.adapter.name} in fp32, and casts them in every "
+            "step. Type precision=bf16_pure for half their memory; the adapter is bf16 then, too."
+        )
+    return found
 
 
 def memory_levers(cfg: Config) -> list[Lever]:
