@@ -8,11 +8,14 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from legroom.cli.app import child, command
@@ -386,6 +389,19 @@ def test_a_signal_ends_the_app_with_its_folder(monkeypatch, tmp_path, number):
     monkeypatch.setattr(Server, "serve_forever", lambda _: os.kill(os.getpid(), number))
     assert command.main(["--port", "0"]) == 0
     assert closed[0] and not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_process_that_forks_ends_with_the_app():
+    """Not after its imports, which it has just begun here."""
+    words = [sys.executable, "-m", "legroom", "app", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as app:
+        started, found = time.monotonic(), []
+        while not found:
+            assert time.monotonic() < started + 20
+            time.sleep(0.05)
+            found = [child for child in psutil.Process(app.pid).children() if "forkserver" in str(child.cmdline())]
+        app.terminate()
+    assert not found[0].is_running()
 
 
 @pytest.mark.parametrize("port", ["-1", "99999999", "65536", "x"])

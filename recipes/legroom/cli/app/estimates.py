@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from legroom.cli.app.child import SHARED, most_bytes, run
 from legroom.machine import host, interpreter
@@ -54,8 +57,9 @@ class Estimates:
     def _import_libraries(self) -> None:
         """Start the process that forks, so that the first question need not wait for its imports."""
         process = self._context.Process(target=int, daemon=True)
-        process.start()
-        process.join()
+        with contextlib.suppress(EOFError, OSError):  # the app has ended it meanwhile
+            process.start()
+            process.join()
 
     def answer(
         self, overrides: list[str], advise: bool = False, gone: Callable[[], bool] = lambda: False
@@ -122,12 +126,17 @@ class Estimates:
         self._running.discard(process)
 
     def close(self) -> None:
-        """End the estimates that run, and start no more."""
+        """End the estimates that run and the process that forks them, and start no more."""
         with self._lock:
             self._closed = True
         for process in list(self._running):
             if process.pid is not None:
                 self._end(process)
+        for child in psutil.Process().children():  # by itself it ends after its imports, or 3 s after them
+            with contextlib.suppress(psutil.Error):
+                if any("multiprocessing.forkserver" in word for word in child.cmdline()):
+                    child.kill()
+                    child.wait(END_SECONDS)
 
     def _forget_simulations(self) -> None:
         """Remove all but the newest simulations."""
