@@ -53,13 +53,16 @@ def tuned(train, base, request, tmp_path_factory):
     return train(*words, "measure.ledger=false").folder
 
 
-def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base):
+def test_an_adapter_answers_as_it_was_trained_beside_its_base(talk, tuned, base, tmp_path):
     code, out, _ = talk(tuned, "--compare", lines=("a", "/new", "a"))
     first, second = out.split("[trained]\n")[1:]
     assert code == 0 and out.startswith(f"[{base}/model]")
     assert first.splitlines()[0] == "zzzz" == second.splitlines()[0], "it learned one answer"
     assert "zzzz" not in out.split("[trained]")[0], "the base did not"
     assert talk(tuned / "model", lines=("a",))[1].strip() == "zzzz"  # the run's record is found beside it
+    if "qlora" in record_file.read(tuned).config["adapter"]["name"]:
+        alone = shutil.copytree(tuned / "model", tmp_path / "alone")
+        assert "\nNote: " in "\n" + talk(alone, lines=("a",))[1], "nobody says that the base is in 4 bits"
 
 
 def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compare(talk, base):
