@@ -62,6 +62,10 @@ MODES = (
         f"fsdp parallelism.num_processes={ranks} parallelism.experts={size} model=mixtral_tiny"
         for ranks, size in ((2, 2), (4, 2), (4, 4))
     ),
+    *(
+        f"{mode} parallelism.num_processes={ranks} parallelism.context={size}"
+        for mode, ranks, size in (("ddp", 2, 2), ("ddp", 4, 2), ("fsdp", 2, 2), ("fsdp", 4, 2), ("fsdp", 4, 4))
+    ),
     "fsdp_tp parallelism.num_processes=4 adapter=qlora",
     "zero parallelism.num_processes=2 adapter=qlora",
 )

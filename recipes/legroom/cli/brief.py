@@ -123,11 +123,14 @@ def _setup(outcome: Record) -> str:
     size, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
     gpu = config.get("gpu") or {}
     mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"] or 1
+    shared = [f"{key} {config['parallelism'][key]}" for key in ("experts", "context") if config["parallelism"].get(key)]
     batch = f"{size}{f' x {steps}' * (steps > 1)}{f' x {replicas} ranks' * (replicas > 1)}"
     named = [config["precision"]["name"], config["optim"]["name"], f"batch {batch}"]
     named += [f"checkpointing {config['checkpointing']['name']}"] if config["checkpointing"]["name"] != "none" else []
     named += [
-        value for value in (mode, (config.get("adapter") or {}).get("name")) if value not in (None, "none", "single")
+        value
+        for value in (mode, *shared, (config.get("adapter") or {}).get("name"))
+        if value not in (None, "none", "single")
     ]
     if (gpu.get("machines") or 1) > 1:
         named.append(f"{gpu['machines']} machines, {gpu['machine_link_gb_per_second']:g} GB/s each way between them")

@@ -206,6 +206,7 @@ class Parallelism(Menu):
     shard_size: int | None = at_least(1)
     tensor_size: int = at_least(2)
     experts: int | None = at_least(2)
+    context: int | None = at_least(2)
     wrap: str = one_of("layer", "size", "none")
     wrap_min_parameters: int = at_least(1)
     cpu_offload: bool = UNSET
@@ -213,6 +214,11 @@ class Parallelism(Menu):
     stage: int = one_of(1, 2, 3)
     offload: str = one_of("none", "optimizer", "all")
     live_parameters: int = at_least(1)
+
+    @property
+    def together(self) -> int:
+        """How many ranks train on the same rows: those that share each layer, or the tokens of a row."""
+        return self.tensor_size or self.context or 1
 
     @property
     def one_process(self) -> bool:

@@ -81,7 +81,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
         built = _source(cfg, task, vocab, head)
     else:
         built = _tokenised(cfg, task, vocab, head, last_id)
-    built.rank, built.ranks = rank_info.data_share(cfg.parallelism.tensor_size)
+    built.rank, built.ranks = rank_info.data_share(cfg.parallelism.together)
     if (cfg.eval.window or cfg.eval.stride) and (task != "language_modelling" or built.eval is None):
         raise Refusal(
             "eval.window and eval.stride slide over the text of a language model's evaluation, and there is "

@@ -261,7 +261,8 @@ def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predict
     speed.bound_by = predicted.bound_by
     speed.samples_per_second = simulated.samples / predicted.step_seconds
     speed.tokens_per_second = simulated.tokens / predicted.step_seconds
-    speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * cfg.parallelism.replicas
+    ranks = max(cfg.parallelism.replicas, cfg.parallelism.world_size)
+    speed.model_flops_per_step = simulated.model_flops and simulated.model_flops * ranks
 
 
 def notes(cfg: Config) -> list[str]:
@@ -277,8 +278,7 @@ def notes(cfg: Config) -> list[str]:
     context_bytes, is_measured = context(cfg.gpu)
     if not is_measured:
         lines.append(
-            f"the context of {cfg.gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed: "
-            "it has not been measured."
+            f"the context of {cfg.gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed: it was not measured."
         )
     if cfg.parallelism.world_size > 1:
         source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")

@@ -60,10 +60,10 @@ def current_rank() -> RankInfo:
     )
 
 
-def data_share(tensor_size: int | None) -> tuple[int, int]:
-    """(index, count): this process trains on part `index` of the `count` parts of every batch. tensor_size: ranks that
-    share each layer, and so the same part."""
-    rank, together = current_rank(), tensor_size or 1
+def data_share(together: int) -> tuple[int, int]:
+    """(index, count): this process trains on part `index` of the `count` parts of every batch. together: ranks that
+    train on the same part."""
+    rank = current_rank()
     return rank.rank // together, rank.world_size // together
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,6 +80,20 @@ def replaced_attention(name: str, forward: Callable[..., tuple[torch.Tensor, Non
             yield
     finally:
         del ALL_ATTENTION_FUNCTIONS[name], ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
+def wrap_attention(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """From now on models run `attention(own, ...)` for the implementation `name`, and `mask(own, ...)` for its mask.
+
+    own: the function that they ran until now. A name of its own would hide from models and kernels which one it is.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for known, around in ((ALL_ATTENTION_FUNCTIONS, attention), (ALL_MASK_ATTENTION_FUNCTIONS, mask)):
+        own: Any = known[name]
+        if getattr(own, "func", None) is not around:
+            known[name] = functools.partial(around, own)
 
 
 def attention_of(model: PreTrainedModel) -> str | None:

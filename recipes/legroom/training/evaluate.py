@@ -58,10 +58,9 @@ def evaluate(
                 spans.extend(data.answers.best(*each) for each in logits)
 
         loss_sum, count, samples, *sums = totals(forward, loader, data.task, device, advance, answered)
-    if collectives.is_distributed():
-        loss_sum, count, samples, *sums = collectives.all_reduce_sum(
-            [loss_sum, count, samples, *sums], loop.accelerator.device
-        )
+    if collectives.is_distributed():  # of ranks with the same rows, each has counted them
+        found = collectives.all_reduce_sum([loss_sum, count, samples, *sums], loop.accelerator.device)
+        loss_sum, count, samples, *sums = found * data.ranks / collectives.world_size()
     loss, samples = float(loss_sum / count), int(samples)
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     result.available_samples = data.eval_available or len(data.eval)

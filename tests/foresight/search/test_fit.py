@@ -96,7 +96,14 @@ def test_a_lever_that_is_both_kept_and_allowed_is_refused():
 
 def test_what_is_left_open_and_allowed_is_searched():
     search = planned("batch.effective=12", allow=ALL)
-    others = ("parallelism", "parallelism.experts", "parallelism.sync_each_batch", "optim.in_backward", "data.packing")
+    others = (
+        "parallelism",
+        "parallelism.experts",
+        "parallelism.context",
+        "parallelism.sync_each_batch",
+        "optim.in_backward",
+        "data.packing",
+    )
     assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in others]
     assert set(search.pinned) == {"optim.in_backward"}
     assert search.values["batch.per_device"] == [1, 2, 4], "the powers of two that divide it"
@@ -137,7 +144,7 @@ def test_an_optimizer_step_inside_the_backward_pass_is_found():
 
 
 def test_what_is_typed_or_kept_is_pinned():
-    of_gpus = ("parallelism", "parallelism.experts", "parallelism.sync_each_batch")
+    of_gpus = ("parallelism", "parallelism.experts", "parallelism.context", "parallelism.sync_each_batch")
     words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
     search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]

@@ -307,3 +307,16 @@ def test_its_commands_start_the_ranks_that_are_measured(fork_server):
     (measured,) = fit.measure(search, [runner.Found(outcome, "", {"parallelism": "ddp"})], fork_server)
     assert measured.status == "ok" and len(measured.memory.per_rank) == 2
     assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)
+
+
+def test_ranks_that_share_out_long_rows_are_searched():
+    long = ("model=llama_tiny", "model.positions=8192", "data.seq_len=8192", "batch.effective=4")
+    search = planned(*long, gpus=4, keep=ALL_ELSE)
+    assert search.values["parallelism.context"] == [None, 2, 4, 8]
+    two = {"batch.per_device": 1, "parallelism": "ddp", "parallelism.context": 2}
+    assert search.possible(two) and not search.possible(two | {"parallelism.context": 8})
+    assert "parallelism.context=2" in search.command(two)
+    composed, _, problems = space.compose_estimate(*search.overrides_of(two))
+    assert not problems and asdict(search.config(two)) == asdict(composed)
+    assert composed.accumulation.steps == 2, "two groups of two ranks take two of four rows at a time"
+    assert "parallelism.context" not in planned("batch.effective=4", gpus=4, keep=ALL_ELSE).values

@@ -256,7 +256,7 @@ def build_data(cfg: Config, task: str, vocab: int, head: Head = None, last_id: i
     values = config.to_dict(cfg)
     del values["model"]["layers"], values["model"]["attention"]  # which extrapolations change
     parts = [values[section] for section in ("data", "eval", "model")]
-    share = rank_info.data_share(cfg.parallelism.tensor_size)
+    share = rank_info.data_share(cfg.parallelism.together)
     known = [*parts, cfg.train.seed, share, task, vocab, head and dict(head), last_id]
     key = json.dumps(known, sort_keys=True, default=str)
     if key not in _BUILT:

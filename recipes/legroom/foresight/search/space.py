@@ -13,7 +13,7 @@ from typing import Any
 
 from legroom import invocation, levers
 from legroom.config import Config
-from legroom.levers.parallelism.rules import SYNC_EACH_BATCH
+from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, train, validate
 from legroom.paths import CONF
@@ -27,7 +27,15 @@ DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
 # Values that are not tried together: eager attention is slower and takes more memory, and would double the search.
 EAGER = ("model.attention", "eager")
-APART = ((EAGER, ("loss", "chunked")), (EAGER, (SYNC_EACH_BATCH, False)))
+APART = (
+    (EAGER, ("loss", "chunked")),
+    (EAGER, (SYNC_EACH_BATCH, False)),
+    *(
+        (other, (CONTEXT, ranks))
+        for ranks in (DIMENSIONS[CONTEXT].values or ())[1:]
+        for other in (EAGER, ("precision", "fp8"))
+    ),
+)
 NOT_SEARCHED = ", ".join(
     f"{name} ({each.not_searched})" for name, each in hooks.registered().items() if each.not_searched
 )
@@ -83,6 +91,7 @@ class SearchSpace:
                     setattr(getattr(cfg, group), leaf, set_to)
         if "adapter" in chosen and self.base.train.learning_rate == train.default_learning_rate(self.base):
             cfg.train.learning_rate = train.default_learning_rate(cfg)
+        cfg.parallelism.replicas = max(1, cfg.parallelism.replicas // (chosen.get(CONTEXT) or 1))
         effective = self.effective_of(chosen)
         if effective != self.effective:
             cfg.batch.effective = effective

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from legroom.config import Gpu
 from legroom.foresight.speed.efficiencies import Efficiencies
 from legroom.foresight.speed.operation_names import COLLECTIVE, HOST_COPY
-from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.speed.operations import AWAITED_COLLECTIVES, Operation, Tally
 
 GPUS_PER_MACHINE = 8
 BY_LINK, BY_MACHINE_LINK = "link", "machine link"  # what a collective is bound by
@@ -45,11 +45,14 @@ class Transfers:
         return inside * (1 + error) + self.machine_seconds * MACHINE_LINK / MACHINE_LINK_WORST
 
 
-def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies) -> Transfers:
-    """The collectives of a tally. num_processes: ranks of all machines."""
+def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies, awaited: bool = False) -> Transfers:
+    """The collectives of a tally that run beside the computation, or the `awaited` ones, which it waits for.
+
+    num_processes: ranks of all machines.
+    """
     count, seconds, machine_seconds = 0, 0.0, 0.0
     for operation, times in _operations(tally):
-        if operation.kind != COLLECTIVE:
+        if operation.kind != COLLECTIVE or awaited != any(part in operation.name for part in AWAITED_COLLECTIVES):
             continue
         took, bound_by = collective_seconds(operation, gpu, num_processes, reached)
         count, seconds = count + times, seconds + times * took

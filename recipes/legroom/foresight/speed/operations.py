@@ -23,7 +23,8 @@ from legroom.third_party import torch_distributed_private, torch_private
 
 FUSIBLE = (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"
-MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce")  # part of the name
+AWAITED_COLLECTIVES = ("alltoall", "all_to_all")  # part of the name: whose results the next operation needs
+MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce", *AWAITED_COLLECTIVES)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Prediction:
 
     low_seconds, high_seconds: nine of ten steps lie between them (`intervals`).
     device_seconds, host_seconds and link_seconds overlap (`overlapped`). by_kind: the seconds
-    of the device by class of operations. arithmetic_seconds: of the device, in operations that arithmetic limits.
+    of the device by class of operations, with the collectives that it waits for. arithmetic_seconds: of the device, in
+    operations that arithmetic limits.
     host_link_seconds: of the device, in copies to and from the host, which the kernels behind them wait for.
     machine_link_seconds: of the link, in collectives that the network between machines limits.
     notes: assumptions to know before relying on the prediction. collectives: their number.
@@ -64,6 +65,8 @@ class Prediction:
         """What the step waits for: host, link, machine link, host link, arithmetic or memory."""
         longest = max(self.device_seconds, self.host_seconds, self.link_seconds)
         if longest == self.device_seconds:
+            if 2 * self.by_kind.get(ops.COLLECTIVE, 0.0) > self.device_seconds:
+                return links.BY_LINK
             if 2 * self.host_link_seconds > self.device_seconds:
                 return "host link"
             return "arithmetic" if 2 * self.arithmetic_seconds > self.device_seconds else "memory"
@@ -111,14 +114,16 @@ def predict(
                 arithmetic_seconds += seconds
     if paging.homeless_bytes:
         by_kind[ops.HOST_COPY] += links.host_copy_seconds(2 * paging.bytes, gpu)
+    waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
+    by_kind[ops.COLLECTIVE] = waited.seconds
     device, copying = sum(by_kind.values()), by_kind[ops.HOST_COPY]
     least = copying
     if paging.homeless_bytes:
         least -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
-    error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying
+    error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying - waited.seconds
     shortest, longest = intervals.device(gpu, reached, error, beside_frozen)
-    low = computing * shortest + least * links.HOST_LINK / links.HOST_LINK_BEST
-    high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST
+    low = computing * shortest + least * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
+    high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
     host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
     fastest, slowest = intervals.host(gpu, reached, error)
     return Prediction(

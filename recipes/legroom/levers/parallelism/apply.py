@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options.hooks import Behaviour
-from legroom.parallelism import accelerate_plugins, fsdp, zero
+from legroom.parallelism import accelerate_plugins, context, fsdp, unwrap, zero
 from legroom.third_party import accelerate_private
 
 
 class Apply(Behaviour):
+    def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
+        if self.cfg.parallelism.context:
+            context.check(self.cfg.parallelism.context, name, architecture, task)
+
+    def model_on_device(self, model: Any) -> None:
+        if self.cfg.parallelism.context:
+            context.share_out(unwrap.base_model(model), self.cfg.parallelism.context)
+
     def accelerator_arguments(self, args: TrainingArguments) -> dict[str, Any]:
         return accelerate_plugins.mode_arguments(self.cfg)
 

@@ -29,7 +29,7 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
                 f"{count} ranks in groups of {size} are not. Type another shard_size, or "
                 "parallelism.strategy=full_shard."
             )
-        found += _machines_problems(cfg, "parallelism.shard_size", size)
+        found += machines_problems(cfg, "parallelism.shard_size", size)
     elif own.shard_size is not None:
         found.append(f"parallelism.shard_size belongs to the hybrid strategies, not to {own.strategy}. Leave it out.")
     if own.cpu_offload and not on_gpu:
@@ -69,7 +69,7 @@ def _experts_problems(cfg: Config) -> list[str]:
     return found
 
 
-def _machines_problems(cfg: Config, key: str, size: int) -> list[str]:
+def machines_problems(cfg: Config, key: str, size: int) -> list[str]:
     """Groups of `size` ranks of an estimate, of which some would cross between machines and others not."""
     here = gpu_options.ranks_per_machine(cfg)
     if (cfg.gpu.machines or 1) == 1 or not here % size or not size % here:
@@ -81,7 +81,7 @@ def _machines_problems(cfg: Config, key: str, size: int) -> list[str]:
 
 
 def _tensor_problems(cfg: Config) -> list[str]:
-    own, found = cfg.parallelism, _machines_problems(cfg, "parallelism.tensor_size", cfg.parallelism.tensor_size)
+    own, found = cfg.parallelism, machines_problems(cfg, "parallelism.tensor_size", cfg.parallelism.tensor_size)
     if own.strategy not in ("full_shard", "shard_grad_op"):
         found.append(f"parallelism.strategy={own.strategy} is not for fsdp_tp. Type full_shard or shard_grad_op.")
     if own.num_processes is not None and own.num_processes % own.tensor_size:
@@ -101,11 +101,15 @@ def _tensor_problems(cfg: Config) -> list[str]:
             f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
             "them, or parallelism=fsdp."
         )
-    for key in ("heads", "kv_heads", "feed_forward"):
-        size = getattr(cfg.model, key)
-        if size is not None and size % own.tensor_size:
-            found.append(
-                f"model.{key}={size} cannot be split over parallelism.tensor_size={own.tensor_size} ranks. "
-                "Change one of them."
-            )
-    return found
+    typed = f"parallelism.tensor_size={own.tensor_size}"
+    return found + split_problems(cfg, typed, own.tensor_size, ("heads", "kv_heads", "feed_forward"))
+
+
+def split_problems(cfg: Config, typed: str, ranks: int, keys: tuple[str, ...]) -> list[str]:
+    """Sizes of the model that do not divide by a number of ranks. typed: the key that has it."""
+    sizes = {key: getattr(cfg.model, key) for key in keys}
+    return [
+        f"model.{key}={size} cannot be split over {typed} ranks. Change one of them."
+        for key, size in sizes.items()
+        if size is not None and size % ranks
+    ]

@@ -6,13 +6,14 @@ import os
 from collections.abc import Collection
 
 from legroom.config import Config
-from legroom.levers.parallelism import fsdp_rules, launcher_conflicts, zero_rules
+from legroom.levers.parallelism import context_rules, fsdp_rules, launcher_conflicts, zero_rules
 from legroom.machine import host
-from legroom.options import hooks
+from legroom.options import hooks, model_families
 from legroom.options.hooks import Dimension
 from legroom.ranks import rank_info
 
-SYNC_EACH_BATCH, EXPERTS = "parallelism.sync_each_batch", "parallelism.experts"
+SYNC_EACH_BATCH, EXPERTS, CONTEXT = (f"parallelism.{key}" for key in ("sync_each_batch", "experts", "context"))
+LONG_ROWS = 8192  # tokens, from which on fit lets ranks share out those of a row
 RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
 
 
@@ -20,7 +21,7 @@ def replicas(cfg: Config) -> int:
     """How many micro-batches are trained on at a time. Does not need a resolved configuration."""
     if cfg.parallelism.name == "dp":
         return max(1, len(host.gpus()))
-    return max(1, processes(cfg) // (cfg.parallelism.tensor_size or 1))
+    return max(1, processes(cfg) // cfg.parallelism.together)
 
 
 def processes(cfg: Config) -> int:
@@ -90,6 +91,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found += zero_rules.problems(cfg, on_gpu)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg, on_gpu)
+    found += context_rules.problems(cfg) if cfg.parallelism.context else []
     return found + _typed_problems(cfg, given)
 
 
@@ -156,6 +158,13 @@ def experts_have_effect(cfg: Config) -> bool:
     return cfg.parallelism.name == "fsdp" and cfg.parallelism.sharded and bool(cfg.model.experts)
 
 
+def context_has_effect(cfg: Config) -> bool:
+    """Whether fit lets ranks share out the tokens of a row: rows that are long, of a model that allows it."""
+    model, several = cfg.model, cfg.parallelism.name in ("ddp", "fsdp") and cfg.parallelism.world_size > 1
+    known = not model.pretrained and not model.experts and model.family in model_families.CONTEXT
+    return several and known and not cfg.data.packing and cfg.data.seq_len >= LONG_ROWS
+
+
 # Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
 HOOKS = hooks.register(
     "parallelism",
@@ -168,6 +177,7 @@ HOOKS = hooks.register(
         search=(
             Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),
             Dimension(EXPERTS, 51, (None, 2, 4, 8), has_effect=experts_have_effect),
+            Dimension(CONTEXT, 51, (None, 2, 4, 8), has_effect=context_has_effect),
             Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
         ),
     ),
