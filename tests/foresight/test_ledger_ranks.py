@@ -81,6 +81,7 @@ RANKS = [
     f"parallelism=fsdp {TWO} {WIDE} adapter=lora precision=bf16",
     f"parallelism=fsdp {TWO} {WIDE} adapter=qlora precision=bf16",
     f"parallelism=fsdp {TWO} model=mixtral_tiny parallelism.experts=2 model.feed_forward=128 checkpointing=full",
+    f"parallelism=ddp {TWO} {WIDE} parallelism.context=2 precision=bf16",
 ]
 MORE_RANKS = [
     f"parallelism=ddp {FOUR} model=bert_tiny model.dropout=0.1 precision=bf16 "
@@ -100,6 +101,7 @@ MORE_RANKS = [
     "precision=bf16 accumulation.steps=2",
     f"parallelism=fsdp {FOUR} {WIDE} adapter=qlora parallelism.strategy=shard_grad_op accumulation.steps=2",
     f"parallelism=fsdp {TWO} {WIDE} adapter=lora precision=bf16_pure accumulation.steps=2 batch.per_device=2",
+    f"parallelism=fsdp {FOUR} {WIDE} parallelism.context=4 precision=bf16 checkpointing=full accumulation.steps=2",
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from conftest import compose
@@ -53,6 +55,17 @@ def test_ranks_that_share_out_the_tokens_train_as_one(train, alone, words):
     same(run, alone())
     one, two = (each.record for each in (alone(), run))
     assert two.speed.model_flops_per_step == pytest.approx(one.speed.model_flops_per_step, rel=1e-3)
+
+
+def test_rows_of_different_lengths_train_as_one(train, tmp_path):
+    """With padding that does not divide by the ranks, and labels on a part of the tokens."""
+    lines = [{"prompt": "a" * (2 + 5 * n % 17), "completion": "bc " * (1 + 3 * n % 7)} for n in range(16)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = ["data=chat", f"data.path={tmp_path}/rows.jsonl", "data.seq_len=64", "data.pad_to_multiple_of=1"]
+    own += ["model.positions=64", "adapter=lora", "optim=adamw", *ROWS[:3], *ROWS[4:6]]
+    one, two = (train(*own, *mode).record for mode in (["batch.per_device=8"], [*RANKS, "batch.per_device=4"]))
+    assert two.training.losses == pytest.approx(one.training.losses, rel=1e-5)
+    assert two.evaluation.loss == pytest.approx(one.evaluation.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,10 @@ from legroom.errors import Refusal
 from legroom.options import model_families
 from legroom.third_party import transformers_models_private
 
+ROWS = {"input_ids", "labels", "attention_mask"}  # what a batch has
 PLACES = ("position_ids", "cache_position")  # of a rank's tokens; models give them to attention, which needs none
+
+OF_LENGTH = {"dynamic", "longrope"}  # kinds of rotary positions that depend on the longest position of a pass
 
 
 @dataclass
@@ -62,9 +65,10 @@ def check(size: int, name: str, config: PretrainedConfig, task: str) -> None:
             f"{typed}: models of type {text.model_type} were not seen to compute the same with shared out tokens, as "
             f"{name} would. Leave it out; these were: {', '.join(sorted(model_families.CONTEXT))}."
         )
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        raise Refusal(f"{typed}: rotary positions of type {rope} depend on a row's length, which no rank sees.")
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    if found := kinds & OF_LENGTH:
+        raise Refusal(f"{typed}: {name} has rotary positions by a row's length ({min(found)}), which no rank sees.")
     heads = text.num_attention_heads
     for key, count in (("heads", heads), ("key and value heads", getattr(text, "num_key_value_heads", None) or heads)):
         if count % size:
@@ -104,12 +108,12 @@ def _before_forward(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tu
     cut.mask = None if mask is None else pad(mask, (0, more)).bool()
     shifted = pad(labels[:, 1:], (0, more + 1), value=IGNORE_INDEX)
     cut.labels = (shifted != IGNORE_INDEX).sum() / cut.group.size()
-    rows = {key: pad(value, (0, more)) for key, value in kwargs.items() if key in ("input_ids", "token_type_ids")}
-    rows |= {"labels": shifted, "position_ids": torch.arange(cut.tokens, device=labels.device)[None]}
-    if left := sorted(kwargs.keys() - rows.keys() - {"attention_mask"}):
-        raise Refusal(f"parallelism.context: it is not known how to share out {', '.join(left)}. Leave it out.")
+    if left := {key for key, value in kwargs.items() if isinstance(value, Tensor)} - ROWS:
+        raise Refusal(f"parallelism.context: it is not known how to share out {', '.join(sorted(left))}. Leave it out.")
+    rows = {"input_ids": pad(kwargs["input_ids"], (0, more)), "labels": shifted}
+    rows["position_ids"] = torch.arange(cut.tokens, device=labels.device)[None]
     _running.append(cut)
-    return args, {key: cut.own(value) for key, value in rows.items()}
+    return args, kwargs | {"attention_mask": None} | {key: cut.own(value) for key, value in rows.items()}
 
 
 def _after_forward(model: nn.Module, args: tuple, output: Any) -> None:
@@ -148,7 +152,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:
@@ -156,13 +160,13 @@ def _attention(
     (B, T / N, H, D)."""
     cut = _CUTS.get(module)
     if cut is None or not cut.active:
-        return attention(module, query, key, value, mask, *args, **kwargs)
+        return attention(module, query, key, value, attention_mask, *args, **kwargs)
     cut.attended += 1
     kwargs = {name: given for name, given in kwargs.items() if name not in PLACES}
     if unknown := [name for name, given in kwargs.items() if isinstance(given, Tensor)]:
         raise Refusal(f"parallelism.context: {unknown[0]}, which this model gives to attention, is not shared out.")
     query, key, value = (_exchanged(each, cut.group) for each in (query, key, value))
-    output, weights = attention(module, query, key, value, mask, *args, **kwargs)
+    output, weights = attention(module, query, key, value, attention_mask, *args, **kwargs)
     return _exchanged(output, cut.group), weights
 
 
