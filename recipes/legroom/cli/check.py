@@ -8,13 +8,14 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from legroom import invocation
 from legroom.cli import check_levers
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
-from legroom.foresight.programs import check, command, try_levers
+from legroom.foresight.programs import check, command, program_record, try_levers
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
 from legroom.units import GIB, MIB, PARTS
@@ -38,8 +39,8 @@ def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
     asked = _parser().parse_args(argv)
     try:
-        return _checked(asked)
-    except Refusal as error:
+        return _checked(asked, argv[: len(argv) - len(asked.program)])
+    except (Refusal, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
     add("--offline", action="store_true", help="the script downloads nothing")
     add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
+    add("--into", type=Path, metavar="FOLDER", help="write a record (result.json) and a page, of each GPU")
     add("--json", action="store_true", help="print the figures as JSON, and nothing else")
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -81,7 +83,7 @@ def _on_cpu(asked: argparse.Namespace) -> int:
     """The live tensors of a step on the CPU, which have no verdict: its memory is that of the machine."""
     program = command.parse(asked.program)
     settings = check.Settings(strict=asked.strict, seconds=asked.seconds, offline=asked.offline)
-    found, outcome = check.on_cpu(program, settings, _Progress(program.name) if not asked.json else lambda _: None)
+    found, outcome = check.on_cpu(program, settings, Progress(program.name) if not asked.json else lambda _: None)
     if asked.json:
         print(json.dumps({"cpu": found}, indent=1))
         return 0
@@ -91,7 +93,8 @@ def _on_cpu(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(asked: argparse.Namespace) -> int:
+def _checked(asked: argparse.Namespace, options: list[str]) -> int:
+    """options: as they were typed."""
     if asked.device == "cpu":
         return _on_cpu(asked)
     names = list(dict.fromkeys(asked.gpu.split(",")))
@@ -102,8 +105,10 @@ def _checked(asked: argparse.Namespace) -> int:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
     program = command.parse(asked.program)
     settings = check.Settings(asked.margin, asked.strict, asked.gpus, asked.seconds, asked.offline)
-    settings = dataclasses.replace(settings, changes={} if asked.tries else None)
-    progress = _Progress(program.name) if not asked.json else lambda _: None
+    settings = dataclasses.replace(settings, changes={} if asked.tries else None, page=asked.into is not None)
+    if asked.into is not None:
+        program_record.prepare(asked.into, names)
+    progress = Progress(program.name) if not asked.json else lambda _: None
     runs = check.followed(program, gpus, settings, progress)
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
     found = {name: _plain(estimates[name]) for name in names if name in estimates}
@@ -112,12 +117,17 @@ def _checked(asked: argparse.Namespace) -> int:
     for run in runs:
         if run.why:
             print(_tail(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
-    failed = any(run.why for run in runs)
+    failed, tryout = any(run.why for run in runs), None
     if asked.tries and not failed:
         tryout = try_levers.tried(program, gpus[names[0]], settings, runs[0], progress)
         found["tried"] = check_levers.plain(tryout)
         if not asked.json:
             print(_shorter(check_levers.text_of(tryout)))
+    if asked.into is not None:
+        records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
+        if tryout is not None:
+            check_levers.enter(tryout, records[names[0]])
+        print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
     if asked.json:
         print(json.dumps(found, indent=1))
     return _code(estimates, failed, asked.budget)
@@ -174,7 +184,7 @@ def _tail(output: str) -> str:
     return "".join(f"  | {line}\n" for line in lines)
 
 
-class _Progress:
+class Progress:
     """A line on stderr that says how far the script is."""
 
     def __init__(self, name: str):
@@ -185,7 +195,7 @@ class _Progress:
         if message.get("kind") == "trial":
             self._show(message["text"])
         if message.get("kind") == "step":
-            self._show(f"has taken {message['step']} of {check.STEPS} steps, after {message['seconds']:.0f} s")
+            self._show(f"has taken step {message['step']}, after {message['seconds']:.0f} s")
 
     def _show(self, text: str) -> None:
         if self.draws:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from legroom.foresight.programs.program_record import bare
 from legroom.foresight.programs.try_levers import Trial, Tryout
 from legroom.foresight.step_estimate import StepEstimate
+from legroom.records.record import Record
 from legroom.units import MIB
 
 
@@ -42,12 +44,26 @@ def _row(trial: Trial, before: StepEstimate) -> str:
 
 
 def plain(tryout: Tryout) -> dict[str, Any]:
-    """The same as JSON knows it."""
+    """The same as JSON knows it: rows as in the `levers` of a record's estimate."""
+    together = tryout.together
+    rows = [_lever(one, tryout.before) for one in tryout.alone]
+    return {"alone": rows, "together": _lever(together, tryout.before) if together else None}
 
-    def of(trial: Trial) -> dict[str, Any]:
-        figures = {
-            name: getattr(trial.estimate, name, None) for name in ("verdict", "device_used_bytes", "step_seconds")
-        }
-        return {"typed": trial.typed, **figures, "why": trial.why or None}
 
-    return {"alone": [of(one) for one in tryout.alone], "together": of(tryout.together) if tryout.together else None}
+def _lever(one: Trial, before: StepEstimate) -> dict[str, Any]:
+    if one.estimate is None:
+        return {"words": one.typed, "refused": bare(one.why)}
+    figures = {name: getattr(one.estimate, name) for name in ("device_used_bytes", "verdict", "step_seconds")}
+    return {"words": one.typed, "saved_bytes": before.device_used_bytes - one.estimate.device_used_bytes, **figures}
+
+
+def enter(tryout: Tryout, made: Record) -> None:
+    """The same in the record of the script as it is, as its page shows them."""
+    assert made.estimate is not None, "what was tried has an estimate"
+    made.estimate.levers = plain(tryout)["alone"]
+    if tryout.together is not None and tryout.together.fits:
+        text = f"It fits {'as it is, and is faster ' * tryout.before.fits}with {tryout.together.typed}"
+        if made.error is not None:
+            made.error.hint = text
+        else:
+            made.warnings.append(text)

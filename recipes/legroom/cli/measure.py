@@ -7,9 +7,9 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from legroom import invocation
+from legroom.cli.check import Progress
 from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, measure, process
 from legroom.units import MIB
@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
         if asked.steps < 2:
             raise Refusal(f"--steps {asked.steps}: it takes two steps until one is like every later one.")
         program = command.parse(asked.program)
-        done = measure.measure(program, process.Limits(asked.seconds), asked.steps, asked.offline, _progress(program))
+        limits, progress = process.Limits(asked.seconds), Progress(program.name)
+        done = measure.measure(program, limits, asked.steps, asked.offline, progress)
         if not asked.no_prediction:
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
     except Refusal as error:
@@ -73,16 +74,6 @@ def _with_prediction(
     except Refusal as error:
         done.found["notes"].append(f"there is no prediction beside it: {error}")
         return done
-
-
-def _progress(program: command.Program) -> Any:
-    """Draws on stderr how far the script is."""
-
-    def show(message: dict[str, Any]) -> None:
-        if message.get("kind") == "step" and sys.stderr.isatty():
-            print(f"\r\033[K{program.name}: step {message['step']}", end="", file=sys.stderr, flush=True)
-
-    return show
 
 
 def text_of(done: measure.Measurement, program: command.Program) -> str:

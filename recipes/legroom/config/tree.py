@@ -105,7 +105,7 @@ def from_dict(values: dict, cls: type = Config):
     )
 
 
-def to_dict(cfg: Config) -> dict:
+def to_dict(cfg: Any) -> dict:
     """The typed tree as a dictionary, for the record: None where a key has no value. Facts are left out."""
 
     def values_of(node: Any) -> dict:

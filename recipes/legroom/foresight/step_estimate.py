@@ -158,7 +158,7 @@ def estimate_of(seen: SimulatedUserStep, gpu: Gpu, margin: float, capacity_bytes
     try:
         frozen = sum(weight.numel() * (-1 if weight.requires_grad else 1) for weight in trace.model.parameters()) > 0
         tally = trace.step_tally(len(trace.passes))
-        speed = roofline.predict(tally, gpu, _precision(trace), ranks, beside_frozen=frozen)
+        speed = roofline.predict(tally, gpu, precision_of(trace), ranks, beside_frozen=frozen)
     except ValueError as error:
         raise Refusal(f"{error} Choose another dtype or GPU.") from error
     return StepEstimate(
@@ -226,7 +226,7 @@ def _check_figures(values: dict[str, Any]) -> None:
         raise Refusal(problems[0])
 
 
-def _precision(trace: OpTrace) -> str:
+def precision_of(trace: OpTrace) -> str:
     """The option of `precision` that is like the step: by the dtype of most of its arithmetic.
 
     Under autocast (what is trained is in fp32) the host's calls take longer. Products of fp32 may run in tf32, as torch

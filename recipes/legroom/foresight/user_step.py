@@ -96,7 +96,8 @@ def explained() -> Iterator[None]:
         yield
     except UnknownOperation as error:
         if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, NotImplementedError):
-            raise error.__cause__ from None  # shapes that do not match: the step fails on a GPU, too
+            # Shapes that do not match: the step fails on a GPU, too.
+            raise error.__cause__.with_traceback(error.__traceback__) from None
         raise Refusal(_unknown(error)) from error
     except RuntimeError as error:
         if "SparseTensorImpl" in str(error):

@@ -40,11 +40,18 @@ VARIABLES = (
 def collect_environment(cfg: Config) -> dict[str, Any]:
     """Versions, hardware, git revision and the variables in VARIABLES: the record's `environment`."""
     gpu = host.gpu(cfg)
+    if gpu is not None:
+        return of_device(host.device(cfg), gpu.name, gpu.memory_bytes)
+    return of_device(host.device(cfg), host.cpu_name(), psutil.virtual_memory().total)
+
+
+def of_device(device: str, name: str, memory_bytes: int) -> dict[str, Any]:
+    """The same for a device that is known."""
     return {
         "versions": {"python": platform.python_version(), **{package: host.version(package) for package in PACKAGES}},
-        "device": host.device(cfg),
-        "device_name": gpu.name if gpu else host.cpu_name(),
-        "device_memory_bytes": gpu.memory_bytes if gpu else psutil.virtual_memory().total,
+        "device": device,
+        "device_name": name,
+        "device_memory_bytes": memory_bytes,
         "cpu": host.cpu_name(),
         "cpu_cores": host.usable_cores(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -198,12 +198,26 @@ class Error:
 
 
 @dataclass
+class Program:
+    """The script of `legroom check`, which was followed on a played GPU."""
+
+    name: str  # the file without its folder, or the module
+    typed: str  # the script, or its launcher, with its arguments, as typed
+    options: list[str]  # of `legroom check`, as typed before it
+    steps: int  # optimizer steps that were followed
+    ended_by: str  # legroom, once the steps were followed or where it could not go on, or script
+    exit_code: int | None = None  # the script's own; null where Legroom or a signal ended it
+    largest_batch: int | None = None  # --largest-batch: what fits this GPU at most
+    largest_batch_typed: str | None = None  # the argument that says so
+
+
+@dataclass
 class Record:
     """What a job was, where it ran and what came of it."""
 
     recipe: str  # trainer, accelerate or estimate
     overrides: list[str]  # from the command line
-    config: dict  # resolved: every group and key
+    config: dict  # resolved: every group and key; with a program the GPU alone
     config_key: str  # hash of the configuration and of the library versions
     environment: dict  # versions, device, processor, git revision, some variables
     status: str = "failed"
@@ -216,6 +230,7 @@ class Record:
     error: Error | None = None
     estimate: Estimate | None = None
     operations: Operations | None = None
+    program: Program | None = None  # of `legroom check`, whose recipe is estimate
     schema_version: int = SCHEMA_VERSION
 
 

@@ -24,7 +24,9 @@ def facts(found: Record) -> dict[str, str]:
     """
     values = {"experiment": _experiment(found)}
     config = found.config | {"model": model_options.recorded(found.config.get("model") or {})}
-    if found.model is not None and config["model"].get("attention") == model_options.AUTO:
+    if found.program is not None:
+        config = found.config | {"program": found.program.typed}
+    elif found.model is not None and config["model"].get("attention") == model_options.AUTO:
         config["model"]["attention"] = found.model.attention
     for section, content in config.items():
         for key, value in (content if isinstance(content, dict) else {"name": content}).items():
@@ -95,7 +97,7 @@ def label_keys(all_facts: list[dict[str, str]]) -> list[str]:
                 by_context.setdefault(_context(key, values), set()).add(values[key])
         if any(len(different) > 1 for different in by_context.values()):
             shown.append(key)
-    return shown or ["model"]
+    return shown or ["program" if all("program" in values for values in all_facts) else "model"]
 
 
 def label_of(values: dict[str, str], keys: list[str], used: set[tuple[str | None, str]]) -> dict[str, str]:

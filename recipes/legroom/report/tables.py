@@ -16,6 +16,7 @@ from legroom.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
 CONTEXT = (
     "experiment",
     "recipe",
+    "program",
     "model",
     "data",
     "data.seq_len",

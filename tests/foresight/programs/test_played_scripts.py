@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from played_scripts import GPU, play
 from legroom import Refusal
 from legroom.cli import check as command
 from legroom.foresight.step_estimate import gpu_of
+from legroom.records import record_file
+from legroom.report import plots, report
+from legroom.report.page import run_page
 from legroom.units import MIB
 
 LAYERS = 12
@@ -228,15 +232,28 @@ def test_the_command_says_its_verdict_and_its_exit_code(tmp_path, capsys, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))
     (tmp_path / "script.py").write_text(loop(after="open('log', 'w').write('one step')"))
-    assert (
-        command.main(["--gpu", "rtx4090_24gb,l4_24gb", "--budget", "100MiB", "--json", "script.py", "--lr", "1"]) == 3
-    )
+    monkeypatch.setattr(plots, "draw", lambda _: {})
+    options = ["--gpu", "rtx4090_24gb,l4_24gb", "--budget", "100MiB", "--into", "out", "--json"]
+    assert command.main([*options, "--", "script.py", "--lr", "1"]) == 3
     said = capsys.readouterr()
     assert "above --budget on NVIDIA L4: " in said.err and "100 are allowed" in said.err
     found = json.loads(said.out)
     assert list(found) == ["rtx4090_24gb", "l4_24gb"] and found["l4_24gb"]["verdict"] == "fits"
     assert found["rtx4090_24gb"]["device_used_bytes"] > 100 * MIB
-    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "out"}
+    made, other = (record_file.read(tmp_path / "out" / name) for name in found)
+    assert made.memory.device_used_bytes == found["rtx4090_24gb"]["device_used_bytes"] == other.memory.device_used_bytes
+    assert made.status == "ok" and made.estimate.largest and made.operations.groups
+    assert made.program.typed == "script.py --lr 1" and (made.program.ended_by, made.program.exit_code) == (
+        "legroom",
+        None,
+    )
+    assert str(tmp_path) not in (tmp_path / "out" / "l4_24gb" / "result.json").read_text()
+    shown = run_page.data(made, tmp_path / "out" / "rtx4090_24gb")
+    assert shown["command"].endswith(f"{shlex.join(options)} -- script.py --lr 1")
+    assert max(shown["step"]["timeline"]["blocks"]["bytes"]) == 4 * 256 * 1024 and shown["step"]["operations"]["rows"]
+    (table,) = report.for_screen([tmp_path / "out"]).split("\n\n")[:1]
+    assert "program=script.py --lr 1" in table and "l4_24gb" in table and (tmp_path / "out" / "page.html").exists()
 
 
 def test_the_scripts_own_error_is_shown_as_the_scripts(tmp_path, capsys, monkeypatch):
@@ -244,7 +261,8 @@ def test_the_scripts_own_error_is_shown_as_the_scripts(tmp_path, capsys, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))
     (tmp_path / "script.py").write_text("import torch\ntorch.zeros(3, device='cuda') @ torch.zeros(4)\n")
     assert command.main(["--gpu", "rtx4090_24gb", "script.py"]) == 2
-    assert "the script fails" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the script fails" in said and "script.py:2" in said
     assert command.main(["--gpu", "rtx4090", "script.py"]) == 2
     assert "rtx4090_24gb" in capsys.readouterr().err
     assert not torch.cuda.is_available(), "nothing of the played machine is left in this process"

@@ -15,6 +15,7 @@ from legroom.cli import check_levers
 from legroom.foresight.programs import check, try_levers
 from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.records.record import Error, Estimate, Record
 from legroom.units import MIB, PARTS
 
 ARGUMENTS = {
@@ -198,6 +199,11 @@ def test_the_least_that_fits_is_taken(memory):
     assert found.together.typed == "--gradient_checkpointing true" and found.together.fits
     text = check_levers.text_of(found)
     assert "it fits with  --gradient_checkpointing true" in text and "-700 MiB" in text
+    error = Error("step", "PredictedOutOfMemory", "600 MiB are missing.")
+    made = Record("estimate", [], {}, "", {}, error=error, estimate=Estimate(False, -600, 1000))
+    check_levers.enter(found, made)
+    rows = {row["words"]: row.get("saved_bytes") for row in made.estimate.levers}
+    assert rows["--gradient_checkpointing true"] == 700 * MIB and error.hint.endswith("--gradient_checkpointing true")
 
 
 def test_a_smaller_batch_is_no_smaller_than_it_must_be_and_nothing_needless_stays(memory):
@@ -221,4 +227,4 @@ def test_the_command_tries_a_script_until_it_fits(tmp_path, capsys, monkeypatch)
     assert command.main(["--gpu", "rtx4060_8gb", "--try", "--json", "--", "script.py"]) == 3  # as it is
     found = json.loads(capsys.readouterr().out)
     assert found["rtx4060_8gb"]["verdict"] == "does not fit" and found["tried"]["together"]["verdict"] == "fits"
-    assert "Adam" in found["tried"]["together"]["typed"]
+    assert "Adam" in found["tried"]["together"]["words"]

@@ -25,7 +25,8 @@ SECONDS = 600.0
 class Checked:
     """What a script came to.
 
-    outcome: how its process ended. estimates: by the GPU's name. why: there is none. facts: what it trains with.
+    outcome: how its process ended. estimates: by the GPU's name. why: there is none. facts: what it trains with. gpus:
+    those that were asked. steps: by the GPU's name, what a page shows of the step, where Settings.page is true.
     """
 
     program: Program
@@ -33,13 +34,16 @@ class Checked:
     estimates: dict[str, StepEstimate] = field(default_factory=dict)
     why: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Settings:
     """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
     training; None: as many as the command line's launcher starts. seconds: that the script may take. offline: nothing
-    is downloaded. changes: in the script while it runs, as played_levers.py knows them; None: it is not looked at."""
+    is downloaded. changes: in the script while it runs, as played_levers.py knows them; None: it is not looked at.
+    page: whether a page will show the step."""
 
     margin: float = MARGIN
     strict: bool = False
@@ -47,6 +51,7 @@ class Settings:
     seconds: float = SECONDS
     offline: bool = False
     changes: Mapping[str, Any] | None = None
+    page: bool = False
 
 
 def check(
@@ -96,15 +101,14 @@ def followed(
 
 def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message: Callable) -> Checked:
     options = {"gpus": gpus, "margin": settings.margin, "strict": settings.strict, "ranks": program.ranks or 1}
-    options["changes"] = settings.changes
+    options |= {"changes": settings.changes, "page": settings.page}
     limits = process.Limits(seconds=settings.seconds)
     steps = STEPS + (options["ranks"] > 1)  # DDP orders its buckets anew in the second
     outcome = process.run(process.Asked(program, OBSERVER, options, steps, limits, settings.offline), on_message)
-    found = (outcome.found or {}).get("estimates", {})
-    if found:
-        estimates = {name: _estimate(fields) for name, fields in found.items()}
-        return Checked(program, outcome, estimates, facts=(outcome.found or {}).get("facts", {}))
-    return Checked(program, outcome, why=_why(program, outcome))
+    found = outcome.found or {}
+    estimates = {name: _estimate(fields) for name, fields in found.get("estimates", {}).items()}
+    why = "" if estimates else why_not(program, outcome)
+    return Checked(program, outcome, estimates, why, found.get("facts", {}), gpus, found.get("steps", {}))
 
 
 def on_cpu(
@@ -118,7 +122,7 @@ def on_cpu(
     asked = process.Asked(program, ON_CPU, {"strict": settings.strict}, STEPS, limits, settings.offline)
     outcome = process.run(asked, on_message)
     if not (outcome.found or {}).get("tensor_bytes"):
-        raise Refusal(_why(program, outcome))
+        raise Refusal(why_not(program, outcome))
     return outcome.found or {}, outcome
 
 
@@ -127,7 +131,7 @@ def _estimate(fields: dict[str, Any]) -> StepEstimate:
     return StepEstimate(**values | {"timeline": tuple(map(tuple, fields["timeline"])), "_trace": None})
 
 
-def _why(program: Program, outcome: process.Outcome) -> str:
+def why_not(program: Program, outcome: process.Outcome) -> str:
     """Why there is no verdict, in a line: whose fault it was, and where."""
     where = f"{outcome.line}: " if outcome.line and outcome.line not in outcome.error else ""
     if outcome.status == process.REFUSED:
@@ -137,7 +141,7 @@ def _why(program: Program, outcome: process.Outcome) -> str:
     if outcome.status == process.ENDED:
         code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
         return (
-            f"the script ended{code} after {outcome.steps} optimizer steps, and {STEPS} are followed: "
+            f"the script ended{code} after {outcome.steps} optimizer steps, and {STEPS} are needed: "
             f"{Path(program.target).name} must train with a torch.optim.Optimizer."
         )
     reached = f" It was at {outcome.reached or outcome.line}." if outcome.reached or outcome.line else ""

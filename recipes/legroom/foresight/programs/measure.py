@@ -106,7 +106,7 @@ def measure(
     outcome = process.run(process.Asked(program, OBSERVER, {}, steps, limits, offline), on_message)
     found = outcome.found or {}
     if not found.get("peak_tensor_bytes"):
-        raise NotMeasured(outcome, _why(outcome))
+        raise NotMeasured(outcome, check.why_not(program, outcome))
     return Measurement(outcome, found)
 
 
@@ -130,16 +130,6 @@ class NotMeasured(Refusal):
     def __init__(self, outcome: process.Outcome, why: str):
         super().__init__(why)
         self.outcome = outcome
-
-
-def _why(outcome: process.Outcome) -> str:
-    where = f" at {outcome.line or outcome.reached}" if outcome.line or outcome.reached else ""
-    if outcome.status == process.ENDED:
-        said = f"the script ended with exit code {outcome.exit_code} after {outcome.steps} optimizer steps"
-        return f"{said}; two are needed."
-    if outcome.status == process.FAILED:
-        return f"the script failed{where}: {outcome.error}"
-    return f"{outcome.error or 'the script was ended.'}{where and f' It was{where}.'}"
 
 
 def read_shared(path: Path) -> SharedRecord:

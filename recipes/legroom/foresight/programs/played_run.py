@@ -16,7 +16,9 @@ from legroom.foresight.programs import played_cuda, played_device, played_levers
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
-from legroom.foresight.step_estimate import estimate_of
+from legroom.foresight.speed import anatomy
+from legroom.foresight.step_estimate import estimate_of, precision_of
+from legroom.measure.timeline import timeline
 from legroom.third_party import torch_private
 
 OBSERVER = f"{__name__}:observe"
@@ -26,9 +28,9 @@ OBSERVER = f"{__name__}:observe"
 def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict[str, Any]]]:
     """Inside, the script runs on the played GPU. The value returns what was found: `estimates`, of each GPU.
 
-    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks, and changes (played_levers.py; None: the
-    script is left as it is, and what it trains with is not looked at). watch: stops the script; its limit is the number
-    of steps.
+    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks, changes (played_levers.py; None: the
+    script is left as it is, and what it trains with is not looked at), and page: whether `steps` is found, too. watch:
+    stops the script; its limit is the number of steps.
     """
     gpus: dict[str, Gpu] = options["gpus"]
     gpu = next(iter(gpus.values()))
@@ -50,6 +52,8 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             return
         followed.end()
         found["estimates"] = {name: _estimate(followed, one, options["margin"], ranks) for name, one in gpus.items()}
+        if options.get("page"):
+            found["steps"] = _steps(followed, gpus, ranks)
         if changes is not None:
             found["facts"] = facts | {"optimizers": played_levers.optimizers_seen(optimizers)}
 
@@ -70,6 +74,22 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             yield lambda: found
     finally:
         followed.leave()
+
+
+def _steps(followed: ProgramTrace, gpus: dict[str, Gpu], ranks: int) -> dict[str, dict[str, Any]]:
+    """By the GPU's name, the tensors and the operations of the last step, as its page shows them."""
+    trace = followed.trace
+    assert trace.origins is not None, "the last step has its origins"
+    seen, tally, precision = (
+        timeline(trace.log, trace.origins),
+        trace.step_tally(len(trace.passes)),
+        precision_of(trace),
+    )
+    made = {name: anatomy.predicted(tally, gpu, precision, ranks) for name, gpu in gpus.items()}
+    return {
+        name: {"rank": 0, "timeline": seen, "operations": one.details, "summary": dataclasses.asdict(one.summary)}
+        for name, one in made.items()
+    }
 
 
 def _estimate(followed: ProgramTrace, gpu: Gpu, margin: float, ranks: int) -> dict[str, Any]:

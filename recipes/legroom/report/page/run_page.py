@@ -64,7 +64,9 @@ def way_up(folder: Path, sweep: Path) -> str:
 
 
 def model_name(found: Record) -> str:
-    """The weights that were trained on, or the option of the menu."""
+    """The weights that were trained on, or the option of the menu; of `legroom check` the script."""
+    if found.program is not None:
+        return found.program.name
     model = found.config.get("model") or {}
     return str(model.get("pretrained") or model.get("name"))
 
@@ -85,7 +87,7 @@ def _script(found: Record, values: dict[str, Any]) -> str:
 
 def data(found: Record, folder: Path) -> dict[str, Any]:
     """What the page shows, in JSON's types. A file that is damaged is left out, and `problem` says why."""
-    problem, step = "", None
+    problem, step = "There is no verdict, and no memory of a step." if found.program is not None else "", None
     try:
         step = step_file.read(folder)
     except (OSError, ValueError) as error:

@@ -45,6 +45,11 @@ def compared(found: Record) -> list[dict[str, str]]:
 
 def command(found: Record, *more: str) -> str:
     """What to type to run the job again. more: overrides in place of those of their keys."""
+    if found.program is not None:
+        program = found.program
+        return " ".join(
+            [invocation.command("check", anywhere=True), shlex.join([*program.options, "--"]), program.typed]
+        )
     keys = {text.partition("=")[0] for text in more}
     typed = [text for text in found.overrides if text.partition("=")[0] not in keys]
     return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*typed, *more])])
@@ -55,6 +60,9 @@ def sweep_command(records: Sequence[Record]) -> str | None:
 
     It can where they are all combinations of the values of some keys.
     """
+    if any(found.program is not None for found in records):
+        same = {command(found) for found in records}
+        return same.pop() if len(same) == 1 else None
     typed = [{key: value for key, _, value in map(_parted, found.overrides)} for found in records]
     keys = list(typed[0]) if typed else []
     if not keys or any(list(each) != keys for each in typed):

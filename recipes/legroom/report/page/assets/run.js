@@ -29,7 +29,7 @@ function runPage(run, place) {
     drawing.push(() => stepCurves(run.steps, record, curves));
   }
   add(settings(run));
-  add(section("Repeat it", "Run this command where Legroom is; a new folder is made for it.", command(run.command)));
+  add(section("Repeat it", record.program ? "Run this command in the folder of the script." : "Run this command where Legroom is; a new folder is made for it.", command(run.command)));
   if (record.warnings.length) add(section("Notes and assumptions", "", h("ul", { class: "warnings" }, record.warnings.map((text) => h("li", {}, text)))));
   add(h("p", { class: "quiet" }, `Legroom, made from result.json, steps.jsonl and step.json.gz. ${versions(record)}`));
   drawing.forEach((draw) => draw());
@@ -42,8 +42,8 @@ function versions(record) {
 function heading(run) {
   const { record } = run, config = record.config, value = (menu, key = "name") => (config[menu] || {})[key];
   const device = record.environment.device_name || record.environment.device || "";
-  const parts = [value("model", "pretrained") || value("model"), "on " + device];
-  const details = [record.recipe === "estimate" ? "an estimate: nothing was trained" : "recipe " + record.recipe, value("precision"), value("optim"),
+  const { program } = record, parts = [program ? program.name : value("model", "pretrained") || value("model"), "on " + device];
+  const details = program ? [`legroom check: ${program.steps} optimizer steps were followed, and nothing was trained`, program.typed, record.environment.started_at] : [record.recipe === "estimate" ? "an estimate: nothing was trained" : "recipe " + record.recipe, value("precision"), value("optim"),
     `batch ${value("batch", "per_device")} × ${value("accumulation", "steps")}`, `${value("data", "seq_len") ?? ""} tokens`,
     `checkpointing ${value("checkpointing")}`, value("parallelism") === "single" ? "" : `${value("parallelism")} × ${value("parallelism", "num_processes")}${value("gpu", "machines") > 1 ? ` on ${value("gpu", "machines")} machines` : ""}`, record.environment.started_at || ""];
   return h("header", {}, run.sweep ? h("p", {}, h("a", { href: run.sweep + location.hash }, "← the sweep")) : "",

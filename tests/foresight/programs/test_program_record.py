@@ -1,0 +1,48 @@
+"""The record of a script that came to no verdict, and whose record may be written over."""
+
+from __future__ import annotations
+
+import pytest
+from made_up_records import job
+
+from legroom import Refusal
+from legroom.foresight.programs import check, command, process, program_record
+from legroom.foresight.step_estimate import gpu_of
+from legroom.records import record_file
+from legroom.report import report
+from legroom.report.page import run_page
+
+NAME = "l4_24gb"
+
+
+@pytest.mark.parametrize(
+    "status, code, ended",
+    [
+        (process.FAILED, 1, ("failed", "script", "ValueError")),
+        (process.ENDED, 7, ("failed", "script", "SystemExit")),
+        (process.REFUSED, None, ("refused", "legroom", "Refusal")),
+        (process.TIMEOUT, None, ("timeout", "legroom", "Refusal")),
+        (process.MEMORY, None, ("failed", "legroom", "Refusal")),
+        (process.KILLED, None, ("killed", "script", "SystemExit")),
+    ],
+)
+def test_a_record_says_whose_an_exit_code_is(tmp_path, monkeypatch, status, code, ended):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    error = {process.FAILED: f"ValueError: no {tmp_path}/rows.jsonl"}.get(status, "")
+    outcome = process.Outcome(status, error=error, exit_code=code, notes=["/usr/lib/python3/one.py:3 decides"])
+    program = command.parse(["script.py"])
+    found = check.Checked(program, outcome, why=check.why_not(program, outcome), gpus={NAME: gpu_of(NAME)})
+    made = program_record.record_of(found, NAME, ["--gpu", NAME])
+    program_record.write(tmp_path, [found], {NAME: made})
+    read = record_file.read(tmp_path)
+    assert (read.status, read.program.ended_by, read.error.type) == ended and read.program.exit_code == code
+    assert str(tmp_path) not in (tmp_path / "result.json").read_text() and read.warnings == ["one.py:3 decides"]
+    assert run_page.data(read, tmp_path)["problem"] and read.status in report.for_screen([tmp_path])
+
+
+def test_the_record_of_a_run_is_not_written_over(tmp_path):
+    program_record.prepare(tmp_path, [NAME])
+    record_file.write(job(), tmp_path)
+    with pytest.raises(Refusal, match="another run"):
+        program_record.prepare(tmp_path, [NAME])
