@@ -18,6 +18,9 @@ os.makedirs("a/b/c", exist_ok=True)
 pathlib.Path("a/b/x").write_text("{}")
 assert sorted(os.listdir("a/b")) == ["c", "x"] and pathlib.Path("a/b/x").is_file()
 assert sorted(glob.glob("*")) == ["a", "folder", "given", "out", "script.py"], glob.glob("*")
+os.chmod("folder", 0o701)
+os.utime("folder", (1, 1))
+assert os.stat("folder").st_mode & 0o777 == 0o701 and os.listdir("folder") == ["kept"]
 assert [found for found, *_ in os.walk("a")] == ["a", "a/b", "a/b/c"]
 os.rename("a/b/x", "a/y")
 assert not os.path.exists("a/b/x") and os.path.exists("a/y")
@@ -57,6 +60,7 @@ calls = [
     lambda: _io.FileIO("past", "w"), lambda: posix.open("past", os.O_CREAT | os.O_WRONLY), lambda: posix.mkdir("past"),
     lambda: posix.remove("given"), lambda: posix.rename("given", "past"), lambda: posix.truncate("given", 0),
     lambda: posix.chmod("given", 0), lambda: posix.symlink("given", "past"), lambda: posix.link("given", "past"),
+    lambda: posix.chown("given", -1, -1), lambda: posix.chmod("folder", 0o701),
     lambda: os.kill(os.getppid(), 15), lambda: os.kill(-1, 9), lambda: os.system("true") or posix.rmdir("folder"),
 ]
 for number, call in enumerate(calls):
@@ -83,6 +87,7 @@ huggingface_hub.HfApi().upload_folder(repo_id="a/b", folder_path=".")
 @pytest.mark.parametrize("text", [WRITES, PAST_OURS, LIBRARIES], ids=["writes", "past_ours", "libraries"])
 def test_nothing_outside_is_touched(text, tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder").chmod(0o750)
     files = {"folder/kept": "kept", "given": "given", "script.py": text}
     for name, content in files.items():
         (tmp_path / name).write_text(content)
@@ -90,6 +95,6 @@ def test_nothing_outside_is_touched(text, tmp_path, monkeypatch):
     done = process.run(process.Asked(command.parse(["script.py"]), None, limits=process.Limits(60)))
     assert (done.status, done.exit_code) == (process.ENDED, 0), done.output
     found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == files
+    assert found == files and (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
     assert any("removed afterwards" in note for note in done.notes) == (text is WRITES)
     assert (text is LIBRARIES) == any("torch.save" in note for note in done.notes)

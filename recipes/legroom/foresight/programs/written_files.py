@@ -24,13 +24,11 @@ from legroom.third_party.patching import patched
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SYSTEM = ("/dev/", "/proc/", "/sys/")
 # Functions of os that change what is at a path, or at two of them, and functions that look.
-CHANGES = ("mkdir", "chmod", "utime", "truncate", "mkfifo")
+CHANGES = ("mkdir", "chmod", "chown", "utime", "truncate", "mkfifo")
 REMOVES = ("remove", "unlink", "rmdir")
 MOVES = ("rename", "replace", "link", "symlink")
 LOOKS = ("stat", "lstat", "access", "readlink", "chdir")
-AUDITED = {
-    f"os.{name}" for name in ("mkdir", "chmod", "utime", "truncate", "remove", "rmdir", "rename", "link", "symlink")
-}
+AUDITED = {f"os.{name}" for name in {*CHANGES, *REMOVES, *MOVES} - {"mkfifo", "unlink", "replace"}}
 _real: dict[str, Callable] = {
     name: getattr(os, name) for name in (*CHANGES, *REMOVES, *MOVES, *LOOKS, "open", "listdir")
 }
@@ -85,9 +83,13 @@ class WrittenFiles:
         if not _exists(shadow):
             with contextlib.suppress(FileNotFoundError):
                 here = self.read_from(place)
-                if keep and stat.S_ISREG(_real["stat"](here).st_mode):
+                mode = _real["stat"](here).st_mode
+                if keep and stat.S_ISREG(mode):
                     self._parent(place, shadow)
                     shutil.copyfile(here, shadow)
+                elif keep and stat.S_ISDIR(mode):  # its mode or time changes, and what is in it stays where it is
+                    self._parent(place, shadow)
+                    _real["mkdir"](shadow)
         self._parent(place, shadow)
         self.note("files that the script writes are kept from their places, and are removed afterwards.")
         return shadow
