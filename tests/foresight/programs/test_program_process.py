@@ -1,5 +1,6 @@
 """A program in processes of its own: how it ends, and that nothing of it is left."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -83,6 +84,15 @@ def test_an_error_is_the_scripts(program):
     assert (done.status, done.by_us, done.exit_code, line(done)) == (process.FAILED, False, 1, 3)
     assert done.error.startswith("JSONDecodeError")
     assert "legroom" not in done.output and "script.py" in done.output
+
+
+@pytest.mark.parametrize("package", ["flash_attn", "xformers.ops", "liger_kernel.transformers", "unsloth", "triton"])
+def test_a_package_of_gpu_machines_is_refused_with_what_to_ask_instead(program, package):
+    if importlib.util.find_spec(package.partition(".")[0]) is not None:
+        pytest.skip(f"{package} is installed")
+    done = program(f"try:\n    import {package}\nexcept ImportError:\n    pass\nimport {package} as found")
+    assert (done.status, line(done)) == (process.REFUSED, 5)
+    assert package[:5] in done.error and "in its place" in done.error
 
 
 @pytest.mark.parametrize(

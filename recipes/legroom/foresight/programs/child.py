@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import runpy
 import sys
 import time
@@ -16,6 +17,16 @@ from typing import Any, NoReturn
 
 from legroom.errors import Refusal, first_line
 from legroom.foresight.programs import command, isolation, places, process
+
+# Packages that need a GPU to be installed: how an ImportError says that one is missing, its name, and what to ask for.
+SDPA = 'torch\'s own attention (attn_implementation="sdpa"), which saves the same tensors,'
+OF_GPU_MACHINES = {
+    r"flash[-_ ]?attn|flash[-_ ]?attention": ("flash-attn", SDPA),
+    "xformers": ("xformers", SDPA),
+    "liger": ("liger-kernel", "transformers' own kernels (use_liger_kernel=False), which take more memory,"),
+    "unsloth": ("unsloth", "transformers' model and peft's LoRA"),
+    "triton": ("triton", "operations of torch"),
+}
 
 
 def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
@@ -43,6 +54,9 @@ def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
     except Refusal as error:
         return talk.end(process.REFUSED, finish, error=str(error), line=places.own_line_of_error(error))
     except BaseException as error:
+        instead = _instead(error)
+        if instead:
+            return talk.end(process.REFUSED, finish, error=instead, line=places.own_line_of_error(error))
         _show(error)
         text = f"{type(error).__name__}: {first_line(error)[:1000]}"
         talk.end(process.FAILED, finish, error=text, line=places.own_line_of_error(error), exit_code=1)
@@ -122,6 +136,15 @@ def _run(program: command.Program) -> None:
     else:
         module, _, function = program.target.partition(":")
         sys.exit(getattr(importlib.import_module(module), function)())
+
+
+def _instead(error: BaseException) -> str:
+    """What to ask in place of a package that a GPU machine alone has, where a script fails without it; else ''."""
+    said = f"{getattr(error, 'name', '')} {error}" if isinstance(error, ImportError) else ""
+    for pattern, (package, instead) in OF_GPU_MACHINES.items():
+        if re.search(pattern, said, re.IGNORECASE):
+            return f"{package} is installed on machines with a GPU alone. Ask with {instead} in its place."
+    return ""
 
 
 def _show(error: BaseException) -> None:
