@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import sys
@@ -105,7 +106,8 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
     program = command.parse(asked.program)
     settings = check.Settings(asked.margin, asked.strict, asked.gpus, asked.seconds, asked.offline)
-    settings = dataclasses.replace(settings, changes={} if asked.tries else None, page=asked.into is not None)
+    settings = dataclasses.replace(settings, budget=asked.budget or math.inf, page=asked.into is not None)
+    settings = dataclasses.replace(settings, changes={} if asked.tries else None)
     if asked.into is not None:
         program_record.prepare(asked.into, names)
     progress = Progress(program.name) if not asked.json else lambda _: None

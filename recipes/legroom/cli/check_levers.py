@@ -21,7 +21,7 @@ def text_of(tryout: Tryout) -> str:
         return "\n".join([*lines, "it fits as it is, and nothing that changes no result makes it faster"])
     if not together.fits:
         return "\n".join([*lines, f"nothing that was tried fits, the last of it {together.typed or 'as it is'}"])
-    head = "it fits as it is, and is faster with" if before.fits else "it fits with"
+    head = "it fits as it is, and is faster with" if tryout.fits else "it fits with"
     assert together.estimate is not None, "what fits has an estimate"
     return "\n".join([*lines, f"{head}  {together.typed}", *_figures(together.estimate)])
 
@@ -62,7 +62,7 @@ def enter(tryout: Tryout, made: Record) -> None:
     assert made.estimate is not None, "what was tried has an estimate"
     made.estimate.levers = plain(tryout)["alone"]
     if tryout.together is not None and tryout.together.fits:
-        text = f"It fits {'as it is, and is faster ' * tryout.before.fits}with {tryout.together.typed}"
+        text = f"It fits {'as it is, and is faster ' * tryout.fits}with {tryout.together.typed}"
         if made.error is not None:
             made.error.hint = text
         else:

@@ -150,7 +150,7 @@ def memory(monkeypatch):
     """memory(function): a script takes so many MiB and seconds with a set of what is typed, on a card of 1,000."""
     runs = []
 
-    def given(takes):
+    def given(takes, **settings):
         def checked(program, gpu, settings, chosen):
             names = {one.typed.removeprefix("--").partition(" ")[0] for one in chosen}
             batch = next((int(one.argv[1]) for one in chosen if one.group == "batch"), 8)
@@ -172,7 +172,7 @@ def memory(monkeypatch):
         monkeypatch.setattr(try_levers, "_has_bitsandbytes", lambda: False)
         program = Program("file", "train.py", [])
         first = checked(program, None, None, [])
-        found = try_levers.tried(program, gpu_of("rtx4090_24gb"), check.Settings(), first, lambda _: None)
+        found = try_levers.tried(program, gpu_of("rtx4090_24gb"), check.Settings(**settings), first, lambda _: None)
         assert len(runs) == len({frozenset(one) for one in runs}) or "per_device_train_batch_size" in str(runs)
         return found
 
@@ -187,6 +187,12 @@ def test_what_fits_already_is_made_faster_alone(memory):
     more = memory(lambda names, _: (900 + 50 * ("bf16" in names), 1 - 0.2 * ("bf16" in names)))
     assert more.together.typed == "--bf16 true"
     assert memory(lambda names, _: (900 + 200 * ("bf16" in names), 1 - 0.2 * ("bf16" in names))).together is None
+
+
+def test_above_the_budget_nothing_fits(memory):
+    found = memory(lambda names, _: (900 - 200 * ("use_peft" in names), 1.0), budget=800 * MIB)
+    assert not found.fits and found.together.fits and found.together.typed == "--use_peft true"
+    assert "it fits with  --use_peft true" in check_levers.text_of(found)
 
 
 def test_the_least_that_fits_is_taken(memory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Settings:
     """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
     training; None: as many as the command line's launcher starts. seconds: that the script may take. offline: nothing
     is downloaded. changes: in the script while it runs, as played_levers.py knows them; None: it is not looked at.
-    page: whether a page will show the step."""
+    page: whether a page will show the step. budget: bytes of device memory above which nothing 'fits'."""
 
     margin: float = MARGIN
     strict: bool = False
@@ -52,6 +53,7 @@ class Settings:
     offline: bool = False
     changes: Mapping[str, Any] | None = None
     page: bool = False
+    budget: float = math.inf
 
 
 def check(

@@ -42,15 +42,16 @@ class Lever:
 
 @dataclass
 class Trial:
-    """A run with levers: its estimate, or why there is none."""
+    """A run with levers: its estimate, or why there is none. budget: bytes of device memory that it may take."""
 
     levers: list[Lever]
     estimate: StepEstimate | None
     why: str = ""
+    budget: float = math.inf
 
     @property
     def fits(self) -> bool:
-        return self.estimate is not None and self.estimate.fits
+        return self.estimate is not None and self.estimate.fits and self.estimate.device_used_bytes <= self.budget
 
     @property
     def typed(self) -> str:
@@ -63,10 +64,11 @@ class Trial:
 
 @dataclass
 class Tryout:
-    """before: the script as it is. alone: each lever by itself. together: those that make it fit, or that make it
-    faster; None where nothing does."""
+    """before: the script as it is, and whether it fits. alone: each lever by itself. together: those that make it fit,
+    or that make it faster; None where nothing does."""
 
     before: StepEstimate
+    fits: bool
     alone: list[Trial]
     together: Trial | None
 
@@ -176,7 +178,7 @@ class Trials:
     def run(self, levers: list[Lever]) -> Trial:
         key = tuple(sorted(lever.typed for lever in levers))
         if key not in self.done:
-            trial = Trial(levers, None)
+            trial = Trial(levers, None, budget=self.settings.budget)
             self.on_message({"kind": "trial", "text": f"is tried {'with ' if levers else 'as it is'}{trial.typed}"})
             found = checked(self.program, self.gpu, self.settings, levers)
             trial.estimate, trial.why = found.estimates.get(""), found.why
@@ -220,7 +222,8 @@ def tried(
     for lever in levers:
         if lever.group != "batch" or all(one.levers[0].group != "batch" for one in trials.alone):
             trials.alone.append(trials.run([lever]))
-    return Tryout(before, trials.alone, _together(trials, levers, before))
+    together, as_it_is = _together(trials, levers, before), Trial([], before, budget=settings.budget)
+    return Tryout(before, as_it_is.fits, trials.alone, together)
 
 
 def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Trial | None:
@@ -228,19 +231,21 @@ def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Tria
     faster and changes nothing."""
     saves = {lever.typed: trials.saved(lever, before) for lever in levers}
     useful = [lever for lever in levers if max(saves[lever.typed]) > NOTICED]
-    most = math.inf if before.fits else NOTICED  # what fits may take more memory
+    as_it_is = Trial([], before, budget=trials.settings.budget)
+    most = math.inf if as_it_is.fits else NOTICED  # what fits may take more memory
     free = {one.group: one for one in useful if one.free and saves[one.typed][0] > -most and saves[one.typed][1] > 0}
-    trial = trials.run(list(free.values())) if free else Trial([], before)
+    trial = trials.run(list(free.values())) if free else as_it_is
     if trial.fits:
         return trial if free else None
-    if before.fits:  # what changes nothing does not go together
+    if as_it_is.fits:  # what changes nothing does not go together
         return None
+    most_bytes = min(before.capacity_bytes, trials.settings.budget)
     chosen, left = dict(free), [one for one in useful if one not in free.values() and saves[one.typed][0] > NOTICED]
     while left and not trial.fits:
         lever = left.pop(0)
         chosen[lever.group] = lever
         expected = before.device_used_bytes * (1 - sum(saves[one.typed][0] for one in chosen.values()))
-        if expected < before.capacity_bytes or not left:  # together they save less than one by one
+        if expected < most_bytes or not left:  # together they save less than one by one
             trial = trials.run(list(chosen.values()))
     if not trial.fits:
         return trial
