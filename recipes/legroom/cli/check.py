@@ -16,20 +16,19 @@ from legroom import invocation
 from legroom.cli import check_levers
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
-from legroom.foresight.programs import check, command, program_record, try_levers
+from legroom.foresight.programs import check, command, program_record, script_batch, try_levers
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import DOES_NOT_FIT
 from legroom.units import GIB, MIB, PARTS
 
 OUT_OF_MEMORY = 3
 LARGEST = 5  # tensors that are printed
-USAGE = "{check} [--gpu GPU[,GPU]] [options] [--] SCRIPT [its arguments]"
 EXAMPLES = """
-  {check} --gpu rtx4090_24gb train.py --batch_size 12
-  {check} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
-  {check} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
-  {check} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
-  {check} --gpu rtx4090_24gb --try -- train.py --batch_size 12
+  {0} --gpu rtx4090_24gb train.py --batch_size 12
+  {0} --gpu rtx4090_24gb,a100_80gb -- train.py --batch_size 12
+  {0} --gpu a100_80gb -- torchrun --nproc_per_node 4 train.py
+  {0} --gpu a100_80gb --budget 24GiB -- trl sft --model_name_or_path ...
+  {0} --gpu rtx4090_24gb --try -- train.py --batch_size 12
 
 The script runs unchanged, on tensors without data, until its second optimizer step is over. What it writes and sends is
 held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 2 when there is no verdict.
@@ -46,16 +45,22 @@ def main(argv: list[str]) -> int:
         return REFUSED
 
 
+def parser_of(name: str, doc: str | None, usage: str, examples: str) -> argparse.ArgumentParser:
+    """What `check` and `measure` have in common."""
+    typed, formatter = invocation.command(name), argparse.RawDescriptionHelpFormatter
+    usage, doc = f"{typed} {usage} [--] SCRIPT [its arguments]", (doc or "").partition(": ")[2]
+    examples = examples.format(typed)
+    parser = argparse.ArgumentParser(typed, usage, doc, examples, formatter_class=formatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
+    add("--offline", action="store_true", help="the script downloads nothing")
+    add("--json", action="store_true", help="print the figures as JSON, and nothing else")
+    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
 def _parser() -> argparse.ArgumentParser:
-    name = invocation.command("check")
-    parser = argparse.ArgumentParser(
-        prog=name,
-        usage=USAGE.format(check=name),
-        description=(__doc__ or "").partition(": ")[2],
-        epilog=EXAMPLES.format(check=name),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("check", __doc__, "[--gpu GPU[,GPU]] [options]", EXAMPLES)
     add = parser.add_argument
     add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
     add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: the live tensors of a step on this CPU alone")
@@ -63,12 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget", type=_bytes_of, metavar="SIZE", help="exit code 3 above so much device memory, as in 24GiB")
     add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
     add("--try", action="store_true", dest="tries", help="what each lever would save, and what to type so that it fits")
+    add("--largest-batch", action="store_true", dest="batches", help="the largest batch that fits, as what to type")
+    add("--batch-flag", metavar="NAME", help="the script's argument that is its batch; known of TrainingArguments")
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
-    add("--offline", action="store_true", help="the script downloads nothing")
-    add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
     add("--into", type=Path, metavar="FOLDER", help="write a record (result.json) and a page, of each GPU")
-    add("--json", action="store_true", help="print the figures as JSON, and nothing else")
-    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
@@ -104,35 +107,53 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         raise Refusal(f"--margin {asked.margin}: it must be a share of the reserved memory, at least 0 and below 1.")
     if asked.tries and len(names) > 1:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
+    asked.batches |= asked.batch_flag is not None
     program = command.parse(asked.program)
     settings = check.Settings(asked.margin, asked.strict, asked.gpus, asked.seconds, asked.offline)
-    settings = dataclasses.replace(settings, budget=asked.budget or math.inf, page=asked.into is not None)
-    settings = dataclasses.replace(settings, changes={} if asked.tries else None)
+    settings = dataclasses.replace(settings, changes={} if asked.tries or asked.batches else None)
+    settings = dataclasses.replace(settings, budget=asked.budget or math.inf)
     if asked.into is not None:
         program_record.prepare(asked.into, names)
     progress = Progress(program.name) if not asked.json else lambda _: None
-    runs = check.followed(program, gpus, settings, progress)
+    runs = check.followed(program, gpus, dataclasses.replace(settings, page=asked.into is not None), progress)
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
     found = {name: _plain(estimates[name]) for name in names if name in estimates}
     if not asked.json:
         _print(estimates, names, runs)
     for run in runs:
         if run.why:
-            print(_tail(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
-    failed, tryout = any(run.why for run in runs), None
-    if asked.tries and not failed:
-        tryout = try_levers.tried(program, gpus[names[0]], settings, runs[0], progress)
-        found["tried"] = check_levers.plain(tryout)
-        if not asked.json:
-            print(_shorter(check_levers.text_of(tryout)))
+            print(tail_of(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
+    failed = any(run.why for run in runs)
+    records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
+    said = [] if failed else _asked_beside(asked, settings, runs, found, records, progress)
+    print(
+        json.dumps(found, indent=1) if asked.json else _shorter("\n".join(said)), end="\n" * (asked.json or bool(said))
+    )
     if asked.into is not None:
-        records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
-        if tryout is not None:
-            check_levers.enter(tryout, records[names[0]])
         print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
-    if asked.json:
-        print(json.dumps(found, indent=1))
     return _code(estimates, failed, asked.budget)
+
+
+def _asked_beside(
+    asked: argparse.Namespace,
+    settings: check.Settings,
+    runs: list[check.Checked],
+    found: Any,
+    records: Any,
+    progress: Any,
+) -> list[str]:
+    """What the levers and the largest batch come to: lines for a person; and it is entered where a program reads it."""
+    said = []
+    if asked.tries:
+        tryout = try_levers.tried(settings, runs[0], progress)
+        found["tried"] = check_levers.plain(tryout)
+        check_levers.enter(tryout, *records.values())
+        said.append(check_levers.text_of(tryout))
+    for run in runs if asked.batches else ():
+        for name, one in script_batch.largest(run, settings, asked.batch_flag, progress).items():
+            found[name]["largest_batch"] = records[name].program.largest_batch = one.fits and one.fits.typed
+            said.append(check_levers.batch_text(one))
+    return said
 
 
 def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[check.Checked]) -> None:
@@ -180,7 +201,7 @@ def _plain(estimate: StepEstimate) -> dict[str, Any]:
     return {name: getattr(estimate, name) for name in fields}
 
 
-def _tail(output: str) -> str:
+def tail_of(output: str) -> str:
     """The end of what the script printed."""
     lines = output.rstrip().splitlines()[-12:]
     return "".join(f"  | {line}\n" for line in lines)

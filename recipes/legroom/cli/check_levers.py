@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.foresight.programs.program_record import bare
+from legroom.foresight.programs.script_batch import Largest
 from legroom.foresight.programs.try_levers import Trial, Tryout
 from legroom.foresight.step_estimate import StepEstimate
 from legroom.records.record import Record
@@ -41,6 +42,16 @@ def _row(trial: Trial, before: StepEstimate) -> str:
     memory = (trial.estimate.device_used_bytes - before.device_used_bytes) / MIB
     time = trial.estimate.step_seconds / before.step_seconds - 1
     return f"  {memory:>+12,.0f} MiB {time:>+10.0%}  {trial.typed}"
+
+
+def batch_text(found: Largest) -> str:
+    """The largest batch that fits, as what to type, and what one more would come to."""
+    lines = [
+        f"{one.typed}: {one.why or str(one.estimate).partition(chr(10))[0]}"
+        for one in (found.fits, found.larger)
+        if one
+    ]
+    return "\n  ".join(["largest batch that fits" if found.fits else "no batch fits", *lines])
 
 
 def plain(tryout: Tryout) -> dict[str, Any]:

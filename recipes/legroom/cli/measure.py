@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
 from pathlib import Path
 
-from legroom import invocation
-from legroom.cli.check import Progress
+from legroom.cli.check import Progress, parser_of, tail_of
+from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, measure, process
 from legroom.units import MIB
 
-REFUSED = 2
 EPILOG = """
-  {measure} train.py --batch_size 12
-  {measure} --share record.json -- torchrun --nproc_per_node 1 train.py
+  {0} train.py --batch_size 12
+  {0} --share record.json -- torchrun --nproc_per_node 1 train.py
 
 The script really runs, on the GPU if it uses one and otherwise on the CPU, for --steps optimizer steps. The tensors of
 the first two are counted, one by one; the steps after them are timed without that. What the script writes and sends is
@@ -28,23 +26,11 @@ names nor paths nor data.
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
-    name = invocation.command("measure")
-    parser = argparse.ArgumentParser(
-        prog=name,
-        usage=f"{name} [options] [--] SCRIPT [its arguments]",
-        description=(__doc__ or "").partition(": ")[2],
-        epilog=EPILOG.format(measure=name),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("measure", __doc__, "[options]", EPILOG)
     add = parser.add_argument
     add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
-    add("--seconds", type=float, default=600.0, help="the most that the script may take (%(default)g)")
-    add("--offline", action="store_true", help="the script downloads nothing")
     add("--no-prediction", action="store_true", help="do not run `check` beside it")
     add("--share", type=Path, metavar="FILE", help="write the figures to a file that may be given to others")
-    add("--json", action="store_true", help="print the figures as JSON, and nothing else")
-    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
     try:
         if asked.steps < 2:
@@ -56,8 +42,7 @@ def main(argv: list[str]) -> int:
             done = _with_prediction(done, program, check.Settings(seconds=asked.seconds, offline=asked.offline))
     except Refusal as error:
         if isinstance(error, measure.NotMeasured):
-            lines = error.outcome.output.rstrip().splitlines()[-12:]
-            print("".join(f"  | {line}\n" for line in lines), end="", file=sys.stderr)
+            print(tail_of(error.outcome.output), end="", file=sys.stderr)
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     if asked.share is not None:

@@ -207,8 +207,7 @@ class Program:
     steps: int  # optimizer steps that were followed
     ended_by: str  # legroom, once the steps were followed or where it could not go on, or script
     exit_code: int | None = None  # the script's own; null where Legroom or a signal ended it
-    largest_batch: int | None = None  # --largest-batch: what fits this GPU at most
-    largest_batch_typed: str | None = None  # the argument that says so
+    largest_batch: str | None = None  # --largest-batch: the argument with the largest that fits this GPU
 
 
 @dataclass

@@ -164,7 +164,9 @@ def memory(monkeypatch):
                 "capacity_bytes": 1000 * MIB,
             }
             fields |= {"device_used_bytes": mib * MIB, "step_seconds": seconds}
-            return check.Checked(program, None, {"": StepEstimate(**fields)}, facts=facts)
+            return check.Checked(
+                program, None, {"": StepEstimate(**fields)}, facts=facts, gpus={"": gpu_of("rtx4090_24gb")}
+            )
 
         facts = {"arguments": ARGUMENTS | {"per_device_train_batch_size": 8}}
         facts["typed"] = typed(**facts["arguments"], use_peft=False)
@@ -172,7 +174,7 @@ def memory(monkeypatch):
         monkeypatch.setattr(try_levers, "_has_bitsandbytes", lambda: False)
         program = Program("file", "train.py", [])
         first = checked(program, None, None, [])
-        found = try_levers.tried(program, gpu_of("rtx4090_24gb"), check.Settings(**settings), first, lambda _: None)
+        found = try_levers.tried(check.Settings(**settings), first, lambda _: None)
         assert len(runs) == len({frozenset(one) for one in runs}) or "per_device_train_batch_size" in str(runs)
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import fake_storages, known_values
 from legroom.foresight.fake_gpu.device import CPU, FakeDevice
-from legroom.foresight.fake_gpu.user_code import UserCode, reading_line, user_line
+from legroom.foresight.fake_gpu.user_code import UserCode, reading_line
 from legroom.third_party import torch_private
 
 HERE = torch.device("cuda", 0)
@@ -156,8 +155,3 @@ def _is_unknown(value: Any) -> bool:
     if isinstance(value, slice):
         return any(map(_is_unknown, (value.start, value.stop, value.step)))
     return isinstance(value, (list, tuple)) and len(value) < 32 and any(map(_is_unknown, value))
-
-
-def where(frames: list[traceback.FrameSummary]) -> str:
-    """file:line of the script's own code in a traceback, or of its last line."""
-    return user_line(frames) or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")

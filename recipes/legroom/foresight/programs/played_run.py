@@ -21,8 +21,6 @@ from legroom.foresight.step_estimate import estimate_of, precision_of
 from legroom.measure.timeline import timeline
 from legroom.third_party import torch_private
 
-OBSERVER = f"{__name__}:observe"
-
 
 @contextlib.contextmanager
 def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict[str, Any]]]:

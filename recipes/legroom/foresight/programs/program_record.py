@@ -51,7 +51,8 @@ def record_of(found: Checked, name: str, options: list[str]) -> Record:
     made.program = Program(program.name, program.typed, options, outcome.steps, ended_by, outcome.exit_code)
     if estimate is not None:
         _fill(made, estimate)
-        made.operations = Operations(**found.steps[name].pop("summary"))
+        if name in found.steps:
+            made.operations = Operations(**found.steps[name].pop("summary"))
     else:
         made.status = STATUSES.get(outcome.status, "failed")
         kind = "Refusal" if outcome.by_us else outcome.error.partition(":")[0].strip(".") or "SystemExit"

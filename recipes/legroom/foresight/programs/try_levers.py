@@ -7,6 +7,7 @@ otherwise by another value in the script's process (played_levers.py). Imports n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import shlex
@@ -79,7 +80,7 @@ class Tryout:
 def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
     """The levers of a script in the order in which they are taken: what changes the training least first."""
     bits = "bf16" if float(gpu.capability) >= BF16_CAPABILITY else "fp16"
-    found = _Found(facts)
+    found = Found(facts)
     if facts.get("arguments"):
         _of_arguments(found, facts["arguments"], bits)
     else:
@@ -102,7 +103,7 @@ def _has_bitsandbytes() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
-class _Found:
+class Found:
     """The levers of one script."""
 
     def __init__(self, facts: Mapping[str, Any]):
@@ -121,14 +122,17 @@ class _Found:
         elif in_code:
             self.levers.append(Lever(group, in_code, owner, changes=changes, free=free))
 
+    def of_arguments(self, values: Mapping[str, Any], group: str, free: bool = False, **new: Any) -> list[Lever]:
+        """Add a lever of a script with TrainingArguments, whose values these are. Returns all."""
+        keywords = ", ".join(f"{name}={value!r}" for name, value in new.items())
+        self.add(group, keywords, {"arguments": new}, values["class"], free, **new)
+        return self.levers
 
-def _of_arguments(found: _Found, values: Mapping[str, Any], bits: str) -> None:
+
+def _of_arguments(found: Found, values: Mapping[str, Any], bits: str) -> None:
     """Of a script with TrainingArguments, whose values these are."""
 
-    def add(group: str, free: bool = False, **new: Any) -> None:
-        keywords = ", ".join(f"{name}={value!r}" for name, value in new.items())
-        found.add(group, keywords, {"arguments": new}, values["class"], free, **new)
-
+    add = functools.partial(found.of_arguments, values)
     if not (values.get("bf16") or values.get("fp16")):
         add("precision", True, **{bits: True})
     if not values.get("gradient_checkpointing"):
@@ -144,7 +148,7 @@ def _of_arguments(found: _Found, values: Mapping[str, Any], bits: str) -> None:
         add("batch", per_device_train_batch_size=size, gradient_accumulation_steps=steps * batch // size)
 
 
-def _of_code(found: _Found, facts: Mapping[str, Any], bits: str) -> None:
+def _of_code(found: Found, facts: Mapping[str, Any], bits: str) -> None:
     """Of a script that makes its optimizer itself, with Accelerate or without."""
     if facts.get("accelerator", {}).get("mixed_precision") == "no":
         asked = {"mixed_precision": bits}
@@ -180,7 +184,7 @@ class Trials:
         if key not in self.done:
             trial = Trial(levers, None, budget=self.settings.budget)
             self.on_message({"kind": "trial", "text": f"is tried {'with ' if levers else 'as it is'}{trial.typed}"})
-            found = checked(self.program, self.gpu, self.settings, levers)
+            found = checked(self.program, {"": self.gpu}, self.settings, levers)
             trial.estimate, trial.why = found.estimates.get(""), found.why
             self.done[key] = trial
         return self.done[key]
@@ -195,23 +199,21 @@ class Trials:
         return 1 - after.device_used_bytes / before.device_used_bytes, 1 - after.step_seconds / before.step_seconds
 
 
-def checked(program: Program, gpu: Gpu, settings: check.Settings, levers: list[Lever]) -> check.Checked:
-    """What a script comes to with levers."""
+def checked(program: Program, gpus: dict[str, Gpu], settings: check.Settings, levers: list[Lever]) -> check.Checked:
+    """What a script comes to with levers, on GPUs of the same rules."""
     changes: dict[str, Any] = {}
     for lever in levers:
         for name, values in lever.changes.items():
             changes[name] = {**changes.get(name, {}), **values}
     argv = [word for lever in levers for word in lever.argv]
     changed = dataclasses.replace(program, argv=[*program.argv, *argv])
-    (found,) = check.followed(changed, {"": gpu}, dataclasses.replace(settings, changes=changes))
+    (found,) = check.followed(changed, gpus, dataclasses.replace(settings, changes=changes))
     return found
 
 
-def tried(
-    program: Program, gpu: Gpu, settings: check.Settings, first: check.Checked, on_message: Callable[[dict], None]
-) -> Tryout:
+def tried(settings: check.Settings, first: check.Checked, on_message: Callable[[dict], None]) -> Tryout:
     """Try the levers of a script that has an estimate. first: that of the script as it is, with its facts."""
-    (before,) = first.estimates.values()
+    (before,), (gpu,), program = first.estimates.values(), first.gpus.values(), first.program
     levers = levers_of(first.facts, gpu)
     if not levers:
         raise Refusal(
