@@ -66,7 +66,7 @@ def check(size: int, name: str, config: PretrainedConfig, task: str) -> None:
             f"{name} would. Leave it out; these were: {', '.join(sorted(model_families.CONTEXT))}."
         )
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    kinds = {str(each.get("rope_type")) for each in (rope, *rope.values()) if isinstance(each, dict)}
     if found := kinds & OF_LENGTH:
         raise Refusal(f"{typed}: {name} has rotary positions by a row's length ({min(found)}), which no rank sees.")
     heads = text.num_attention_heads
@@ -88,7 +88,7 @@ def share_out(model: PreTrainedModel, size: int) -> None:
             f"{type(model).__name__} has here. Type model.attention=sdpa, or leave parallelism.context out."
         )
     group, _ = dist.new_subgroups(size)
-    assert group is not None, "every rank is in a group"
+    assert isinstance(group, dist.ProcessGroup), "every rank is in a group"
     cut = Cut(group, model.config.get_text_config().num_hidden_layers)
     _CUTS.update(dict.fromkeys(model.modules(), cut))
     transformers_models_private.wrap_attention(attention, _attention, _mask)

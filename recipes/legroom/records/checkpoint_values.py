@@ -37,7 +37,7 @@ def _checks(values: dict[str, Any], rank: int, step: int, known: set[str]) -> It
     """(what is checked, whether it is as a training saves it). Rank 0 has what all ranks share."""
     files, boxes = values.get("files"), values.get("boxes", {})
     names = re.compile(rf"rank-{rank}\.[a-z]+\.safetensors")
-    yield "files", has_type(files, dict) and all(names.fullmatch(name) and name in known for name in files)
+    yield "files", isinstance(files, dict) and all(names.fullmatch(name) and name in known for name in files)
     yield "boxes", has_type(boxes, dict[str, dict]) and all(map(_is_box, boxes.values()))
     yield "random states", "random" not in values or _are_random_states(values["random"])
     if rank:

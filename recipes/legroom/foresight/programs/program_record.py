@@ -99,5 +99,5 @@ def write(into: Path, runs: list[Checked], records: dict[str, Record]) -> Path:
     if len(records) > 1:
         report.make([into], into)
     else:
-        run_page.write(*records.values(), into)
+        run_page.write(next(iter(records.values())), into)
     return into / run_page.PAGE

@@ -52,7 +52,7 @@ def _batch_of(facts: Mapping[str, Any], flag: str | None) -> tuple[Callable[[int
 
     def lever(size: int) -> Lever:
         if flag is None:
-            return Found(facts).of_arguments(values, "batch", **{BATCH: size})[0]
+            return Found(facts).of_arguments(values, "batch", False, **{BATCH: size})[0]
         text = typed.get(flag, {"flag": flag})["flag"]
         argv = (f"{text}{size}",) if text.endswith("=") else (text, str(size))
         return Lever("batch", shlex.join(argv), argv=argv)
