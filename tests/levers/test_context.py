@@ -9,6 +9,8 @@ import torch
 from conftest import compose
 from safetensors.torch import load_file
 
+from legroom.cli import brief
+
 ROWS = ["model=llama_tiny", "model.kv_heads=2", "batch.effective=8", "data.samples=16", "train.learning_rate=0.1"]
 ROWS += ["train.max_steps=3", "optim=sgd", "data.eval_samples=4"]
 RANKS = ["parallelism=ddp", "parallelism.num_processes=2", "parallelism.context=2", "batch.per_device=2"]
@@ -54,6 +56,7 @@ def test_ranks_that_share_out_the_tokens_train_as_one(train, alone, words):
     run = train(*ROWS, "save.final=true", *mode, *words.split())
     same(run, alone())
     one, two = (each.record for each in (alone(), run))
+    assert "context 2" in " ".join(brief.brief(two, run.folder).split())
     assert two.speed.model_flops_per_step == pytest.approx(one.speed.model_flops_per_step, rel=1e-3)
 
 

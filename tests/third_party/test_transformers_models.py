@@ -150,6 +150,27 @@ def test_grouped_products():
     assert str(transformers_models_private.grouped_gradients()) == "transformers.grouped_mm_fallback_backward"
 
 
+def test_wrap_attention(monkeypatch):
+    """Once however often it is asked; models find it under the name that they have."""
+    monkeypatch.setattr(modeling_utils.ALL_ATTENTION_FUNCTIONS, "_local_mapping", {})
+    monkeypatch.setattr(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, "_local_mapping", {})
+    seen = []
+
+    def around(own, *args, **kwargs):
+        seen.append(own)
+        return own(*args, **kwargs)
+
+    def around_mask(own, *args, **kwargs):
+        seen.append(kwargs["q_length"])
+        return own(*args, **kwargs)
+
+    for _ in range(2):
+        transformers_models_private.wrap_attention("sdpa", around, around_mask)
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
+    LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa"))(input_ids=torch.ones(3, 5, dtype=torch.long))
+    assert seen == [5, modeling_utils.AttentionInterface._global_mapping["sdpa"]]
+
+
 def test_checkpoint_inside():
     """The context is around the checkpoint of each layer, and so sees what it saves: the layer's input."""
     sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=16)

@@ -41,6 +41,9 @@ def took(operation: Operation, num_processes: int = 16, reached=None, **gpu) -> 
         # Every fourth rank, two on a machine: 2 * 3/4 of 8 GB. Four such groups share the network.
         (collective("allreduce_", 8, 4, 4), 12 / (75 / 4), BY_MACHINE_LINK),
         (collective("allreduce_", 8, 1, 1), 0, BY_LINK),
+        # All-to-all on one machine: 3/4 of 8 GB; on two, each of 8 ranks sends half of its 16 GB to the other machine.
+        (collective("alltoall_base_", 8, 4, 1), 6 / 300, BY_LINK),
+        (collective("all_to_all_single", 16, 16, 1), 8 * 8 / 75, BY_MACHINE_LINK),
     ],
 )
 def test_a_collective_takes_the_slowest_link_that_it_crosses(operation, seconds, bound_by):
@@ -97,3 +100,19 @@ def test_more_ranks_than_a_machine_holds_deserve_a_note():
     (note,) = predicted(64, bucket).notes
     assert "64 processes on one link" in note and "gpu.machines=" in note
     assert len(predicted(64, bucket, **TWO).notes) == 2 and len(predicted(16, bucket, **TWO).notes) == 1
+
+
+def test_a_step_waits_for_an_all_to_all():
+    """Any other collective runs beside the computation."""
+    product = Operation("add", ELEMENTWISE, bytes=2039 * 10**7)
+    tally = Tally()
+    tally.counts["forward"] = {
+        product: 1,
+        collective("alltoall_base_", 8, 4, 1): 2,
+        collective("allreduce_", 4, 4, 1): 1,
+    }
+    found = roofline.predict(tally, device(), "fp32", 4, reached=ideal())
+    alone = roofline.device_seconds(product, device(), "fp32", ideal())
+    assert found.device_seconds == pytest.approx(alone + 2 * 6 / 300)
+    assert (found.link_seconds, found.collectives) == (pytest.approx(2 * 3 / 300), 1)
+    assert found.bound_by == BY_LINK, "of what the device takes, most is waiting"

@@ -52,7 +52,7 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
     """
     count, seconds, machine_seconds = 0, 0.0, 0.0
     for operation, times in _operations(tally):
-        if operation.kind != COLLECTIVE or awaited != any(part in operation.name for part in AWAITED_COLLECTIVES):
+        if operation.kind != COLLECTIVE or awaited != is_awaited(operation):
             continue
         took, bound_by = collective_seconds(operation, gpu, num_processes, reached)
         count, seconds = count + times, seconds + times * took
@@ -60,10 +60,16 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
     return Transfers(count, seconds, machine_seconds)
 
 
+def is_awaited(operation: Operation) -> bool:
+    """Whether the step waits for a collective: an all-to-all, whose result the next operation needs."""
+    return any(part in operation.name for part in AWAITED_COLLECTIVES)
+
+
 def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reached: Efficiencies) -> tuple[float, str]:
     """(seconds of a collective, the link that bounds it), by the ring algorithm (Patarasuk and Yuan 2009).
 
-    n ranks take n - 1 steps, each of which sends an nth of the tensor; all-reduce takes twice as many.
+    n ranks take n - 1 steps, each of which sends an nth of the tensor; all-reduce takes twice as many. In an all-to-all
+    each rank of a machine sends other numbers to each rank of the others, all through the machine's network.
 
     operation.bytes: of the whole tensor, as each rank has it before or after. operation.shape: (ranks, stride) where
     not all of num_processes take part.
@@ -75,6 +81,9 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
     steps = (ranks - 1) * (2 if all_reduce else 1)
     sent = steps / ranks * operation.bytes
     rate, bound_by = _bytes_per_second(ranks, stride, gpu, num_processes, reached)
+    if is_awaited(operation) and bound_by == BY_MACHINE_LINK:
+        members = _members(ranks, stride, gpu, num_processes)
+        sent = members * (ranks - members) / ranks * operation.bytes
     return steps * reached.link_seconds + sent / rate, bound_by
 
 
@@ -86,8 +95,7 @@ def _bytes_per_second(
     A ring enters and leaves each machine once. NCCL makes several, through as many network cards, so that a group has
     its ranks' part of the machine's network; and to the network its GPUs' links to the host have to carry them.
     """
-    here = num_processes // (gpu.machines or 1)
-    members = min(ranks, max(1, here // stride))  # ranks of the group on one machine
+    here, members = num_processes // (gpu.machines or 1), _members(ranks, stride, gpu, num_processes)
     inside = gpu.link_gb_per_second * reached.link
     if members == ranks or gpu.machine_link_gb_per_second is None:
         return inside * 1e9, BY_LINK
@@ -98,6 +106,11 @@ def _bytes_per_second(
     if members > 1 and inside <= to_others:
         return inside * 1e9, BY_LINK
     return to_others * 1e9, BY_MACHINE_LINK
+
+
+def _members(ranks: int, stride: int, gpu: Gpu, num_processes: int) -> int:
+    """The ranks of a group on one machine."""
+    return min(ranks, max(1, num_processes // (gpu.machines or 1) // stride))
 
 
 def host_copies_seconds(tally: Tally, gpu: Gpu) -> float:
