@@ -28,7 +28,6 @@ from legroom.third_party import transformers_models_private
 
 ROWS = {"input_ids", "labels", "attention_mask"}  # what a batch has
 PLACES = ("position_ids", "cache_position")  # of a rank's tokens; models give them to attention, which needs none
-
 OF_LENGTH = {"dynamic", "longrope"}  # kinds of rotary positions that depend on the longest position of a pass
 
 
@@ -82,7 +81,7 @@ def share_out(model: PreTrainedModel, size: int) -> None:
     model is what it was. Raises Refusal for an attention that does not go with it.
     """
     attention = transformers_models_private.attention_of(model)
-    if attention in (None, "eager", "flex_attention"):
+    if attention is None or attention in ("eager", "flex_attention"):
         raise Refusal(
             f"parallelism.context={size} does not go with model.attention={attention}, the one that "
             f"{type(model).__name__} has here. Type model.attention=sdpa, or leave parallelism.context out."

@@ -91,7 +91,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found += zero_rules.problems(cfg, on_gpu)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg, on_gpu)
-    found += context_rules.problems(cfg) if cfg.parallelism.context else []
+    found += context_rules.problems(cfg) if cfg.parallelism.context and not cfg.parallelism.one_process else []
     return found + _typed_problems(cfg, given)
 
 
