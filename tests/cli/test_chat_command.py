@@ -18,6 +18,7 @@ from transformers import pipeline
 from legroom.checkpoint import merged
 from legroom.cli import chat
 from legroom.cli import export as export_command
+from legroom.cli.commands import answered
 from legroom.records import record_file
 
 TEXT = ("model=gpt2_tiny", "model.vocab=257", "data=source", "data.samples=8", "save.final=true")
@@ -29,7 +30,7 @@ def talk(monkeypatch, capsys):
 
     def talk(folder, *arguments: str, lines=("What is 7?",)):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        code = chat.main([str(folder), "--device", "cpu", "--tokens", "4", *arguments])
+        code = answered(chat.main, [str(folder), "--device", "cpu", "--tokens", "4", *arguments])
         return code, *capsys.readouterr()
 
     return talk
@@ -76,7 +77,8 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
 @pytest.mark.parametrize("words", [("chat", "latest"), ("export", "latest", "--merge")], ids=["chat", "export"])
 def test_what_holds_no_model_is_refused_before_libraries_are_imported(words):
     command, *arguments = words
-    code = f"from legroom.cli import {command} as it\nprint(it.main({arguments}), 'torch' in __import__('sys').modules)"
+    code = "import sys\nfrom legroom.cli.commands import run\n"
+    code += f"print(run({command!r}, {arguments}), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["2", "False"] and "latest is no folder" in done.stderr
 
@@ -129,7 +131,7 @@ def export(capsys):
     """export(*arguments) -> (exit code, what was printed, what was printed to stderr)."""
 
     def run(*arguments):
-        return export_command.main([str(each) for each in arguments]), *capsys.readouterr()
+        return answered(export_command.main, [str(each) for each in arguments]), *capsys.readouterr()
 
     return run
 

@@ -372,13 +372,6 @@ def test_the_verdict_of_a_lever_is_that_of_its_estimate():
     assert all(row["device_used_bytes"] < 16 * 2**30 for row in found)
 
 
-def test_an_explanation_without_matplotlib_lacks_the_picture_alone(train, fault):
-    hidden = fault("import sys\nsys.modules['matplotlib.figure'] = None\n")
-    run = train(*V100, "estimate.explain=true", "data.seq_len=8", fork_server=hidden)
-    assert run.record.status == "ok" and run.record.estimate.largest and run.record.estimate.levers
-    assert any("no picture" in line for line in run.record.warnings) and not (run.folder / "timeline.png").exists()
-
-
 def test_the_parts_of_sharded_weights_have_names(train):
     run = train(*V100, "parallelism=fsdp", "parallelism.num_processes=2", "estimate.explain=true", "data.seq_len=8")
     kept = [row for row in run.record.estimate.largest if row["part"] in ("parameters", "optimizer")]

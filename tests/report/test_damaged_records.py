@@ -10,13 +10,12 @@ import shutil
 
 import pytest
 from hostile_values import NAME, VALUES, paths, replaced
-from made_up_records import OOM, drawn, job, put, texts_of  # noqa: F401 - drawn is a fixture
+from made_up_records import OOM, drawn, job, put, read_all, texts_of  # noqa: F401 - drawn is a fixture
 
 from legroom.records import record_file
 from legroom.records.record import Estimate, Evaluation
 from legroom.report import report, rows
 from legroom.report.files import csv_text, jsonl
-from legroom.report.read import read_all
 from legroom.report.screen_table import screen_text
 from legroom.report.tables import markdown
 

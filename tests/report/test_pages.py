@@ -165,7 +165,7 @@ def test_the_command_leaves_a_page_with_the_timeline(train):
 
 def test_the_pages_of_a_sweep_share_the_library(tmp_path):
     sweep = put(tmp_path / "a sweep", [job("precision=bf16"), job("precision=fp32")])
-    paths = report.make([sweep], sweep)
+    _, paths = report.make([sweep], sweep)
     assert sweep / "page.html" in paths and (sweep / "page" / embed.LIBRARY).is_file()
     shown = data_of((sweep / "page.html").read_text(), "sweep")
     assert shown["keys"] == ["precision"] and [row["label"]["precision"] for row in shown["rows"]] == ["bf16", "fp32"]

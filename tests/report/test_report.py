@@ -15,14 +15,13 @@ import sys
 
 import pytest
 from conftest import ROOT
-from made_up_records import OOM, PARTS, drawn, job, put, run_report, sixty, texts_of  # noqa: F401 - drawn is a fixture
+from made_up_records import OOM, PARTS, drawn, job, put, read_all, run_report, sixty, texts_of  # noqa: F401 - drawn is a fixture
 
 from legroom.errors import Refusal
 from legroom.records import atomic_file, record_file
 from legroom.records.record import TIGHT, Error, Estimate, Evaluation
 from legroom.report import plots, report, rows, sheet, tables, tradeoff_plot
 from legroom.report.files import csv_text, jsonl
-from legroom.report.read import read_all
 from legroom.report.screen_table import screen_text
 from legroom.report.tables import columns, markdown
 from legroom.units import MIB
@@ -480,7 +479,7 @@ def test_a_real_record_of_today_can_be_read(tmp_path):
 
 def test_every_file_is_written_and_nothing_else(tmp_path):
     put(tmp_path / "sweep", [job(), job("precision=bf16")])
-    paths = report.make([tmp_path / "sweep"], tmp_path / "new" / "out")
+    _, paths = report.make([tmp_path / "sweep"], tmp_path / "new" / "out")
     assert {path.name for path in paths} == {
         "results.jsonl",
         "results.csv",
@@ -553,7 +552,7 @@ def test_made_again_the_files_are_the_same(tmp_path):
     put(tmp_path / "a", records)
     put(tmp_path / "b", records[::-1])
     made = [
-        {path.name: path.read_bytes() for path in report.make([tmp_path / folder], tmp_path / out)}
+        {path.name: path.read_bytes() for path in report.make([tmp_path / folder], tmp_path / out)[1]}
         for folder, out in (("a", "1"), ("a", "1"), ("b", "2"))
     ]
     assert made[0] == made[1] == made[2]
@@ -562,7 +561,7 @@ def test_made_again_the_files_are_the_same(tmp_path):
 def test_a_failure_leaves_the_old_files_whole(tmp_path, monkeypatch):
     put(tmp_path / "runs", [job()])
     out = tmp_path / "out"
-    before = {path: path.read_bytes() for path in report.make([tmp_path / "runs"], out)}
+    before = {path: path.read_bytes() for path in report.make([tmp_path / "runs"], out)[1]}
     put(tmp_path / "runs2", [job("precision=bf16")])
 
     def full(*_):
@@ -585,20 +584,12 @@ def test_a_failing_picture_changes_no_file(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_without_matplotlib_there_is_a_table_and_a_line(tmp_path, monkeypatch):
-    put(tmp_path / "runs", [job()])
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    lines = []
-    paths = report.make([tmp_path / "runs"], tmp_path, warn=lines.append)
-    assert {path.name for path in paths} == {"results.jsonl", "results.csv", "table.md", "page.html"}
-    assert len(lines) == 1 and "pip install matplotlib" in lines[0] and "png" not in (tmp_path / "table.md").read_text()
-
-
 def test_nothing_heavy_is_imported_with_the_module_and_never_torch_or_pyplot(tmp_path):
     put(tmp_path, [job()])
     code = (
         "import sys; from legroom.report import report; at_first = set(sys.modules)\n"
-        f"report.make([{str(tmp_path)!r}], {str(tmp_path)!r}); report.for_screen([{str(tmp_path)!r}])\n"
+        f"from legroom.report.screen_table import screen_text\n"
+        f"screen_text(report.make([{str(tmp_path)!r}], {str(tmp_path)!r})[0])\n"
         "heavy = {'matplotlib', 'numpy', 'pandas', 'rich', 'torch', 'legroom.report.plots'}\n"
         "print(sorted(heavy & at_first), sorted({'torch', 'pandas', 'matplotlib.pyplot'} & set(sys.modules)))"
     )

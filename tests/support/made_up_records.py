@@ -18,11 +18,17 @@ from legroom.levers.accumulation import rules as accumulation
 from legroom.options import train
 from legroom.records import record, record_file
 from legroom.records.record import Error, Memory, Record, Speed, Training
-from legroom.report import plots, rows
+from legroom.report import plots, read, rows
 from legroom.units import MIB
 
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
 OOM = Error("backward", "OutOfMemoryError", "CUDA out of memory. A | B\nmore lines", "Try precision=bf16.")
+
+
+def read_all(folders) -> tuple[list[Record], list[str]]:
+    """Every record in and below the folders, and a warning for each file that is left out."""
+    found, warnings = read.read_with_folders(folders)
+    return [record for record, _ in found], warnings
 
 
 @functools.cache

@@ -145,8 +145,8 @@ def run(folders: list[Path]) -> int:
 
     Returns the exit code: 2 where there are fewer than 4 usable runs, or runs on several GPUs.
     """
-    records, _ = read.read_all(folders)
-    records = sorted(filter(is_usable, records), key=lambda record: record.config_key)
+    found, _ = read.read_with_folders(folders)
+    records = sorted(filter(is_usable, (record for record, _ in found)), key=lambda record: record.config_key)
     names = {record.environment["device_name"] for record in records}
     if len(records) < LEAST_RUNS or len(names) != 1:
         print(

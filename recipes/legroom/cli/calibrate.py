@@ -8,13 +8,13 @@ folder that LEGROOM_CALIBRATION names. Let nothing else run.
 from __future__ import annotations
 
 import argparse
-import sys
 
 from legroom import invocation
+from legroom.errors import Refusal
 
 
 def main(argv: list[str]) -> int:
-    """Run the command. Returns its exit code: 2 where the device that is named is not there."""
+    """Run the command. Returns 0. Raises Refusal where the device that is named is not there."""
     parser = argparse.ArgumentParser(
         prog=invocation.command("calibrate"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -24,9 +24,5 @@ def main(argv: list[str]) -> int:
     from legroom.machine import host
 
     if device == "gpu" and not host.gpus():
-        print(
-            f"refused: there is no GPU that torch could use here. Type: {invocation.command('calibrate')} cpu",
-            file=sys.stderr,
-        )
-        return 2
+        raise Refusal(f"there is no GPU that torch could use here. Type: {invocation.command('calibrate')} cpu")
     return machine_calibration.run(device)

@@ -30,17 +30,13 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
-    try:
-        saved_model.locate(asked.folder)  # refuses before the libraries are imported
-        with quiet_libraries():
-            worker_environment.prepare_imports()
-            from legroom.models import trained
+    saved_model.locate(asked.folder)  # refuses before the libraries are imported
+    with quiet_libraries():
+        worker_environment.prepare_imports()
+        from legroom.models import trained
 
-            opened = trained.open_trained(asked.folder, asked.device or _device(), asked.compare)
-        conversation = Conversation(opened, asked)
-    except Refusal as refusal:
-        console.say_problems([str(refusal)])
-        return 2
+        opened = trained.open_trained(asked.folder, asked.device or _device(), asked.compare)
+    conversation = Conversation(opened, asked)
     for line in opened.notes:
         console.say(f"Note: {line}")
     talk(conversation, sys.stdin.isatty())

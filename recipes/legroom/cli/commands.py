@@ -10,9 +10,11 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import legroom
 from legroom import invocation, levers
+from legroom.errors import Refusal
 
 # Name -> (the module whose `main` takes the arguments and returns the exit code, what it does).
 COMMANDS = {
@@ -63,9 +65,20 @@ def run(name: str, arguments: list[str]) -> int:
     try:
         if name != "doctor":  # it also runs where the packages that rules import are missing
             levers.load_rules()
-        return importlib.import_module(COMMANDS[name][0]).main(arguments)
+        return answered(importlib.import_module(COMMANDS[name][0]).main, arguments)
     except KeyboardInterrupt:  # during imports: no job was started
         return INTERRUPTED
+
+
+def answered(main: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """The exit code of a command's main function, whose Refusal is printed, a line for each problem."""
+    try:
+        return main(arguments)
+    except Refusal as refusal:
+        from legroom.cli import console
+
+        console.say_problems(str(refusal).splitlines())
+        return REFUSED
 
 
 def _open_streams() -> None:

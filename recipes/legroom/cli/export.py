@@ -27,18 +27,14 @@ LLAMA_CPP = "https://github.com/ggml-org/llama.cpp"
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
     asked = _parser().parse_args(argv)
-    try:
-        worker_environment.prepare_imports()
-        folder, found = saved_model.locate(asked.run)
-        if asked.merge:
-            _merge(asked, folder, found)
-        elif asked.gguf:
-            console.say(gguf(folder, found, asked.run))
-        else:
-            console.say(_to_hub(folder, asked.hub, asked.public, asked.run))
-    except Refusal as refusal:
-        console.say_problems([str(refusal)])
-        return 2
+    worker_environment.prepare_imports()
+    folder, found = saved_model.locate(asked.run)
+    if asked.merge:
+        _merge(asked, folder, found)
+    elif asked.gguf:
+        console.say(gguf(folder, found, asked.run))
+    else:
+        console.say(_to_hub(folder, asked.hub, asked.public, asked.run))
     return 0
 
 

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import webbrowser
 from pathlib import Path
 
 from legroom import invocation
 from legroom.cli import console
 from legroom.errors import Refusal
-from legroom.report import read, report, screen_table
+from legroom.report import report, screen_table
 from legroom.report.page import sweep_page
 
 
 def main(argv: list[str]) -> int:
-    """Run the command. Returns its exit code: 0, or 2 without records or where the files cannot be written."""
+    """Run the command. Returns 0. Raises Refusal without records or where the files cannot be written."""
     arguments = _parser().parse_args(argv)
     folders = arguments.folders
     target = arguments.into or (folders[0] if len(folders) == 1 else Path("outputs", "report"))
     try:
-        found, warnings = read.read_with_folders(folders)
-        for line in warnings:
-            print(f"warning: {line}", file=sys.stderr)
-        if not found:
-            raise Refusal(f"There are no records in {', '.join(map(str, folders))}.")
-        made = report.compare([record for record, _ in found], arguments.baseline)
-        paths = report.write(made, target, folders={id(record): folder for record, folder in found})
-    except Refusal as problem:
-        print(f"refused: {problem}", file=sys.stderr)
-        return 2
+        made, paths = report.make(folders, target, arguments.baseline)
     except OSError as error:
-        print(
-            f"refused: {error.filename or target} cannot be written: {error.strerror or error}. "
-            "Choose another folder with --into.",
-            file=sys.stderr,
-        )
-        return 2
+        why = f"{error.filename or target} cannot be written: {error.strerror or error}"
+        raise Refusal(f"{why}. Choose another folder with --into.") from error
     shown = min(str(target), os.path.relpath(target), key=len)
     names = ", ".join(path.name for path in paths)
     console.say(f"{screen_table.screen_text(made)}\n\nWritten to {shown}: {names}")

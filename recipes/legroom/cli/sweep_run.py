@@ -21,7 +21,7 @@ from legroom.options import compose, hydra_errors, objective, resume, save
 from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record_file
 from legroom.records.record import Record
-from legroom.report import report
+from legroom.report import report, screen_table
 from legroom.report.page import live_page
 from legroom.tracking import trackers
 
@@ -144,8 +144,8 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     if jobs:
         try:
             with run_lock.hold(folder, wait=True):  # another sweep in this folder may write the same files
-                paths = report.make([folder], folder)
-            console.say(report.for_screen([folder]))
+                made, paths = report.make([folder], folder)
+            console.say(screen_table.screen_text(made))
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             if _saves_no_model(sweep, folder, jobs):
                 console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")

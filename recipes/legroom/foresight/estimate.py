@@ -109,10 +109,7 @@ def _explain(cfg: Config, trials: advice.Trials, simulated: SimulatedStep, folde
     outcome = trials.outcome
     title = f"{cfg.model.pretrained or cfg.model.name}: {' '.join(outcome.overrides)}"
     capacity = prediction.allocator_bytes(cfg) if host.gpu(cfg) else None
-    try:
-        explain.picture(simulated.trace, folder / TIMELINE, title, capacity)
-    except ImportError:
-        outcome.warnings.append("there is no picture: it needs matplotlib (pip install matplotlib).")
+    explain.picture(simulated.trace, folder / TIMELINE, title, capacity)
     if outcome.estimate is not None:
         outcome.estimate.largest = explain.largest(simulated.trace)
         trials.seconds, trials.found = math.inf, lambda text: None

@@ -48,7 +48,7 @@ def largest(trace: OpTrace) -> list[dict[str, Any]]:
 def picture(trace: OpTrace, path: Path, title: str, capacity_bytes: int | None) -> None:
     """Draw the memory over the last step as a PNG, one area for each part.
 
-    capacity_bytes: what the GPU has for the allocator; None: no line. Raises ImportError where matplotlib is missing.
+    capacity_bytes: what the GPU has for the allocator; None: no line.
     """
     from matplotlib.figure import Figure
 

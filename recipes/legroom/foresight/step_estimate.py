@@ -72,8 +72,8 @@ class StepEstimate:
         return self.verdict == FITS
 
     def picture(self, path: str | Path, title: str = "") -> None:
-        """Draw the memory over the step as a PNG. Raises ImportError where matplotlib is missing, and Refusal for the
-        estimate of a script, whose page has the picture."""
+        """Draw the memory over the step as a PNG. Raises Refusal for the estimate of a script, whose page has the
+        picture."""
         if self._trace is None:
             raise Refusal("the tensors of a script are gone with its process. `legroom check` draws them on its page.")
         from legroom.foresight import explain

@@ -24,7 +24,7 @@ MAX_RATIO = 10  # of published figures to the jobs' own; beyond that the bars wo
 
 
 def draw(made: Table) -> dict[str, bytes]:
-    """Name -> PNG of each picture. Raises ImportError without matplotlib."""
+    """Name -> PNG of each picture."""
     with style():
         return {name: png(figure) for name, figure in figures(made).items()}
 

@@ -16,17 +16,8 @@ from legroom.records.record import Record
 CONFIG_KEY = re.compile("[0-9a-f]{12}")
 
 
-def read_all(folders: Sequence[Path | str]) -> tuple[list[Record], list[str]]:
-    """Every record in and below the folders, once each, and a warning for each file that is left out.
-
-    See `read_with_folders`.
-    """
-    found, warnings = read_with_folders(folders)
-    return [record for record, _ in found], warnings
-
-
 def read_with_folders(folders: Sequence[Path | str]) -> tuple[list[tuple[Record, Path]], list[str]]:
-    """Every record in and below the folders with the folder that it is in, and a warning for each file left out.
+    """Every record in and below the folders, once each, with its folder, and a warning for each file left out.
 
     Left out are files that are not a valid record, copies of a record, and a record in a folder that is named after
     another job's config_key. Raises Refusal for a folder that does not exist.

@@ -15,6 +15,7 @@ from legroom.cli import console
 from legroom.cli.app.estimates import Estimates
 from legroom.cli.app.form import Form
 from legroom.cli.app.server import LOOPBACK, Server
+from legroom.errors import Refusal
 from legroom.machine import worker_environment
 from legroom.options import compose
 from legroom.ranks.rank_info import RankInfo
@@ -23,7 +24,7 @@ MOST_PORT = 2**16 - 1
 
 
 def main(argv: list[str]) -> int:
-    """Run the app until Ctrl-C. Returns 0, or 2 for a folder or an address that cannot be used."""
+    """Run the app until Ctrl-C. Returns 0. Raises Refusal for a folder or an address that cannot be used."""
     asked = _parser().parse_args(argv)
     folders = [folder.expanduser().absolute() for folder in asked.models]
     problems = [
@@ -32,8 +33,7 @@ def main(argv: list[str]) -> int:
         if not (folder / "config.json").is_file()
     ]
     if problems:
-        console.say_problems(problems)
-        return 2
+        raise Refusal("\n".join(problems))
     cfg, _ = compose.compose_valid(paths.CONF, "recipe=estimate", "gpu=t4_16gb")
     worker_environment.prepare(cfg, RankInfo())  # of all its estimates
     try:
@@ -57,8 +57,7 @@ def _serve(asked: argparse.Namespace, folders: list[Path]) -> int:
             server = Server(asked.host, asked.port, Form(Path(folder, "pasted"), folders), estimates)
         except (OSError, UnicodeError) as error:  # the latter: of a host name
             why = getattr(error, "strerror", None) or error
-            console.say_problems([f"{asked.host}:{asked.port} cannot be used ({why}). Choose another --port."])
-            return 2
+            raise Refusal(f"{asked.host}:{asked.port} cannot be used ({why}). Choose another --port.") from error
         with server:
             address = f"http://{asked.host}:{server.server_address[1]}/"
             console.say(f"Will it fit? {address} (Ctrl-C ends it)")
