@@ -1,4 +1,4 @@
-"""Byte units for printing and parsing, the parts of memory in the order in which they are shown, and limits."""
+"""Byte units for printing and parsing, the parts of memory in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,3 @@ PARTS = (
     ("activations", "activations"),
     ("other", "other"),
 )
-
-
-def limited_bytes(free_bytes: int, limit_gib: float | None) -> int:
-    """What is free for torch's allocator, and at most `launch.memory_limit_gib`."""
-    return free_bytes if limit_gib is None else min(free_bytes, int(limit_gib * GIB))

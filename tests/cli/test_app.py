@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from legroom.cli import commands
 from legroom.cli.app import child, command
 from legroom.cli.app.estimates import Estimates, NotWanted, _failed
 from legroom.cli.app.form import MOST_CONFIG_BYTES, Form
 from legroom.cli.app.server import MOST_BYTES, Server
-from legroom.cli.commands import answered
 from legroom.errors import Refusal
 from legroom.foresight import estimate_worker
 from legroom.machine import worker_environment
@@ -419,7 +419,7 @@ def test_a_port_that_needs_rights_is_refused_in_words(monkeypatch, capsys):
     monkeypatch.setattr(command.worker_environment, "prepare", lambda *_: None)
     monkeypatch.setattr(Estimates, "_import_libraries", lambda _: None)
     monkeypatch.setattr(Server, "server_bind", refuse)
-    assert answered(command.main, ["--port", "80"]) == 2
+    assert commands.answered(command.main, ["--port", "80"]) == 2
     assert "127.0.0.1:80 cannot be used (Permission denied)" in capsys.readouterr().err
 
 
@@ -433,5 +433,5 @@ def test_what_would_make_it_fit_is_a_question_of_its_own(answered, request_, ser
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path, capsys):
-    assert answered(command.main, ["--models", str(tmp_path)]) == 2
+    assert commands.answered(command.main, ["--models", str(tmp_path)]) == 2
     assert "config.json" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 # What a cluster sends before it takes a machine back: SLURM's --signal=USR1, and SIGTERM before SIGKILL.
@@ -33,16 +33,9 @@ class StopRequest:
     @contextlib.contextmanager
     def listening(self, enabled: bool) -> Iterator[None]:
         """Inside, handlers are installed, if enabled and in the main thread. Signals that are ignored stay ignored."""
-        numbers = SIGNALS if enabled and threading.current_thread() is threading.main_thread() else ()
-        self.listens = bool(numbers)
-        before = {
-            number: signal.signal(number, self) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        try:
+        self.listens = enabled and threading.current_thread() is threading.main_thread()
+        with handled(SIGNALS if enabled else (), self):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def stop_at_once(self) -> None:
         """Call this after the last step: from now on a signal raises StopNow. Raises it if one has arrived already."""
@@ -56,3 +49,16 @@ class StopRequest:
         if self.at_once:
             self.at_once = False  # a second signal must not end what the first one asks for
             raise StopNow
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Inside, signals have this handler, where that is possible: in the main thread, and if they are not ignored."""
+    is_main = threading.current_thread() is threading.main_thread()
+    wanted = [number for number in numbers if is_main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

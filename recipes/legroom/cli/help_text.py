@@ -90,7 +90,7 @@ def first(conf: Path) -> str:
     train = invocation.command()
     lines = [FIRST.format(train=train, chat=invocation.command("chat")), "Menus (the first option is the default):"]
     for group in GROUPS:
-        names, left = [path.stem for path in _options(conf, group)], COLUMNS - NAME_WIDTH - 2
+        names, left = [path.stem for path in options_of(conf, group)], COLUMNS - NAME_WIDTH - 2
         fit = names if len(", ".join(names)) <= left else []
         for name in names if not fit else []:
             if len(", ".join([*fit, name])) + len(f", ... ({len(names)})") > left:
@@ -112,8 +112,8 @@ def describe(conf: Path) -> str:
     train = invocation.command()
     lines = [HEAD]
     for group in GROUPS:
-        paths = _options(conf, group)
-        lines += [group, *(f"  {path.stem:<18}{_first_line(path)}" for path in paths), *_shared_keys(group, paths)]
+        paths = options_of(conf, group)
+        lines += [group, *(f"  {path.stem:<18}{first_line(path)}" for path in paths), *_shared_keys(group, paths)]
     for folder in sorted(p for p in (conf / "experiment").glob("*") if p.is_dir()):
         lines.append(f"+experiment/{folder.name}=   (a whole configuration; 'glob(*)' with -m runs them all)")
         for path in sorted(folder.glob("*.yaml"), key=lambda p: _row(p.read_text())):
@@ -125,9 +125,9 @@ def describe(conf: Path) -> str:
 
 def _menu_in_full(conf: Path, group: str) -> str:
     lines = []
-    for path in _options(conf, group):
+    for path in options_of(conf, group):
         lines += [
-            f"{group}={path.stem}   {_first_line(path)}",
+            f"{group}={path.stem}   {first_line(path)}",
             *(_key_line(f"{group}.{k.name}", k) for k in keys_of(path)),
         ]
     return "\n".join(lines)
@@ -139,7 +139,7 @@ def _section(conf: Path, name: str) -> str:
     )
 
 
-def _options(conf: Path, group: str) -> list[Path]:
+def options_of(conf: Path, group: str) -> list[Path]:
     """The files of a menu's options, the default first, x2 before x16."""
     defaults = yaml.safe_load((conf / "config.yaml").read_text())["defaults"]
 
@@ -197,7 +197,7 @@ def _key_line(typed: str, key: Key) -> str:
     return f"  {f'{typed}={key.value}':<{KEY_WIDTH - 2}}  {key.comment}".rstrip()
 
 
-def _first_line(path: Path) -> str:
+def first_line(path: Path) -> str:
     return path.read_text().splitlines()[0].removeprefix("#").strip()
 
 

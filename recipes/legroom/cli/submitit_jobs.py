@@ -79,16 +79,14 @@ def _environment_of_jobs() -> Iterator[None]:
     SIGINT is blocked: the command handles a terminal's Ctrl-C, and submitit's controllers must not end on it.
     """
     variables = {"PYTHONPATH": interpreter.python_path(), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.get(name) for name in variables}
+    before = dict(os.environ)
     os.environ |= variables
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ |= before
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a pending one is delivered here
 
 

@@ -13,7 +13,7 @@ from legroom import config
 from legroom.config import Config
 from legroom.foresight.trials import TimeIsUp, Trial, Trials
 from legroom.options import hooks
-from legroom.options.hooks import Cost, Lever
+from legroom.options.hooks import Cost
 from legroom.records.record import Record, verdict_of
 
 if TYPE_CHECKING:
@@ -35,14 +35,11 @@ def untried(cfg: Config, phase: str = "") -> str:
     phase: where memory ran out. In the optimizer's step no activation is alive, so a lever that only makes activations
     smaller is not named.
     """
-    levers = _by_cost(hooks.memory_levers(cfg, phase))
+    levers = [lever for lever in hooks.memory_levers(cfg, phase) if lever.cost is not None]
     if not levers:
         return "No lever is left: choose a smaller model, a shorter data.seq_len, or parallelism=fsdp over more GPUs."
+    levers.sort(key=lambda lever: lever.cost or Cost.NO_SPEED)
     return "Try, the cheapest first: " + ", ".join(lever.overrides for lever in levers) + "."
-
-
-def _by_cost(levers: list[Lever]) -> list[Lever]:
-    return sorted((one for one in levers if one.cost is not None), key=lambda one: one.cost or Cost.NO_SPEED)
 
 
 # --- what makes a step fit ------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from legroom.foresight.speed import calibrated, cpu, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
-from legroom.units import MIB, limited_bytes
+from legroom.units import GIB, MIB
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
 
@@ -28,14 +28,14 @@ def allocator_bytes(cfg: Config) -> int:
     gpu = host.gpu(cfg)
     if gpu is None:
         return UNLIMITED
-    # gpu=auto has the memory of the installed one
-    figures = replace(cfg.gpu, memory_bytes=gpu.memory_bytes)
+    figures = replace(cfg.gpu, memory_bytes=gpu.memory_bytes)  # gpu=auto has the memory of the installed one
     return usable_bytes(figures, nccl_bytes(cfg), cfg.launch.memory_limit_gib)
 
 
 def usable_bytes(gpu: Gpu, nccl_bytes: int, memory_limit_gib: float | None) -> int:
     """What CUDA's context, NCCL and a limit leave of a GPU for torch's allocator."""
-    return limited_bytes(gpu.memory_bytes - context(gpu)[0] - nccl_bytes, memory_limit_gib)
+    free = gpu.memory_bytes - context(gpu)[0] - nccl_bytes
+    return free if memory_limit_gib is None else min(free, int(memory_limit_gib * GIB))
 
 
 def context(gpu: Gpu) -> tuple[int, bool]:

@@ -114,18 +114,14 @@ def seen_in(trace: OpTrace, gpu: Gpu, capacity_bytes: int, warnings: list[str]) 
     demand, unknown = simulation.allocator_demand(
         trace.allocator_events(simulation.REPEATS), capacity_bytes, gpu.memory_bytes
     )
-    return SimulatedUserStep(trace, demand, [*warnings, *unknown, *_differences(trace.model)])
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in trace.model.modules())
+    return SimulatedUserStep(trace, demand, [*warnings, *unknown, *[RECURRENT] * recurrent])
 
 
 def capability_of(gpu: Gpu) -> tuple[int, int]:
     """The compute capability by whose rules a GPU's kernels are chosen; AMD's have none."""
     major, _, minor = gpu.capability.partition(".")
     return simulation.AS_AMPERE if gpu.link == "xgmi" else (int(major), int(minor))
-
-
-def _differences(model: torch.nn.Module) -> list[str]:
-    """In what the step that was followed is not the one that a GPU would run, a line each."""
-    return [RECURRENT] * any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
 def _unknown(error: BaseException) -> str:

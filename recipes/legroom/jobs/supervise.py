@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ POLL_SECONDS = 0.2
 # never be known, since a fork server that hangs reports no exit.
 EXIT_SECONDS = 30.0
 KILL_SECONDS = 10.0  # how long a worker may take to end once it is killed: one that waits inside a driver may never end
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # signals that end a run
 # The parent's process id under torchrun (also inside `accelerate launch`), which starts each rank itself; else None.
 LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -43,7 +43,7 @@ def run(job: launch.Job, on_message: Callable[[Message], None], source: launch.W
     kernel_kills = post_mortem.kernel_kills()
     supervisor = Supervisor(job, on_message)
     reason = supervisor.run_workers(source)
-    with _signals_ignored():  # a second Ctrl-C must not cost the record
+    with stop_request.handled(ENDING, signal.SIG_IGN):  # a second Ctrl-C must not cost the record
         return supervisor.conclude(reason, kernel_kills)
 
 
@@ -240,21 +240,6 @@ def _launcher_killed(failure: RankFailed) -> RankFailed:
     """The failure of a rank that lost contact because another one noticed first that the launcher was killed."""
     error = replace(failure.error, type="KeyboardInterrupt", message="the launcher was killed")
     return replace(failure, status="interrupted", error=error)
-
-
-@contextlib.contextmanager
-def _signals_ignored():
-    """Ignore Ctrl-C and the other signals that end a run, for the duration of the block."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end(worker: launch.Running) -> None:

@@ -34,17 +34,9 @@ def count(
     optimizer = unwrap.inner_optimizer(loop.optimizer)
     ledger = MemoryLedger(loop.bare_model, optimizer, loop.accelerator.device, record_origins=with_timeline)
     try:
-        if cfg.compiles(loop.accelerator.device.type == "cuda"):  # the ledger does not see allocations of compiled code
-            torch.compiler.set_stance("force_eager")
-        if loop.accelerator.scaler is not None:
-            loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
-        step_tokens = loop.one_more_step(ledger)
+        step_tokens = one_more_step(cfg, loop, ledger)
     except Exception as error:
-        if collectives.is_distributed():  # the other ranks are in the middle of the step
-            raise
-        traceback.print_exc()
-        progress.warn(f"the five parts of memory could not be counted: {type(error).__name__}: {error}")
-        return None
+        return say_failure("the five parts of memory could not be counted", error, progress)
     finally:
         record.speed.ledger_seconds = time.perf_counter() - start
     for key, value in ledger.parts().items():
@@ -52,6 +44,23 @@ def count(
     if ledger.model_flops is not None and not cfg.model.flash_attention:  # which has no FLOP formula
         _set_flops(cfg, record, ledger.model_flops, step_tokens, statistics.mean(step_log.tokens), loop)
     return None if ledger.origins is None else timeline(ledger.log, ledger.origins)
+
+
+def one_more_step(cfg: Config, loop: Any, around: Any) -> int:
+    """Takes one more step of a loop of either recipe, as it is written, inside a context. Returns its tokens."""
+    if cfg.compiles(loop.accelerator.device.type == "cuda"):  # allocations and operations of compiled code are not seen
+        torch.compiler.set_stance("force_eager")
+    if loop.accelerator.scaler is not None:
+        loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
+    return loop.one_more_step(around)
+
+
+def say_failure(what: str, error: Exception, progress: Progress) -> None:
+    """A failure of such a step is a warning with one rank, and raised with several, which are in the middle of it."""
+    if collectives.is_distributed():
+        raise error
+    traceback.print_exception(error)
+    progress.warn(f"{what}: {type(error).__name__}: {error}")
 
 
 def _set_flops(cfg: Config, record: Record, model_flops: int, step_tokens: int, mean_tokens: float, loop: Any) -> None:

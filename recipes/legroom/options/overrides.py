@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Overri
 
 from legroom.config import GROUPS
 from legroom.options import keys, menus, suggestions
+from legroom.records.validate import has_type
 from legroom.third_party import hydra_private
 
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -99,14 +100,9 @@ def _hydra_problems(override: Override, typed: str, sweeping: bool) -> list[str]
     values = hydra_private.values_of(override) or []
     if key in ("hydra.launcher", "hydra.sweeper") and not all(isinstance(value, dict) for value in values):
         return [f"{typed}: it is a section. Type {key.replace('.', '/')}=<name>, or set its keys one by one."]
-    if key == "hydra.verbose" and not all(map(_names_loggers, values)):
+    if key == "hydra.verbose" and not all(has_type(value, bool | str | list[str]) for value in values):
         return [f"{typed}: it must be true, false, or a list of loggers' names. Type hydra.verbose=true."]
     return [line for value in values if (line := suggestions.if_empty(key, value)) is not None]
-
-
-def _names_loggers(value: Any) -> bool:
-    """Whether a value is one of `hydra.verbose`."""
-    return isinstance(value, (bool, str)) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
 
 
 def swept_in_a_file(params: Mapping[str, Any], folders: list[Path]) -> list[str]:

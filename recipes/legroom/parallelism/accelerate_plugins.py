@@ -42,11 +42,6 @@ def _fsdp() -> dict[str, Any]:
     return {"fsdp_plugin": plugin}
 
 
-def replicated(model: torch.nn.Module) -> torch.nn.DataParallel:
-    """The model on every visible GPU, for parallelism=dp."""
-    return torch.nn.DataParallel(model)
-
-
 def waiting_seconds(model: Any) -> float | None:
     """How long the backward pass of a step waits for the gradients of other ranks: the communication that DDP has
     sampled and that no computation hides. None for other modes, which have no such figure."""

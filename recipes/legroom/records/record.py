@@ -185,6 +185,14 @@ class Operations:
     groups: list[dict] = field(default_factory=list)
     largest: list[dict] = field(default_factory=list)
 
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each group, where they are known."""
+        found: dict[str, float] = {}
+        for row in self.groups:
+            if isinstance(row.get("seconds"), int | float):
+                found[str(row.get("group"))] = found.get(str(row.get("group")), 0.0) + row["seconds"]
+        return found
+
 
 @dataclass
 class Error:

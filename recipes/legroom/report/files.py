@@ -29,7 +29,7 @@ def csv_text(made: Table) -> str:
 
 
 def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
-    error = run.error or Error("", "", "")
+    error, seconds = run.error or Error("", "", ""), run.operations.seconds() if run.operations else {}
     return (
         {"status": run.status, "config_key": run.config_key}
         | {key: row.label.get(key) for key in keys}
@@ -41,7 +41,7 @@ def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
         | _single_values(run.training)
         | _single_values(run.speed)
         | _single_values(run.memory)
-        | _seconds_of_groups(run)
+        | {f"{group.replace('-', '_')}_seconds": seconds.get(group) for group in OPERATION_GROUPS}
         | {f"evaluation_{key}": value for key, value in _single_values(run.evaluation).items()}
         | {key: run.environment.get(key) for key in ("device_name", "jobs_at_once", "started_at")}
         | {
@@ -51,16 +51,6 @@ def _csv_line(run: Record, row: Row, keys: list[str]) -> dict[str, Any]:
             "error_hint": error.hint,
         }
     )
-
-
-def _seconds_of_groups(run: Record) -> dict[str, float | None]:
-    """The seconds of each group of operations in one step; None where they were not measured or predicted."""
-    seconds: dict[str, float | None] = {f"{group.replace('-', '_')}_seconds": None for group in OPERATION_GROUPS}
-    for row in run.operations.groups if run.operations else ():
-        key = f"{str(row.get('group')).replace('-', '_')}_seconds"
-        if key in seconds and isinstance(row.get("seconds"), int | float):
-            seconds[key] = (seconds[key] or 0) + row["seconds"]
-    return seconds
 
 
 def _single_values(part: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import accelerate
 from torch import Tensor
+from torch.nn import DataParallel
 from transformers import PreTrainedModel, TrainingArguments, get_scheduler
 
 from legroom.config import Config
@@ -18,7 +19,7 @@ from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks
-from legroom.parallelism import accelerate_plugins, unwrap
+from legroom.parallelism import unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import AfterStep
 from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
@@ -42,7 +43,7 @@ class Loop:
         self.optimizer: Any
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(cfg, args, model))
         if args.n_gpu > 1:
-            self.model = accelerate_plugins.replicated(self.model)
+            self.model = DataParallel(self.model)
         self.parameters = list(self.model.parameters())  # walking through the modules takes 0.2 ms of a step
         self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
         self.total_steps = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from legroom import invocation, paths
+from legroom.checkpoint import stop_request
 from legroom.cli import console
 from legroom.cli.app.estimates import Estimates
 from legroom.cli.app.form import Form
@@ -45,10 +46,7 @@ def main(argv: list[str]) -> int:
 def _serve(asked: argparse.Namespace, folders: list[Path]) -> int:
     """Start the server and wait. Whatever ends it, its processes end and its temporary folder goes."""
     with contextlib.ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_IGN:  # `nohup` ignores SIGHUP on purpose
-                continue
-            stack.callback(signal.signal, number, signal.signal(number, _interrupt))
+        stack.enter_context(stop_request.handled((signal.SIGTERM, signal.SIGHUP), _interrupt))
         temporary = tempfile.TemporaryDirectory(prefix="legroom-app-", ignore_cleanup_errors=True)
         folder = stack.enter_context(temporary)
         estimates = Estimates(Path(folder, "estimates"))

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from legroom import paths
+from legroom.cli import help_text
 from legroom.cli.app import model_name
 from legroom.errors import Refusal
-from legroom.options import menus
+from legroom.machine import gpu_specs
 
 # The menus of the page, in its order, with its title for each.
 MENUS = {
@@ -80,7 +79,7 @@ class Form:
         ]
         for key in MENUS:
             names = [option["name"] for option in _options(key)]
-            if values.get(key) is not None and (chosen := _one_of(values, key, names)) != default_option(key):
+            if values.get(key) is not None and (chosen := _one_of(values, key, names)) != names[0]:
                 overrides.append(f"{key}={chosen}")
         for key, (title, _, largest) in NUMBERS.items():
             number = _number(values, key, title, largest)
@@ -140,34 +139,16 @@ class Form:
 @functools.cache
 def gpus() -> list[dict[str, Any]]:
     """Every GPU of the menu, the smallest first: name, device_name and memory_bytes."""
-    found = []
-    for name, path in menus.options("gpu", [paths.CONF]).items():
-        values = yaml.safe_load(path.read_text())
-        if values.get("memory_bytes"):  # `auto` is whatever is installed
-            found.append({"name": name} | {key: values[key] for key in ("device_name", "memory_bytes")})
+    keys = ("device_name", "memory_bytes")
+    found = [{"name": name} | {key: values[key] for key in keys} for name, values in gpu_specs.options().items()]
     return sorted(found, key=lambda gpu: (gpu["memory_bytes"], gpu["name"]))
 
 
 @functools.cache
-def default_option(menu: str) -> str:
-    """The option of a menu when nothing is typed."""
-    entries = yaml.safe_load((paths.CONF / "config.yaml").read_text())["defaults"]
-    return next(entry[menu] for entry in entries if isinstance(entry, dict) and menu in entry)
-
-
-@functools.cache
 def _options(menu: str) -> list[dict[str, Any]]:
-    """The options of a menu, the default one first."""
-    first = default_option(menu)
-    names = sorted(menus.options(menu, [paths.CONF]), key=lambda name: name != first)
-    return [{"name": name, "title": _about(menu, name)} for name in names]
-
-
-@functools.cache
-def _about(menu: str, option: str) -> str:
-    """The first line of an option's YAML, which says what it is."""
-    line = menus.options(menu, [paths.CONF])[option].read_text().partition("\n")[0]
-    return line.removeprefix("#").strip() if line.startswith("#") else ""
+    """The options of a menu, the default one first, each with the first line of its YAML, which says what it is."""
+    files = help_text.options_of(paths.CONF, menu)
+    return [{"name": path.stem, "title": help_text.first_line(path)} for path in files]
 
 
 def _one_of(values: dict[str, Any], key: str, names: list[str]) -> str:

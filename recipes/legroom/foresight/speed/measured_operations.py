@@ -6,7 +6,6 @@ operation: on a GPU of its kernels, on a CPU of the call. What the mode itself d
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter, defaultdict
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -17,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from legroom.config import Config
 from legroom.foresight.speed.anatomy import Anatomy, Call, anatomy
 from legroom.foresight.speed.operations import Operation, classify
+from legroom.measure import memory_breakdown
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.op_observer import OpObserverMode
 from legroom.parallelism import unwrap
-from legroom.ranks import collectives
 from legroom.records.messages import Progress
 from legroom.records.record import Record
 
@@ -35,11 +34,7 @@ def enter(cfg: Config, record: Record, loop: Any, progress: Progress) -> dict[st
     try:
         measured = measure(cfg, loop)
     except Exception as error:
-        if collectives.is_distributed():  # the other ranks are in the middle of the step
-            raise
-        traceback.print_exc()
-        progress.warn(f"the operations could not be measured: {type(error).__name__}: {error}")
-        return None
+        return memory_breakdown.say_failure("the operations could not be measured", error, progress)
     record.operations = measured.summary
     if cfg.compiles(loop.accelerator.device.type == "cuda"):
         progress.warn("measure.operations: the operations are those of the step as written, not as compiled.")
@@ -50,12 +45,8 @@ def measure(cfg: Config, loop: Any) -> Anatomy:
     """Takes one more step of a loop of either recipe, and returns what its operations come to on this rank."""
     device = loop.accelerator.device
     ledger = MemoryLedger(loop.bare_model, unwrap.inner_optimizer(loop.optimizer), device, record_origins=True)
-    if cfg.compiles(device.type == "cuda"):  # compiled code has no operations of aten
-        torch.compiler.set_stance("force_eager")
-    if loop.accelerator.scaler is not None:
-        loop.accelerator.scaler.update(1.0)  # a scale without overflow: the optimizer's step must not be skipped
     step = TimedStep(ledger, device.type == "cuda")
-    loop.one_more_step(step)
+    memory_breakdown.one_more_step(cfg, loop, step)
     return anatomy(step.calls(), "cuda" if device.type == "cuda" else "cpu")
 
 

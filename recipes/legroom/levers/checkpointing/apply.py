@@ -45,7 +45,8 @@ def enable(model: Any, kind: str, every_n_layers: int = 1) -> None:
     switch_on = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     switch_on(settings)
     if kind == "offload":
-        transformers_models_private.checkpoint_inside(model, _inputs_on_the_host)
+        on_the_host = functools.partial(torch.autograd.graph.saved_tensors_hooks, _to_host, _to_device)
+        transformers_models_private.checkpoint_inside(model, on_the_host)  # the hidden states that a checkpoint keeps
     if every_n_layers > 1:
         _only_every(model, every_n_layers)
 
@@ -101,11 +102,6 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 
 # --- offload -----------------------------------------------------------------------------------------
-
-
-def _inputs_on_the_host() -> Any:
-    """Around a layer's checkpoint: the hidden states that it keeps lie on the host."""
-    return torch.autograd.graph.saved_tensors_hooks(_to_host, _to_device)
 
 
 def _to_host(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:

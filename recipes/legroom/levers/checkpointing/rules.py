@@ -35,11 +35,6 @@ def memory_levers(cfg: Config) -> list[Lever]:
     return levers
 
 
-def _not_tried(cfg: Config) -> str | None:
-    """Why fit leaves an option out."""
-    return COPIES if cfg.checkpointing.name == "offload" else None
-
-
 CONFLICTS = (
     Conflict("checkpointing=selective,offload", "compile=true", "", "Choose checkpointing=full, or leave compile out."),
     Conflict(
@@ -50,7 +45,7 @@ CONFLICTS = (
     ),
 )
 
-SEARCH = (Dimension("checkpointing", 20, not_tried=_not_tried),)
+SEARCH = (Dimension("checkpointing", 20, not_tried=lambda cfg: COPIES * (cfg.checkpointing.name == "offload") or None),)
 
 
 def chosen(cfg: Config) -> bool:

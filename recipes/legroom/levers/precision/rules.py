@@ -39,11 +39,6 @@ def warnings(cfg: Config) -> list[str]:
     return ["precision=fp8 is slower than bf16 as long as its casts are kernels of their own. Type compile=true."]
 
 
-def not_tried(cfg: Config) -> str | None:
-    """Why `fit` leaves an option out."""
-    return "the estimate does not know the times of 8-bit products" if cfg.precision.name == "fp8" else None
-
-
 def memory_levers(cfg: Config) -> list[Lever]:
     """Smaller types: autocast for the activations, bf16 weights for the rest too."""
     name, gpu = cfg.precision.name, host.gpu(cfg)
@@ -71,7 +66,8 @@ CONFLICTS = (
     ),
 )
 
-SEARCH = (Dimension("precision", 10, changes_numbers=True, not_tried=not_tried),)
+TIMES = "the estimate does not know the times of 8-bit products"
+SEARCH = (Dimension("precision", 10, None, True, not_tried=lambda cfg: TIMES if cfg.precision.name == "fp8" else None),)
 
 
 def chosen(cfg: Config) -> bool:

@@ -63,7 +63,7 @@ def sweep_command(records: Sequence[Record]) -> str | None:
     if any(found.program is not None for found in records):
         same = {command(found) for found in records}
         return same.pop() if len(same) == 1 else None
-    typed = [{key: value for key, _, value in map(_parted, found.overrides)} for found in records]
+    typed = [dict(text.split("=", 1) for text in found.overrides if "=" in text) for found in records]
     keys = list(typed[0]) if typed else []
     if not keys or any(list(each) != keys for each in typed):
         return None
@@ -74,10 +74,6 @@ def sweep_command(records: Sequence[Record]) -> str | None:
     chosen = [shlex.quote(f"{key}={','.join(values[key])}") for key in values]
     more = [f"measure.repeats={len(repeats)}"] if repeats else []
     return " ".join([invocation.command(anywhere=True), "-m", *chosen, *more])
-
-
-def _parted(override: str) -> tuple[str, str, str]:
-    return override.partition("=")
 
 
 def _text(value: Any) -> str:

@@ -114,11 +114,7 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
 
 def _shares(run: Record) -> dict[str, float] | None:
     """The share of each group of operations in the time of all; of a row's first run."""
-    rows = run.operations.groups if run.operations else []
-    seconds: dict[str, float] = {}
-    for row in rows:
-        if isinstance(row.get("seconds"), int | float):
-            seconds[str(row.get("group"))] = seconds.get(str(row.get("group")), 0.0) + row["seconds"]
+    seconds = run.operations.seconds() if run.operations else {}
     whole = sum(seconds.values())
     return {group: value / whole for group, value in seconds.items()} if whole else None
 
