@@ -41,7 +41,7 @@ def test_the_schema_has_every_key_of_an_option(path):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_key_of_a_group_belongs_to_an_option(group):
-    used = set().union(*(menus.option_keys(group, option, [CONF]) for option in menus.options(group, [CONF])))
+    used = set().union(*(menus.option_values(group, option, [CONF]) for option in menus.options(group, [CONF])))
     derived = {"replicas"} if group == "parallelism" else set()  # filled in, never given
     # For what an option needs, an optimizer's further arguments, and a known model's further sizes.
     optional = {"facts", "args", "config"}

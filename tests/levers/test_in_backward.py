@@ -15,7 +15,7 @@ from legroom.options import hooks, menus
 
 HERE = ["optim.in_backward=true", "train.max_grad_norm=0"]
 WITH_KEY = [
-    name for name in menus.options("optim", [CONF]) if "in_backward" in menus.option_keys("optim", name, [CONF])
+    name for name in menus.options("optim", [CONF]) if "in_backward" in menus.option_values("optim", name, [CONF])
 ]
 
 QUICK = dict.fromkeys(("adamw", "adam8bit", "muon", "adamw4bit"), ())  # the kinds of optimizers; the others are slow

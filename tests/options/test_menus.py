@@ -53,7 +53,7 @@ def told(tmp_path_factory):
     def told(options) -> list[str]:
         needed = []
         for group, option in sorted(options):
-            keys = menus.option_keys(group, option, [CONF])
+            keys = menus.option_values(group, option, [CONF])
             if (folder / option).is_dir():
                 needed.append(f"data.path={folder / option}")
             if group == "tracker" and "mode" in keys:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import textwrap
 from collections.abc import Collection
 from pathlib import Path
 
-from legroom.cli import ending, summary
+from legroom import invocation
+from legroom.cli import summary
 from legroom.options.model import AUTO
+from legroom.records import model_card
 from legroom.records.record import FITS, Record, quality, shown_status, verdict_of
-from legroom.records.run_folder import PAGE_FILES
+from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
 from legroom.units import GIB, MIB, PARTS
 
 NARROWEST, WIDEST = 40, 100  # columns
 BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stands on one line, to be copied
+LONG_WAIT = 0.05  # of a step's time, for batches
+SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 LABEL = 10  # columns of the name of a line, with what stands before and behind it
 
 
@@ -31,16 +36,16 @@ def brief(
         if outcome.operations is not None and outcome.estimate is not None:  # a run's own stand in its answer
             lines += summary.operation_lines(outcome.operations)
     lines += summary.explanation_lines(outcome)
-    lines += [_wrapped("", line.strip()) for line in ending.advice_lines(outcome, folder)]
-    lines += [_wrapped("Data", line.strip()) for line in ending.data_wait_lines(outcome)]
+    lines += [_wrapped("", text) for text in _advice(outcome, folder)]
+    lines += [_wrapped("Data", text) for text in _data_wait(outcome)]
     lines += [_wrapped("Warning", text) for text in outcome.warnings if text not in said]
-    lines += ending.generated_lines(outcome)
+    lines += _generated(outcome)
     page = folder / PAGE_FILES[0]
     count = sum(text in said for text in outcome.warnings)
     above = f", {count} warning{'s' * (count > 1)} above" if count else ""
-    file = ending.shorter(page if page.is_file() else folder / "result.json")
+    file = shorter(page if page.is_file() else folder / "result.json")
     details = f"{'' if verbose else '--verbose, or '}{file}{above}"
-    return "\n".join([*lines, f"  {'Details':<{LABEL - 2}}{details}", *ending.model_lines(outcome, folder)])
+    return "\n".join([*lines, f"  {'Details':<{LABEL - 2}}{details}", *_model(outcome, folder)])
 
 
 def answer(outcome: Record) -> str:
@@ -96,11 +101,9 @@ def _time(outcome: Record) -> str:
 
 def _loss(outcome: Record) -> str:
     training, evaluation = outcome.training, outcome.evaluation
-    found = (
-        [f"{ending.number(training.final_loss)} from {ending.number(training.losses[0])}"] if training.losses else []
-    )
+    found = [f"{_number(training.final_loss)} from {_number(training.losses[0])}"] if training.losses else []
     if evaluation is not None:
-        loss, scores = ending.number(evaluation.loss), quality(evaluation)
+        loss, scores = _number(evaluation.loss), quality(evaluation)
         found.append(f"evaluation {loss}, {scores}, on {evaluation.samples} samples")
     return "; ".join(found)
 
@@ -140,9 +143,59 @@ def _setup(outcome: Record) -> str:
 
 
 def _errors(outcome: Record) -> list[str]:
-    if outcome.estimate is not None and outcome.status == "oom":
-        return []  # the verdict has said so
-    return [_wrapped("", line.strip()) for line in ending.error_lines(outcome)]
+    """What went wrong; where something does not fit, the verdict has said so."""
+    error = outcome.error
+    if error is None or (outcome.estimate is not None and outcome.status == "oom"):
+        return []
+    rank = f" on rank {error.rank}" if outcome.config["parallelism"]["num_processes"] > 1 else ""
+    return [_wrapped("", f"{error.type} in {error.phase}{rank}: {error.message.splitlines()[0]}")]
+
+
+def _advice(outcome: Record, folder: Path) -> list[str]:
+    """What to do about it."""
+    error = outcome.error
+    if error is None:
+        return []
+    output = [f"The libraries' output: {folder / log_name(error.rank)}"] * (outcome.status == "failed")
+    return [error.hint] * bool(error.hint) + output
+
+
+def _data_wait(outcome: Record) -> list[str]:
+    """What to type where the steps wait long for their batches."""
+    share, data = outcome.speed.data_wait_share or 0.0, outcome.config["data"]
+    if share <= LONG_WAIT:
+        return []
+    pins = data["pin_memory"] or outcome.environment["device"] != "cuda"  # only a copy to a GPU needs pinned memory
+    try_this = f"data.workers={2 * data['workers'] or 2}" + ("" if pins else " data.pin_memory=true")
+    return [f"{share:.0%} of a step's time passes until its batches are there; to prepare them meanwhile: {try_this}"]
+
+
+def _generated(outcome: Record) -> list[str]:
+    """What the model said before and after the training (eval.generate)."""
+    lines = []
+    for each in outcome.evaluation.generated if outcome.evaluation is not None else []:
+        lines.append(f"  Text:   ...{each['prompt'][-SHOWN_CHARACTERS:]!r}")
+        lines += [f"  {when + ':':<8}{each[when][:SHOWN_CHARACTERS]!r}" for when in ("before", "after")]
+    return lines
+
+
+def _model(outcome: Record, folder: Path) -> list[str]:
+    """Where the trained model is and what to type to use it, or how to save one."""
+    if outcome.status != "ok" or outcome.estimate is not None:
+        return []
+    if not (folder / MODEL_FOLDER).is_dir():
+        return ["  Model: not saved. Type save.final=true to keep what is trained."]
+    use = model_card.usage(outcome, shorter(folder), invocation.command("chat"))
+    return [f"  Model: {shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None or value != value else f"{value:.4f}"
+
+
+def shorter(path: Path) -> str:
+    """The path, absolute or relative to the working directory, whichever is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
 
 
 def _wrapped(name: str, text: str) -> str:

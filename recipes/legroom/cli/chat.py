@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from legroom import invocation
 from legroom.cli import console
 from legroom.errors import Refusal
-from legroom.machine import worker_environment
+from legroom.machine import host, worker_environment
 from legroom.records import saved_model
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         worker_environment.prepare_imports()
         from legroom.models import trained
 
-        opened = trained.open_trained(asked.folder, asked.device or _device(), asked.compare)
+        opened = trained.open_trained(asked.folder, asked.device or ("cuda" if host.gpus() else "cpu"), asked.compare)
     conversation = Conversation(opened, asked)
     for line in opened.notes:
         console.say(f"Note: {line}")
@@ -166,12 +166,6 @@ class Conversation:
             ends += [each for each in ids[:1] if each in tokenizer.all_special_ids]
         flat = [each for end in ends for each in (end if isinstance(end, list) else [end])]
         return [each for each in dict.fromkeys(flat) if each is not None]
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _tokens(text: str) -> int:

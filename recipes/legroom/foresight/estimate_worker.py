@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import legroom.training.preload
 from legroom import levers, paths
@@ -13,32 +13,17 @@ from legroom.foresight import estimate
 from legroom.machine import worker_environment
 from legroom.options import compose
 from legroom.records import record_file
+from legroom.records.messages import Progress
 from legroom.report.page import run_page, settings
 
 legroom.training.preload.import_libraries()
 levers.load_rules()
 
 
-class Sender(Protocol):
-    """The end of a pipe."""
-
-    def send(self, value: Any, /) -> None: ...
-
-
-class _Silent:
-    """A worker's progress that nobody follows."""
-
-    def enter(self, phase: str, text: str) -> None:
-        pass
-
-    def send(self, message: Any) -> None:
-        pass
-
-
-def answer(overrides: list[str], folder: Path, pipe: Sender, advise: bool = False) -> None:
+def answer(overrides: list[str], folder: Path, pipe: Any, advise: bool = False) -> None:
     """Estimate a command line, leave its record and page in `folder`, and send what was found.
 
-    advise: see `estimate.run`.
+    pipe: what has `send`, as the end of a pipe. advise: see `estimate.run`.
 
     Sends {"record", "command"}, or {"refused": why}, or {"failed": what}.
     """
@@ -60,7 +45,7 @@ def _estimated(overrides: list[str], folder: Path, advise: bool) -> dict[str, An
     if cfg is None or outcome is None or problems:
         return {"refused": " ".join(problems)}
     folder.mkdir(parents=True, exist_ok=True)
-    estimate.run(cfg, outcome, folder, _Silent(), advise)
+    estimate.run(cfg, outcome, folder, Progress(lambda _: None, outcome), advise)
     record_file.write(outcome, folder)
     run_page.write(outcome, folder)
     return {"record": run_page.data(outcome, folder)["record"], "command": settings.command(outcome)}

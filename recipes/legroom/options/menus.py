@@ -37,22 +37,17 @@ def option_values(group: str, option: str, folders: list[Path]) -> dict[str, Any
     return composed
 
 
-def option_keys(group: str, option: str, folders: list[Path]) -> set[str]:
-    """The keys that an option uses: those in its YAML, and those of the options in its `defaults`."""
-    return set(option_values(group, option, folders))
-
-
 def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> list[str]:
     """A problem for each key with a value that the chosen option does not use."""
     problems = []
     for group in GROUPS:
-        used = option_keys(group, choices[group], folders)
+        used = option_values(group, choices[group], folders)
         if not used:
             continue
         for key, value in values[group].items():
             if value == MISSING or key == "facts" or key in used:
                 continue
-            others = [o for o in options(group, folders) if key in option_keys(group, o, folders)]
+            others = [o for o in options(group, folders) if key in option_values(group, o, folders)]
             problems.append(
                 f"{group}.{key} is not used by {group}={choices[group]}; "
                 + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out.")

@@ -11,8 +11,12 @@ from legroom.records.record import Error, Record
 ADVANCE_SECONDS = 1.0
 
 
+class Message:
+    """Any of those below."""
+
+
 @dataclass(frozen=True)
-class PhaseStarted:
+class PhaseStarted(Message):
     """The job enters a phase. phase: load, train, save, eval or count; name: what the console shows for it.
 
     total: steps of the phase, 0 where it has none. step: how many of them are done.
@@ -25,7 +29,7 @@ class PhaseStarted:
 
 
 @dataclass(frozen=True)
-class StepsDone:
+class StepsDone(Message):
     """Optimizer steps so far, the loss of the last one, and the throughput since the previous message.
 
     memory_bytes: what rank 0 has in use, of memory_limit_bytes (`device_memory.in_use`); None where it is not known.
@@ -39,35 +43,35 @@ class StepsDone:
 
 
 @dataclass(frozen=True)
-class PhaseAdvanced:
+class PhaseAdvanced(Message):
     """Steps of a phase that has no optimizer steps (the evaluation's batches) that are done so far."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class WarningRaised:
+class WarningRaised(Message):
     """A warning, which is also in the record."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Message):
     """A text for the console alone, of several lines."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Estimated:
+class Estimated(Message):
     """The record of an estimate that goes on: it tries what would make the step fit, or what each lever saves."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class RankFailed:
+class RankFailed(Message):
     """Why a rank ended. lost_contact: it only saw that another rank had ended, so it is not the cause."""
 
     status: str
@@ -85,31 +89,18 @@ class RankFailed:
 
 
 @dataclass(frozen=True)
-class RecordUnwritten:
+class RecordUnwritten(Message):
     """The record of a worker that could not write it, because the disk is full, for example."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class WorkerExits:
+class WorkerExits(Message):
     """A worker's last message: the exit code with which it ends, for when nobody is left who would be given it."""
 
     rank: int
     code: int
-
-
-Message = (
-    PhaseStarted
-    | PhaseAdvanced
-    | StepsDone
-    | WarningRaised
-    | Shown
-    | Estimated
-    | RankFailed
-    | RecordUnwritten
-    | WorkerExits
-)
 
 
 @dataclass
