@@ -14,7 +14,6 @@ from typing import Any
 
 from legroom.cli import console
 from legroom.cli.job_state import JobState
-from legroom.config import Config
 from legroom.records.messages import Message, StepsDone
 from legroom.records.record import Record, shown_status
 from legroom.report.page import live_page, run_page, settings
@@ -119,13 +118,6 @@ class Follower:
             live_page.write_news(self.folder, news)
         if self.sweep is not None and status is None:
             self.sweep.write(news | {"label": self.label, "page": f"{self.key}/{run_page.PAGE}"})
-
-
-def follower(
-    cfg: Config, outcome: Record, folder: Path, label: str = "", sweep: SweepState | None = None
-) -> Follower | None:
-    """What follows a job, with measure.live."""
-    return Follower(outcome, folder, label, sweep) if cfg.measure.live else None
 
 
 def _finite(value: float | None) -> float | None:

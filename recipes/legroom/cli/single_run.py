@@ -169,7 +169,7 @@ def run_in(
     outcome.warnings += resume.begins_anew(cfg, folder)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
-    follower = live.follower(cfg, outcome, folder, " ".join(differs), sweep)
+    follower = live.Follower(outcome, folder, " ".join(differs), sweep) if cfg.measure.live else None
 
     def on_message(message: Message) -> None:
         display.on_message(message)

@@ -101,25 +101,17 @@ def _machines_problems(cfg: Config) -> list[str]:
 
 def _option_problems(cfg: Config) -> list[str]:
     """A GPU that is neither installed nor predicted for."""
-    if (
-        cfg.gpu.name == "auto"
-        or cfg.recipe.name != "estimate"
-        and cfg.device != "cpu"
-        and gpu_specs.is_installed(cfg.gpu.name)
-    ):
+    name, estimated, on_cpu = cfg.gpu.name, cfg.recipe.name == "estimate", cfg.device == "cpu"
+    if name == "auto" or (not on_cpu and (estimated or gpu_specs.is_installed(name))):
         return []
-    if cfg.recipe.name == "estimate":
-        return (
-            [
-                f"device=cpu asks for the tensors of a run on a CPU, and gpu={cfg.gpu.name} for those on a GPU. Leave "
-                "one of them out."
-            ]
-            if cfg.device == "cpu"
-            else []
-        )
+    if estimated:
+        return [
+            f"device=cpu asks for the tensors of a run on a CPU, and gpu={name} for those on a GPU. Leave one of them "
+            "out."
+        ]
     return [
-        f"gpu={cfg.gpu.name} belongs to recipe=estimate, which predicts; recipe={cfg.recipe.name} trains on the "
-        "GPU at hand. Add recipe=estimate, or leave gpu= out."
+        f"gpu={name} belongs to recipe=estimate, which predicts; recipe={cfg.recipe.name} trains on the GPU at hand. "
+        "Add recipe=estimate, or leave gpu= out."
     ]
 
 

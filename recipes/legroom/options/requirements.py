@@ -18,8 +18,7 @@ def problems(cfg: Config, group: str) -> list[str]:
     if cfg.recipe.name == "estimate" and facts.not_estimated:
         return [f"recipe=estimate does not support {option}: {facts.not_estimated}"]
     if facts.needs_gpu and host.device(cfg) == "cpu":  # no package helps here
-        choose = f" Choose {facts.instead_on_cpu}." if facts.instead_on_cpu else ""
-        return [f"{option} needs a GPU: {facts.needs_gpu}.{choose}"]
+        return [f"{option} needs a GPU: {facts.needs_gpu}.{_choose(facts.instead_on_cpu)}"]
     instead = f", or choose {facts.instead}" if facts.instead else ""
     if facts.package and not host.has(facts.package):
         return [f"{option} needs the package {facts.package}: pip install {facts.package}{instead}."]
@@ -29,14 +28,12 @@ def problems(cfg: Config, group: str) -> list[str]:
             found = f"{requirement.name} {installed} is installed" if installed else "it is not installed"
             return [f"{option} needs {requirement}, and {found}: pip install '{requirement}'{instead}."]
     gpu = host.gpu(cfg)
-    if gpu is not None and facts.min_capability and gpu.capability < _version(facts.min_capability):
-        choose = f" Choose {facts.instead}." if facts.instead else ""
-        return [
-            f"{option} needs compute capability {facts.min_capability} or newer; {gpu.name} has "
-            f"{gpu.capability[0]}.{gpu.capability[1]}.{choose}"
-        ]
+    if gpu is not None and facts.min_capability and gpu.capability < tuple(map(int, facts.min_capability.split("."))):
+        here = ".".join(map(str, gpu.capability))
+        needs = f"{option} needs compute capability {facts.min_capability} or newer; {gpu.name} has {here}"
+        return [f"{needs}.{_choose(facts.instead)}"]
     return []
 
 
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
+def _choose(instead: str | None) -> str:
+    return f" Choose {instead}." if instead else ""

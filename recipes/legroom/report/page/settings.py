@@ -31,13 +31,14 @@ def compared(found: Record) -> list[dict[str, str]]:
         for name, value in values.items():
             key = section if name in ("", "name") else f"{section}.{name}"
             default = _default(section, name)
-            chosen = _of_option(section, str(values.get("name")), name)
+            option = str(values.get("name"))
+            chosen = {"name": option} | _option(section, option)
             if key in typed:
                 source = TYPED
             elif value == default:
                 source = DEFAULT
             else:
-                source = OPTION if section in typed and chosen == (True, value) else DERIVED
+                source = OPTION if section in typed and (name, value) in chosen.items() else DERIVED
             lines.append({"key": key, "value": _text(value), "default": _text(default), "from": source})
     order = [TYPED, DERIVED, OPTION, DEFAULT]
     return sorted(lines, key=lambda line: order.index(line["from"]))
@@ -104,9 +105,3 @@ def _default(section: str, name: str) -> Any:
     if name not in values and isinstance(values.get("name"), str):
         values = _option(section, values["name"])
     return values.get(name)
-
-
-def _of_option(section: str, option: str, name: str) -> tuple[bool, Any]:
-    """(whether the option in a menu has the key, its value there)."""
-    values = _option(section, option)
-    return (True, option) if name == "name" else (name in values, values.get(name))
