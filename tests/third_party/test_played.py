@@ -49,6 +49,8 @@ def test_the_reading_of_a_batch_is_seen():
         reads.append(1)
         yield
 
-    with played_private.observed_loading(loading):
+    batches = []
+    with played_private.observed_loading(loading, batches.append):
         assert len(list(DataLoader(range(4), batch_size=2))) == 2
     assert len(reads) == 3, "the last finds the end"
+    assert [each.tolist() for each in batches] == [[0, 1], [2, 3]]

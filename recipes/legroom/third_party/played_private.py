@@ -22,13 +22,16 @@ def _answer(value: Any, *_: Any, **__: Any) -> Any:
 
 
 @contextlib.contextmanager
-def observed_loading(loading: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
-    """Inside, every batch is read in the context `loading()`. Iterators of a DataLoader have no public class."""
+def observed_loading(loading: Callable[[], Any], seen: Callable[[Any], None] = lambda _: None) -> Iterator[None]:
+    """Inside, every batch is read in the context `loading()`, and passed to `seen`. Iterators of a DataLoader have no
+    public class."""
     read = dataloader._BaseDataLoaderIter.__next__
 
     def observed(iterator: Any) -> Any:
         with loading():
-            return read(iterator)
+            batch = read(iterator)
+            seen(batch)
+        return batch
 
     with patched(dataloader._BaseDataLoaderIter, __next__=observed):
         yield

@@ -191,6 +191,22 @@ def test_rank_0_of_several(tmp_path, wrapped, share):
     assert not torch.distributed.is_initialized()
 
 
+ROWS = """
+from torch.utils.data import DataLoader
+lengths = iter({lengths})
+def collate(rows):
+    return dict(ids=torch.zeros(4, next(lengths), dtype=torch.long), labels=torch.zeros(4, 900))
+loader = iter(DataLoader(range(99), batch_size=4, collate_fn=collate))
+"""
+
+
+@pytest.mark.parametrize("lengths, said", [([57, 93, 60], "rows of 57 to 93 tokens"), ([64, 64], "")])
+def test_rows_of_different_lengths_are_told(tmp_path, lengths, said):
+    text = loop().replace("for step in", ROWS.format(lengths=lengths) + "for step in")
+    notes = play(tmp_path, text.replace("x = ", "next(loader); x = ")).notes
+    assert [said in note for note in notes if "longer rows" in note] == [True] * bool(said)
+
+
 # --- numbers that nobody computed -------------------------------------------------------------------
 
 

@@ -227,7 +227,7 @@ def machine_with(
         patches.enter_context(patched(nccl, version=_answer(NCCL_VERSION), is_available=_answer(True)))
         patches.enter_context(patched(torch.utils.data.DataLoader, __init__=_in_this_process()))
         patches.enter_context(patched(torch.nn.DataParallel, forward=_data_parallel))
-        patches.enter_context(played_private.observed_loading(fake.loading))
+        patches.enter_context(played_private.observed_loading(fake.loading, fake.read))
         patches.enter_context(played_private.cuda_as(fake.device, code, generator=torch.Generator()))
         patches.enter_context(torch_private.mixed_precision_on(fake.device.type))
         patches.enter_context(torch_private.modules_that_keep_their_parameters())

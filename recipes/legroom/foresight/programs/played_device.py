@@ -34,9 +34,16 @@ class PlayedDevice(FakeDevice):
     """
 
     is_loading = False
+    lengths: frozenset[int] = frozenset()  # of the rows that were read
 
     def loading(self) -> contextlib.AbstractContextManager:
         return patched(self, is_loading=True)
+
+    def read(self, batch: Any) -> None:
+        """Note how long the rows of a batch are: its largest integer tensor of two dimensions."""
+        found = tensors_in([getattr(batch, "data", batch)])  # BatchEncoding is no dictionary
+        lengths = [each.shape[1] for each in found if each.dim() == 2 and not each.is_floating_point()]
+        self.lengths |= {max(lengths)} if lengths else frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch_private.without_functions():  # a mode of functions may be active: in the backward pass it is

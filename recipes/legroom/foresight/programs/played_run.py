@@ -49,6 +49,9 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             followed.stepped(optimizers)
             return
         followed.end()
+        if len(fake.lengths) > 1:
+            few, many = min(fake.lengths), max(fake.lengths)
+            noted(f"the batches that were read have rows of {few} to {many} tokens; longer rows take more.")
         found["estimates"] = {name: _estimate(followed, one, options["margin"], ranks) for name, one in gpus.items()}
         if options.get("page"):
             found["steps"] = _steps(followed, gpus, ranks)
@@ -94,9 +97,4 @@ def _estimate(followed: ProgramTrace, gpu: Gpu, margin: float, ranks: int) -> di
     """The fields of a StepEstimate on one GPU, as JSON knows them."""
     usable = prediction.usable_bytes(gpu, gpu.nccl_bytes * (ranks > 1), None)
     seen = user_step.seen_in(followed.trace, gpu, usable, list(followed.fake.warnings))
-    estimate = estimate_of(seen, gpu, margin, usable, ranks)
-    return {
-        each.name: getattr(estimate, each.name)
-        for each in dataclasses.fields(estimate)
-        if not each.name.startswith("_")
-    }
+    return {**vars(estimate_of(seen, gpu, margin, usable, ranks)), "_trace": None}
