@@ -65,9 +65,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu", default="auto", help="an option of conf/gpu, several with commas; auto is the installed one")
     add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: the live tensors of a step on this CPU alone")
     add("--gpus", type=int, metavar="N", help="rank 0 of N, where the command line has no launcher")
-    add("--budget", type=_bytes_of, metavar="SIZE", help="exit code 3 above so much device memory, as in 24GiB")
+    add(
+        "--budget",
+        type=_bytes_of,
+        default=math.inf,
+        metavar="SIZE",
+        help="exit code 3 above so much device memory, as in 24GiB",
+    )
     add("--margin", type=float, default=check.MARGIN, help="what 'fits' keeps free, as a share of the reserved memory")
     add("--try", action="store_true", dest="tries", help="what each lever would save, and what to type so that it fits")
+    add("--evaluate", action="store_true", help="also the memory of the evaluation, of a script with TrainingArguments")
     add("--largest-batch", action="store_true", dest="batches", help="the largest batch that fits, as what to type")
     add("--batch-flag", metavar="NAME", help="the script's argument that is its batch; known of TrainingArguments")
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
@@ -109,13 +116,13 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
     asked.batches |= asked.batch_flag is not None
     program = command.parse(asked.program)
-    settings = check.Settings(asked.margin, asked.strict, asked.gpus, asked.seconds, asked.offline)
-    settings = dataclasses.replace(settings, changes={} if asked.tries or asked.batches else None)
-    settings = dataclasses.replace(settings, budget=asked.budget or math.inf)
+    changes = {} if asked.tries or asked.batches or asked.evaluate else None
+    limits = (asked.gpus, asked.seconds, asked.offline)
+    settings = check.Settings(asked.margin, asked.strict, *limits, changes, asked.into is not None, asked.budget)
     if asked.into is not None:
         program_record.prepare(asked.into, names)
     progress = Progress(program.name) if not asked.json else lambda _: None
-    runs = check.followed(program, gpus, dataclasses.replace(settings, page=asked.into is not None), progress)
+    runs = check.followed(program, gpus, settings, progress)
     estimates = {name: estimate for run in runs for name, estimate in run.estimates.items()}
     found = {name: _plain(estimates[name]) for name in names if name in estimates}
     if not asked.json:
@@ -123,26 +130,19 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
     for run in runs:
         if run.why:
             print(tail_of(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
-    failed = any(run.why for run in runs)
     records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
-    said = [] if failed else _asked_beside(asked, settings, runs, found, records, progress)
-    print(
-        json.dumps(found, indent=1) if asked.json else _shorter("\n".join(said)), end="\n" * (asked.json or bool(said))
-    )
+    said = []
+    if not any(run.why for run in runs):
+        said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
+    for text in [json.dumps(found, indent=1)] if asked.json else map(_shorter, said):
+        print(text)
     if asked.into is not None:
         print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
-    return _code(estimates, failed, asked.budget)
+    return _code(runs, asked.budget)
 
 
-def _asked_beside(
-    asked: argparse.Namespace,
-    settings: check.Settings,
-    runs: list[check.Checked],
-    found: Any,
-    records: Any,
-    progress: Any,
-) -> list[str]:
-    """What the levers and the largest batch come to: lines for a person; and it is entered where a program reads it."""
+def _beside(asked: Any, settings: check.Settings, runs: list, found: dict, records: dict, progress: Any) -> list[str]:
+    """What was asked beside the script as it is: lines for a person; and it is entered where a program reads it."""
     said = []
     if asked.tries:
         tryout = try_levers.tried(settings, runs[0], progress)
@@ -153,6 +153,12 @@ def _asked_beside(
         for name, one in script_batch.largest(run, settings, asked.batch_flag, progress).items():
             found[name]["largest_batch"] = records[name].program.largest_batch = one.fits and one.fits.typed
             said.append(check_levers.batch_text(one))
+    for run in runs if asked.evaluate else ():
+        for name, one in try_levers.evaluated(run, settings).items():
+            found[name]["evaluation"] = _plain(one)
+            program_record.enter_evaluation(records[name], one)
+            run.estimates[name] = max(run.estimates[name], one, key=lambda each: each.device_used_bytes)
+            said.append(f"with an evaluation behind a step: {str(one).splitlines()[0]}")
     return said
 
 
@@ -163,18 +169,16 @@ def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[chec
     print("".join(f"  note: {note}\n" for note in notes), end="")
 
 
-def _code(estimates: dict[str, StepEstimate], failed: bool, budget: int | None) -> int:
+def _code(runs: list[check.Checked], budget: float) -> int:
     """The exit code of the command."""
-    if failed:
+    if any(run.why for run in runs):
         return REFUSED
-    over = [one for one in estimates.values() if budget is not None and one.device_used_bytes > budget]
+    estimates = [one for run in runs for one in run.estimates.values()]
+    over = [one for one in estimates if one.device_used_bytes > budget]
     for one in over:
-        print(
-            f"above --budget on {one.device_name}: {one.device_used_bytes / MIB:,.0f} MiB of device memory, and "
-            f"{(budget or 0) / MIB:,.0f} are allowed",
-            file=sys.stderr,
-        )
-    return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates.values()) else 0
+        said = f"{one.device_used_bytes / MIB:,.0f} MiB of device memory, and {budget / MIB:,.0f} are allowed"
+        print(f"above --budget on {one.device_name}: {said}", file=sys.stderr)
+    return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates) else 0
 
 
 def text_of(estimate: StepEstimate) -> str:
@@ -195,10 +199,7 @@ def _shorter(text: str) -> str:
 
 
 def _plain(estimate: StepEstimate) -> dict[str, Any]:
-    fields = [
-        one.name for one in dataclasses.fields(estimate) if not one.name.startswith("_") and one.name != "timeline"
-    ]
-    return {name: getattr(estimate, name) for name in fields}
+    return {name: value for name, value in vars(estimate).items() if name not in ("timeline", "_trace")}
 
 
 def tail_of(output: str) -> str:

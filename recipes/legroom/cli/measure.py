@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from legroom.cli.check import Progress, parser_of, tail_of
 from legroom.cli.commands import REFUSED
@@ -51,9 +52,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _with_prediction(
-    done: measure.Measurement, program: command.Program, settings: check.Settings
-) -> measure.Measurement:
+def _with_prediction(done: measure.Measurement, program: command.Program, settings: check.Settings) -> Any:
     try:
         return dataclasses.replace(done, predicted=measure.predicted(program, done.found, settings))
     except Refusal as error:

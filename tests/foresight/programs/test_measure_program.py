@@ -4,16 +4,18 @@ import json
 from dataclasses import asdict
 
 import pytest
+import shared_records
 import torch
 
 from legroom.cli import measure as measure_command
 from legroom.errors import Refusal
-from legroom.foresight.programs import measure, measured, played_cpu, process
+from legroom.foresight.programs import measured, played_cpu, process
 from legroom.foresight.programs.steps import Enough, Watch
 
 WIDTH, ROWS = 64, 32
 SCRIPT = f"""
 import sys
+import shared_records
 import torch
 model = torch.nn.Sequential(torch.nn.Linear({WIDTH}, {WIDTH}, bias=False), torch.nn.ReLU())
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -69,7 +71,7 @@ def test_what_a_step_takes_is_counted_and_given_away(script, capsys):
     assert found["optimizer_bytes"] == 2 * weight + 4  # two moments, and the count of steps
     assert found["peak_tensor_bytes"] == 4 * weight + 4 + rows + 2 * weight  # AdamW's update has two of its own
     assert found["parameters"] == WIDTH * WIDTH
-    record = measure.read_shared(script / "record.json")
+    record = shared_records.read(script / "record.json")
     assert record.measured["tensor_bytes"] == found["peak_tensor_bytes"]
     of_tensors = {name: value for name, value in record.measured.items() if value and name != "step_seconds"}
     assert record.predicted and {name: record.predicted[name] for name in of_tensors} == of_tensors
@@ -81,7 +83,7 @@ def test_what_a_step_takes_is_counted_and_given_away(script, capsys):
 def test_another_record_is_refused(tmp_path, text):
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(Refusal, match=r"other\.json"):
-        measure.read_shared(tmp_path / "other.json")
+        shared_records.read(tmp_path / "other.json")
 
 
 def test_too_few_steps_are_no_measurement(script, capsys, monkeypatch):

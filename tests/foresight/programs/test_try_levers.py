@@ -10,9 +10,10 @@ from conftest import ROOT
 from played_scripts import play
 from test_played_scripts import loop
 
+from legroom import Refusal
 from legroom.cli import check as command
 from legroom.cli import check_levers
-from legroom.foresight.programs import check, try_levers
+from legroom.foresight.programs import check, program_record, try_levers
 from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records.record import Error, Estimate, Record
@@ -127,6 +128,24 @@ def test_a_trainer_script_is_seen_and_changed(tmp_path):
     assert flags.facts["typed"]["per_device_train_batch_size"]["value"] == 4
     values = {"arguments": arguments}
     assert flags.parts == play(tmp_path, TRAINER, changes=values).parts, "as if it had been typed"
+
+
+def test_an_evaluation_behind_a_step_is_counted(tmp_path):
+    text = TRAINER.replace("train_dataset=Rows()", "train_dataset=Rows(), eval_dataset=Rows()")
+    text = text.replace('optim="adamw_torch"', 'optim="adamw_torch", per_device_eval_batch_size=64')
+    without, evaluated = (play(tmp_path, text, changes={"arguments": each}) for each in ({}, try_levers.EVALUATING))
+    logits = 4 * 64 * 128 * 512
+    assert evaluated.reserved_bytes - without.reserved_bytes > logits
+    assert evaluated.parts["optimizer"] == without.parts["optimizer"]
+    made = Record("estimate", [], {}, "", {}, estimate=Estimate(True, without.left_bytes, 1, "fits"))
+    fields = {each.name: getattr(evaluated, each.name) for each in dataclasses.fields(StepEstimate)}
+    for left, verdict in ((evaluated.left_bytes, "fits"), (-5, "does not fit")):
+        program_record.enter_evaluation(made, StepEstimate(**fields | {"left_bytes": left, "verdict": verdict}))
+        assert (made.estimate.margin_bytes, made.estimate.verdict) == (left, verdict)
+        assert (made.error is None) == (left > 0) and len(made.warnings) == 1 + (left < 0)
+    first = check.Checked(Program("file", "train.py", []), None, {}, facts={"arguments": None})
+    with pytest.raises(Refusal, match="no TrainingArguments"):
+        try_levers.evaluated(first, check.Settings())
 
 
 @pytest.mark.parametrize("kind, share", [("fused", 1), ("8bit", 0.26), ("adafactor", 0.0037)])

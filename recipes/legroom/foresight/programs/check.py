@@ -130,7 +130,7 @@ def on_cpu(
 
 def _estimate(fields: dict[str, Any]) -> StepEstimate:
     values: dict[str, Any] = {**fields, "largest": tuple(fields["largest"]), "notes": tuple(fields["notes"])}
-    return StepEstimate(**values | {"timeline": tuple(map(tuple, fields["timeline"])), "_trace": None})
+    return StepEstimate(**values | {"timeline": tuple(map(tuple, fields["timeline"]))})
 
 
 def why_not(program: Program, outcome: process.Outcome) -> str:

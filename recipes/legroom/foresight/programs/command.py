@@ -256,13 +256,8 @@ def _accelerate(line: list[str]) -> dict[str, Any]:
             raise Refusal(f"accelerate launch --config_file {file}: it holds no keys.")
     asked = flags.get("num-processes") or kept.get("num_processes")
     ranks = None if asked is None else _count(str(asked), "--num_processes")
-    several = ranks is not None and ranks > 1
-    return (
-        _script(flags, rest)
-        | _ranks(ranks if several else ranks, None)
-        | {"accelerate": own}
-        | ({} if several else {"environment": {}})
-    )
+    alone = {} if (ranks or 1) > 1 else {"environment": {}}
+    return _script(flags, rest) | _ranks(ranks, None) | {"accelerate": own} | alone
 
 
 def _trl(line: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from legroom.errors import Refusal
 from legroom.foresight.programs import check, process
 from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import gpu_of
+from legroom.machine import host
 from legroom.units import PARTS
 
 STEPS = 8
@@ -71,25 +72,11 @@ class Measurement:
 
     def shared(self) -> SharedRecord:
         """The record that may be given away."""
-        versions = {}
-        for name in LIBRARIES:
-            try:
-                versions[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        kept = {
-            name: self.found[name] for name in ("device", "device_name", "steps", "parameters", "trained_parameters")
-        }
-        return SharedRecord(
-            schema=1,
-            legroom=metadata.version("legroom"),
-            versions=versions,
-            model_flops=self.found["model_flops"],
-            device_used_bytes=self.found["device_used_bytes"],
-            measured=self.measured,
-            predicted=self.predicted,
-            **kept,
-        )
+        versions = {name: version for name in LIBRARIES if (version := host.version(name)) is not None}
+        known: dict[str, Any] = {"schema": 1, "legroom": metadata.version("legroom"), "versions": versions}
+        known |= {"measured": self.measured, "predicted": self.predicted}
+        others = {each.name for each in dataclasses.fields(SharedRecord)} - known.keys()
+        return SharedRecord(**known, **{name: self.found[name] for name in others})
 
 
 def measure(
@@ -130,20 +117,6 @@ class NotMeasured(Refusal):
     def __init__(self, outcome: process.Outcome, why: str):
         super().__init__(why)
         self.outcome = outcome
-
-
-def read_shared(path: Path) -> SharedRecord:
-    """A record that somebody shared. Raises Refusal, with the file, for one that is not of this schema."""
-    try:
-        values = json.loads(path.read_text())
-        record = SharedRecord(**values)
-    except (OSError, ValueError, TypeError) as error:
-        raise Refusal(f"{path}: {error}") from error
-    numbers = [*record.measured.values(), *(record.predicted or {}).values()]
-    right = record.schema == 1 and all(value is None or isinstance(value, int | float) for value in numbers)
-    if not right or set(record.measured) != set(COMPARED):
-        raise Refusal(f"{path}: it is no record of `legroom measure --share` of schema 1.")
-    return record
 
 
 def write_shared(measurement: Measurement, path: Path) -> None:

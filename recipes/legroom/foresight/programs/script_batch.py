@@ -45,9 +45,7 @@ def _batch_of(facts: Mapping[str, Any], flag: str | None) -> tuple[Callable[[int
     """(the lever of a batch; the batch of the script as it is, where it is known)."""
     values, typed = facts.get("arguments") or {}, facts.get("typed") or {}
     if flag is None and not values:
-        raise Refusal(
-            "--largest-batch: the script has no TrainingArguments. Name its argument: --batch-flag batch_size"
-        )
+        raise Refusal("--largest-batch: there are no TrainingArguments. Name the argument: --batch-flag batch_size")
     now = values[BATCH] if flag is None else typed.get(flag, {}).get("value")
 
     def lever(size: int) -> Lever:
@@ -74,9 +72,7 @@ def _largest(trial: Callable[[int], Trial], size: int) -> Largest:
         near = [low, int(high)] if {low, high} <= spare.keys() else sorted(spare, key=lambda each: abs(spare[each]))[:2]
         grows = (spare[near[0]] - spare[near[1]]) / (near[1] - near[0]) if len(near) > 1 else -1
         if not grows and high == math.inf and max(near) >= 2 * min(near):
-            raise Refusal(
-                f"with {found.typed} a step takes no more than with less: is it read, and are there the rows?"
-            )
+            raise Refusal(f"with {found.typed} a step takes no more than with less: is it read, are there rows?")
         if found.estimate is not None and len(spare) < STRAIGHT and grows > 0:
             size = int(near[0] + spare[near[0]] / grows)
         else:

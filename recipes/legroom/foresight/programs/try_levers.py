@@ -23,6 +23,7 @@ from legroom.foresight.step_estimate import StepEstimate
 
 NOTICED = 0.005  # a smaller share of the memory or the time is no saving
 BF16_CAPABILITY = 8.0
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 1}  # of TrainingArguments
 ADAFACTOR = "scale_parameter=False, relative_step=False"
 
 
@@ -209,6 +210,17 @@ def checked(program: Program, gpus: dict[str, Gpu], settings: check.Settings, le
     changed = dataclasses.replace(program, argv=[*program.argv, *argv])
     (found,) = check.followed(changed, gpus, dataclasses.replace(settings, changes=changes))
     return found
+
+
+def evaluated(first: check.Checked, settings: check.Settings) -> dict[str, StepEstimate]:
+    """What a script comes to on each GPU with an evaluation behind its first step. first: the script as it is. Raises
+    Refusal where it has no TrainingArguments, or nothing to evaluate on."""
+    if not first.facts.get("arguments"):
+        raise Refusal("--evaluate: the script has no TrainingArguments, and what it does later is not known.")
+    found = checked(first.program, first.gpus, settings, [Lever("evaluation", "", changes={"arguments": EVALUATING})])
+    if found.why:
+        raise Refusal(f"--evaluate: {found.why}")
+    return found.estimates
 
 
 def tried(settings: check.Settings, first: check.Checked, on_message: Callable[[dict], None]) -> Tryout:
