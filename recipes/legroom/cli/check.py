@@ -38,6 +38,7 @@ held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
     asked = _parser().parse_args(argv)
+    asked.batches |= asked.batch_flag is not None
     try:
         return _checked(asked, argv[: len(argv) - len(asked.program)])
     except (Refusal, OSError) as error:
@@ -92,6 +93,8 @@ def _bytes_of(text: str) -> int:
 
 def _on_cpu(asked: argparse.Namespace) -> int:
     """The live tensors of a step on the CPU, which have no verdict: its memory is that of the machine."""
+    if asked.tries or asked.batches or asked.evaluate or asked.into is not None:
+        raise Refusal("--device cpu counts live tensors, without --try, --largest-batch, --evaluate and --into.")
     program = command.parse(asked.program)
     settings = check.Settings(strict=asked.strict, seconds=asked.seconds, offline=asked.offline)
     found, outcome = check.on_cpu(program, settings, Progress(program.name) if not asked.json else lambda _: None)
@@ -114,7 +117,6 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         raise Refusal(f"--margin {asked.margin}: it must be a share of the reserved memory, at least 0 and below 1.")
     if asked.tries and len(names) > 1:
         raise Refusal(f"--try: name one GPU; --gpu has {len(names)}.")
-    asked.batches |= asked.batch_flag is not None
     program = command.parse(asked.program)
     changes = {} if asked.tries or asked.batches or asked.evaluate else None
     limits = (asked.gpus, asked.seconds, asked.offline)
@@ -132,12 +134,14 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
             print(tail_of(run.outcome.output) + f"no verdict: {_shorter(run.why)}", file=sys.stderr)
     records = {name: program_record.record_of(run, name, options) for run in runs for name in run.gpus}
     said = []
-    if not any(run.why for run in runs):
-        said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
+    try:
+        if not any(run.why for run in runs):
+            said = _beside(asked, dataclasses.replace(settings, page=False), runs, found, records, progress)
+    finally:
+        if asked.into is not None:
+            print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
     for text in [json.dumps(found, indent=1)] if asked.json else map(_shorter, said):
         print(text)
-    if asked.into is not None:
-        print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
     return _code(runs, asked.budget)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from made_up_records import job
 
 from legroom import Refusal
+from legroom.cli import check as check_command
 from legroom.foresight.programs import check, command, process, program_record
-from legroom.foresight.step_estimate import gpu_of
+from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records import record_file
 from legroom.report import report
 from legroom.report.page import run_page
+from legroom.units import PARTS
 
 NAME = "l4_24gb"
 
@@ -46,3 +50,19 @@ def test_the_record_of_a_run_is_not_written_over(tmp_path):
     record_file.write(job(), tmp_path)
     with pytest.raises(Refusal, match="another run"):
         program_record.prepare(tmp_path, [NAME])
+
+
+def test_what_is_asked_beside_in_vain_leaves_the_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    card, program = gpu_of(NAME), command.parse(["script.py"])
+    fields = {each.name: 0 for each in dataclasses.fields(StepEstimate)} | {"verdict": "fits", "notes": ()}
+    fields |= {"parts": dict.fromkeys((part for _, part in PARTS), 0), "largest": (), "device_name": "NVIDIA L4"}
+    fields |= {"bound_by": "host", "peak_phase": "step"}
+    done = check.Checked(program, process.Outcome(), {NAME: StepEstimate(**fields)}, gpus={NAME: card})
+    monkeypatch.setattr(check, "followed", lambda *_: [done])
+    assert check_command.main(["--gpu", NAME, "--evaluate", "--into", "out", "script.py"]) == 2
+    assert "no TrainingArguments" in capsys.readouterr().err
+    assert record_file.read(tmp_path / "out").estimate.verdict == "fits"
+    assert check_command.main(["--device", "cpu", "--into", "out", "script.py"]) == 2
+    assert "--into" in capsys.readouterr().err

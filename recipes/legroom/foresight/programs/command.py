@@ -222,9 +222,7 @@ def _torchrun(line: list[str]) -> dict[str, Any]:
 
 def _ranks(ranks: int | None, local: int | None) -> dict[str, Any]:
     """How many ranks, and what rank 0 finds in its environment. None: whoever runs the program knows."""
-    if ranks is None:
-        return {"ranks": None, "environment": {}}
-    return {"ranks": ranks, "environment": rank_environment(ranks, local)}
+    return {"ranks": ranks, "environment": {} if ranks is None else rank_environment(ranks, local)}
 
 
 def rank_environment(ranks: int, local: int | None = None) -> dict[str, str]:

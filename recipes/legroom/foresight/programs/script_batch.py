@@ -19,7 +19,6 @@ FIRST = 8  # where the script's own batch is not known
 class Largest(NamedTuple):
     """fits: the run with the largest batch that does; None: not even 1. larger: that with one more."""
 
-    batch: int
     fits: Trial | None
     larger: Trial
 
@@ -78,4 +77,4 @@ def _largest(trial: Callable[[int], Trial], size: int) -> Largest:
         else:
             size = 2 * low if high == math.inf else int(low + high) // 2
         size = int(min(max(size, low + 1), high - 1))
-    return Largest(low, trial(low) if low else None, trial(int(high)))
+    return Largest(trial(low) if low else None, trial(int(high)))

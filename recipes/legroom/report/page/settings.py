@@ -48,9 +48,7 @@ def command(found: Record, *more: str) -> str:
     """What to type to run the job again. more: overrides in place of those of their keys."""
     if found.program is not None:
         program = found.program
-        return " ".join(
-            [invocation.command("check", anywhere=True), shlex.join([*program.options, "--"]), program.typed]
-        )
+        return f"{invocation.command('check', anywhere=True)} {shlex.join([*program.options, '--'])} {program.typed}"
     keys = {text.partition("=")[0] for text in more}
     typed = [text for text in found.overrides if text.partition("=")[0] not in keys]
     return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*typed, *more])])
