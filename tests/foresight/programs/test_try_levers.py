@@ -141,7 +141,8 @@ def test_an_evaluation_behind_a_step_is_counted(tmp_path):
     fields = {each.name: getattr(evaluated, each.name) for each in dataclasses.fields(StepEstimate)}
     for left, verdict in ((evaluated.left_bytes, "fits"), (-5, "does not fit")):
         program_record.enter_evaluation(made, StepEstimate(**fields | {"left_bytes": left, "verdict": verdict}))
-        assert (made.estimate.margin_bytes, made.estimate.verdict) == (left, verdict)
+        stays = left if verdict != "fits" else without.left_bytes
+        assert (made.estimate.margin_bytes, made.estimate.verdict) == (stays, verdict)
         assert (made.error is None) == (left > 0) and len(made.warnings) == 1 + (left < 0)
     first = check.Checked(Program("file", "train.py", []), None, {}, facts={"arguments": None})
     with pytest.raises(Refusal, match="no TrainingArguments"):

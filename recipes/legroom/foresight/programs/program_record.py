@@ -88,12 +88,13 @@ def _fill(made: Record, estimate: StepEstimate) -> None:
 
 
 def enter_evaluation(made: Record, one: StepEstimate) -> None:
-    """Enter what a step with an evaluation behind it takes. The verdict changes where that is more."""
+    """Enter what a step with an evaluation behind it takes. The verdict changes where that does not fit, too."""
     estimate, first = made.estimate, str(one).splitlines()[0]
     assert estimate is not None, "the step was followed"
     estimate.evaluation_reserved_bytes = one.reserved_bytes
     if one.left_bytes < estimate.margin_bytes:
-        estimate.fits, estimate.margin_bytes, estimate.verdict = one.fits, one.left_bytes, one.verdict
+        if not one.fits:
+            estimate.fits, estimate.margin_bytes, estimate.verdict = False, one.left_bytes, one.verdict
         made.warnings.append(f"the evaluation needs more than a step: {first}")
     if one.verdict == DOES_NOT_FIT and made.error is None:
         made.status, made.error = "oom", Error("eval", "PredictedOutOfMemory", first)
