@@ -157,7 +157,7 @@ def _advice(outcome: Record, folder: Path) -> list[str]:
     if error is None:
         return []
     output = [f"The libraries' output: {folder / log_name(error.rank)}"] * (outcome.status == "failed")
-    return [error.hint] * bool(error.hint) + output
+    return [hint for hint in (error.hint,) if hint] + output
 
 
 def _data_wait(outcome: Record) -> list[str]:

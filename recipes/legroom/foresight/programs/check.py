@@ -129,8 +129,8 @@ def on_cpu(
 
 
 def _estimate(fields: dict[str, Any]) -> StepEstimate:
-    values: dict[str, Any] = {**fields, "largest": tuple(fields["largest"]), "notes": tuple(fields["notes"])}
-    return StepEstimate(**values | {"timeline": tuple(map(tuple, fields["timeline"]))})
+    rows: dict[str, Any] = {name: tuple(fields[name]) for name in ("largest", "notes")}
+    return StepEstimate(**{**fields, **rows, "timeline": tuple(map(tuple, fields["timeline"]))})
 
 
 def why_not(program: Program, outcome: process.Outcome) -> str:
