@@ -28,7 +28,9 @@ def asked(monkeypatch):
         runs = []
 
         def checked(program, gpus, settings, levers):
-            batch = int(levers[0].argv[-1].rpartition("=")[2]) if levers[0].argv else levers[0].changes
+            (lever,) = levers
+            in_code = lever.changes.get("arguments", {}).get(script_batch.BATCH)
+            batch = in_code or int(lever.argv[-1].rpartition("=")[2])
             runs.append(batch)
             mib = takes(batch)
             made = {} if mib is None else {"card": estimate(mib)}
@@ -39,7 +41,7 @@ def asked(monkeypatch):
         first = check.Checked(Program("file", "train.py", []), None, {"card": estimate(takes(6))}, "", facts, cards)
         found = script_batch.largest(first, check.Settings(budget=budget), flag, lambda _: None)
         fits = found["card"].fits
-        return found["card"], runs, int(re.search(r"\d+$", fits.typed)[0]) if fits else 0
+        return found["card"], runs, int(re.findall(r"\d+", fits.typed)[-1]) if fits else 0
 
     return given
 
@@ -84,6 +86,8 @@ def test_it_is_printed_as_what_to_type(asked):
     assert found.fits.typed == "--b 127"
     found, runs, _ = asked(segments, flag="--batch=", facts={})
     assert found.fits.typed == "--batch=127" and runs[0] == script_batch.FIRST
+    found, *_ = asked(segments, facts={"arguments": ARGUMENTS})
+    assert found.fits.typed == "SFTConfig(..., per_device_train_batch_size=127)"
     assert asked(segments, budget=2000 * MIB)[-1] == 14
 
 

@@ -42,7 +42,7 @@ class PlayedDevice(FakeDevice):
     def read(self, batch: Any) -> None:
         """Note how long the rows of a batch are: its largest integer tensor of two dimensions."""
         found = tensors_in([getattr(batch, "data", batch)])  # BatchEncoding is no dictionary
-        lengths = [each.shape[1] for each in found if each.dim() == 2 and not each.is_floating_point()]
+        lengths = [one.shape[1] for one in found if one.dim() == 2 and not (one.is_nested or one.is_floating_point())]
         self.lengths |= {max(lengths)} if lengths else frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
