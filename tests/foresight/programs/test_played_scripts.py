@@ -14,7 +14,7 @@ from legroom import Refusal
 from legroom.cli import check as command
 from legroom.foresight.step_estimate import gpu_of
 from legroom.records import record_file
-from legroom.report import plots, report
+from legroom.report import plots, report, screen_table
 from legroom.report.page import run_page
 from legroom.units import MIB
 
@@ -268,7 +268,7 @@ def test_the_command_says_its_verdict_and_its_exit_code(tmp_path, capsys, monkey
     shown = run_page.data(made, tmp_path / "out" / "rtx4090_24gb")
     assert shown["command"].endswith(f"{shlex.join(options)} -- script.py --lr 1")
     assert max(shown["step"]["timeline"]["blocks"]["bytes"]) == 4 * 256 * 1024 and shown["step"]["operations"]["rows"]
-    (table,) = report.for_screen([tmp_path / "out"]).split("\n\n")[:1]
+    table = screen_table.screen_text(report.compare([made, other]))
     assert "program=script.py --lr 1" in table and "l4_24gb" in table and (tmp_path / "out" / "page.html").exists()
 
 

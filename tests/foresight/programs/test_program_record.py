@@ -12,7 +12,7 @@ from legroom.cli import check as check_command
 from legroom.foresight.programs import check, command, process, program_record
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
 from legroom.records import record_file
-from legroom.report import report
+from legroom.report import report, screen_table
 from legroom.report.page import run_page
 from legroom.units import PARTS
 
@@ -42,7 +42,7 @@ def test_a_record_says_whose_an_exit_code_is(tmp_path, monkeypatch, status, code
     read = record_file.read(tmp_path)
     assert (read.status, read.program.ended_by, read.error.type) == ended and read.program.exit_code == code
     assert str(tmp_path) not in (tmp_path / "result.json").read_text() and read.warnings == ["one.py:3 decides"]
-    assert run_page.data(read, tmp_path)["problem"] and read.status in report.for_screen([tmp_path])
+    assert run_page.data(read, tmp_path)["problem"] and read.status in screen_table.screen_text(report.compare([read]))
 
 
 def test_the_record_of_a_run_is_not_written_over(tmp_path):
