@@ -149,7 +149,8 @@ class FakeDevice(DispatchMode):
         if description is op_cache.COLLECTIVE:
             # torch's fake process group copies its inputs: on a fake CPU, real ones instead
             real = {id(t): torch.empty(t.shape, dtype=t.dtype) if t.is_cpu and is_fake(t) else t for t in tensors}
-            return func(*[op_cache.replace_tensors(value, real) for value in args], **kwargs)
+            result = func(*[op_cache.replace_tensors(value, real) for value in args], **kwargs)
+            return op_cache.replace_tensors(result, {id(real[id(tensor)]): tensor for tensor in tensors})
         if device is None:  # tensors that FSDP has offloaded to the host stay there
             on_host = tensors and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)
             result_device = CPU if on_host else self.device
