@@ -265,10 +265,8 @@ def test_what_another_step_stands_for_is_flagged(predicted, word):
         (["gpu=a100_40gb", "compile=true"], None),
         (["gpu=a100_40gb", "device=cpu"], "gpu=a100_40gb"),
         (["gpu=v100_16gb", "parallelism=ddp", "parallelism.num_processes=8"], None),
-        (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], "Type parallelism=fsdp"),
-        (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], "keeps whole weights"),
-        (["gpu=v100_16gb", "parallelism=dp"], "Type parallelism=ddp"),
-        (["gpu=v100_16gb", "parallelism=dp"], "gradients twice, and the outputs of all GPUs"),
+        (["gpu=v100_16gb", "parallelism=zero", "parallelism.num_processes=8"], None),
+        (["gpu=v100_16gb", "parallelism=dp", "parallelism.num_processes=2"], None),
         (["gpu=v100_16gb", "parallelism=fsdp_tp", "model=llama_tiny", "parallelism.num_processes=8"], None),
         (["gpu=a100_40gb", "precision=fp16", "device=cuda"], None),
     ],
@@ -278,10 +276,9 @@ def test_options_are_judged_by_the_gpu_that_is_asked_for(words, wrong):
     assert not problems if wrong is None else any(wrong in line for line in problems)
 
 
-def test_what_an_estimate_does_not_know_needs_no_package(monkeypatch):
+def test_an_estimate_of_zero_needs_no_package(monkeypatch):
     monkeypatch.setattr(host, "has", lambda module: module != "deepspeed")
-    (problem,) = compose("recipe=estimate", "gpu=t4_16gb", "parallelism=zero", "parallelism.num_processes=4").problems
-    assert "pip" not in problem
+    assert not compose("recipe=estimate", "gpu=t4_16gb", "parallelism=zero", "parallelism.num_processes=4").problems
 
 
 def test_explain_belongs_to_an_estimate():

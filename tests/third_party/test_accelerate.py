@@ -74,6 +74,12 @@ def test_a_state_of_its_own_leaves_the_process_as_it_was(accelerate_state):
     assert accelerator.device.type == PartialState().device.type == "cpu"
 
 
+def test_outputs_as_computed(accelerate_state):
+    with accelerate_private.outputs_as_computed():
+        model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(torch.nn.Linear(2, 2))
+    assert model(torch.ones(1, 2)).dtype == torch.bfloat16
+
+
 def test_replaced_accelerator():
     class Replacement(accelerate.Accelerator):
         pass

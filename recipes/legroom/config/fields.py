@@ -56,6 +56,7 @@ class Facts:
     min_capability: str | None = None  # the lowest compute capability of an NVIDIA GPU: "8.0"
     instead: str | None = None  # what to type where one of the above is missing
     instead_on_cpu: str | None = None
+    estimated_without_package: bool | None = None
     not_estimated: str | None = None  # why recipe=estimate does not support it, and what to type
     needs_whole_weights: bool | None = None  # an optimizer that cannot work on parts of weights
     needs_uniform_sharding: bool | None = None  # an optimizer that needs all weights sharded alike

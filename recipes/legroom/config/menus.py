@@ -241,6 +241,11 @@ class Parallelism(Menu):
         return self.strategy in ("hybrid_shard", "hybrid_shard_zero2")
 
     @property
+    def waits(self) -> bool:
+        """Whether nothing is computed while GPUs send: DataParallel, and DeepSpeed's stages 1 and 2."""
+        return self.name == "dp" or (self.name == "zero" and self.stage != 3)
+
+    @property
     def world_size(self) -> int:
         """`num_processes` of a resolved configuration, where it always has a value."""
         assert self.num_processes is not None, "options.parallelism.resolve fills in num_processes"

@@ -22,9 +22,10 @@ from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
 from legroom.foresight import evaluation_memory, uneven_lengths
-from legroom.foresight.fake_gpu import library_patches
+from legroom.foresight.fake_gpu import library_patches, zero_ranks
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
+from legroom.foresight.fake_gpu.replicas import Replicas
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
 from legroom.foresight.speed.operations import Tally
@@ -137,6 +138,8 @@ def _simulate(
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
+        parameter_count, described = sum(quantized.counts(model).values()), architectures.describe(cfg, model)
+        training.warnings.extend(_played_mode(cfg, loop))
         bare_optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
         trace = OpTrace(fake, model, bare_optimizer, record_origins)
         even = rows.collate is collate.stack
@@ -157,15 +160,15 @@ def _simulate(
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
     simulated = SimulatedStep(
         parts=trace.ledger.parts(),
-        parameter_count=sum(quantized.counts(model).values()),
+        parameter_count=parameter_count,
         samples=samples if even else round(samples * samples_in(rows.train).mean()),
         tokens=round(tokens * scale),
         micro_batches=steps,
         model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),
         events=events,
         paged_bytes=trace.paged_bytes,
-        tally=trace.step_tally(steps),
-        model=architectures.describe(cfg, model),
+        tally=_tally_of_mode(cfg, loop, trace.step_tally(steps), steps),
+        model=described,
         warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
         first_steps=first_steps,
@@ -174,6 +177,21 @@ def _simulate(
         evaluation_events=evaluated,
     )
     return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)
+
+
+def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:
+    """Let the loop's step be that of DataParallel or DeepSpeed, which do not run here. Returns warnings."""
+    if cfg.parallelism.name == "dp":
+        loop.model = Replicas(loop.model, cfg.parallelism.world_size)
+    return zero_ranks.attach(cfg, loop) if cfg.parallelism.name == "zero" else []
+
+
+def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: int) -> Tally:
+    """The operations of a step with those that such a mode adds, and whether it computes while it sends."""
+    if isinstance(loop.model, Replicas):
+        loop.model.add_transfers(tally, micro_batches)
+    tally.waits = cfg.parallelism.waits
+    return tally
 
 
 def _too_few(samples: int, asked: int) -> list[str]:

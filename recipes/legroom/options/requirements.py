@@ -20,7 +20,8 @@ def problems(cfg: Config, group: str) -> list[str]:
     if facts.needs_gpu and host.device(cfg) == "cpu":  # no package helps here
         return [f"{option} needs a GPU: {facts.needs_gpu}.{_choose(facts.instead_on_cpu)}"]
     instead = f", or choose {facts.instead}" if facts.instead else ""
-    if facts.package and not host.has(facts.package):
+    estimated = cfg.recipe.name == "estimate" and facts.estimated_without_package
+    if facts.package and not estimated and not host.has(facts.package):
         return [f"{option} needs the package {facts.package}: pip install {facts.package}{instead}."]
     for requirement in map(Requirement, facts.requires or []):
         installed = host.version(requirement.name)

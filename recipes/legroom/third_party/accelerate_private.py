@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import accelerate
+import accelerate.accelerator
 import accelerate.optimizer
 import torch
 from accelerate import Accelerator
@@ -122,6 +123,12 @@ def state_of_its_own() -> Iterator[None]:
         for owner, before in zip(owners, kept):
             owner._shared_state.clear()
             owner._shared_state.update(before)
+
+
+def outputs_as_computed() -> contextlib.AbstractContextManager:
+    """Inside, a prepared model returns what its forward pass has computed. Accelerate casts that to fp32 for every mode
+    but DeepSpeed's."""
+    return patched(accelerate.accelerator, convert_outputs_to_fp32=lambda forward: forward)
 
 
 @contextlib.contextmanager

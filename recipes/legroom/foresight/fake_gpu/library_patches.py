@@ -18,13 +18,14 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 
 from legroom.config import Config
-from legroom.foresight.fake_gpu import attention, fake_storages, known_values
+from legroom.foresight.fake_gpu import attention, fake_storages, known_values, zero_ranks
 from legroom.foresight.fake_gpu.backend import Stream
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.levers.attention.rules import FLASH
 from legroom.machine import host
 from legroom.options import gpu as gpu_options
 from legroom.options import training_arguments
+from legroom.parallelism import zero
 from legroom.ranks import collectives, rank_info
 from legroom.third_party import (
     accelerate_private,
@@ -129,7 +130,9 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
     They run on torch's "fake" process group, which communicates nothing.
     """
     count = cfg.parallelism.world_size
-    if count == 1 and not cfg.parallelism.sharded:  # nor does Accelerate use DDP for one GPU
+    if (
+        count == 1 and not cfg.parallelism.sharded and cfg.parallelism.name != "zero"
+    ):  # nor does Accelerate use DDP for one GPU
         yield
         return
     environment = dict(os.environ)  # Accelerate writes to it, too
@@ -146,12 +149,24 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
         sums = patched(collectives, all_reduce_sum=all_reduce_sum)
         even = transformers_models_private.replaced_routes(_even_routes, _same_counts)
         routes = even if cfg.parallelism.experts else contextlib.nullcontext()
-        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams, routes:
+        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams, routes, _engine(cfg):
             yield
     finally:
         dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _engine(cfg: Config) -> Iterator[None]:
+    """Inside, parallelism=zero needs no DeepSpeed, whose engine `zero_ranks` plays."""
+    if cfg.parallelism.name != "zero":
+        yield
+        return
+    wrapper = torch_distributed_private.replaced_ddp(zero_ranks.ZeroModel)
+    arguments = patched(zero, accelerator_arguments=lambda cfg: {})
+    with wrapper, arguments, accelerate_private.outputs_as_computed():
+        yield
 
 
 def _all_reduce_sum(all_reduce_sum: Any, numbers: list, device: torch.device) -> torch.Tensor:

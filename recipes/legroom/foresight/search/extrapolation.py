@@ -144,7 +144,7 @@ def extrapolate(
         return [Extrapolation(*figures) for figures in simulated[0]]
     more = (layers - depths[0]) // period
     made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*simulated)]
-    if cfg.parallelism.world_size == 1 or cfg.parallelism.sharded:
+    if cfg.parallelism.world_size == 1 or cfg.parallelism.sharded or cfg.parallelism.waits:
         return made
     low, high = weights
     shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
@@ -245,6 +245,7 @@ def _part(tally: Tally, phases: tuple[str, ...]) -> Tally:
     return Tally(
         {phase: tally.counts[phase] for phase in phases if phase in tally.counts},
         Counter({phase: tally.calls[phase] for phase in phases}),
+        waits=tally.waits,
     )
 
 

@@ -69,6 +69,7 @@ class Tally:
     calls: Counter = field(default_factory=Counter)  # phase -> calls by the host
     places: dict[str, Counter] = field(default_factory=dict)  # phase -> (module, operation) -> calls; where known
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
+    waits: bool = False  # nothing is computed while ranks send
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
 
     def add(
@@ -108,7 +109,7 @@ class Tally:
     def without_fusible(self) -> Tally:
         """The operations that torch.compile cannot join to others, each a call of the host. The optimizer's step, which
         it does not compile, is as it was."""
-        made = Tally({}, Counter(self.calls), unknown=set(self.unknown))
+        made = Tally({}, Counter(self.calls), unknown=set(self.unknown), waits=self.waits)
         for phase, counts in self.counts.items():
             left = {one: times for one, times in counts.items() if phase == OPTIMIZER_PHASE or one.kind not in FUSIBLE}
             made.counts[phase] = Counter(left)

@@ -126,6 +126,8 @@ def predict(
     high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
     host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
     fastest, slowest = intervals.host(gpu, reached, error)
+    if tally.waits:  # as a single collective, which overlaps with nothing
+        sent = replace(sent, collectives=1)
     return Prediction(
         overlapped(device, host, sent.seconds, sent.collectives),
         overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),

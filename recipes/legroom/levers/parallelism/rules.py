@@ -20,17 +20,21 @@ RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for th
 def replicas(cfg: Config) -> int:
     """How many micro-batches are trained on at a time. Does not need a resolved configuration."""
     if cfg.parallelism.name == "dp":
-        return max(1, len(host.gpus()))
+        return processes(cfg) if cfg.recipe.name == "estimate" else max(1, len(host.gpus()))
     return max(1, processes(cfg) // cfg.parallelism.together)
 
 
 def processes(cfg: Config) -> int:
-    """How many ranks a configuration has on this machine, or under this launcher."""
+    """How many ranks a configuration has on this machine, or under this launcher; of an estimate of dp its GPUs."""
     if cfg.parallelism.one_process:
-        return 1
+        return cfg.parallelism.num_processes or 1 if _is_played_dp(cfg) else 1
     rank = rank_info.current_rank()
     on_gpu = host.device(cfg) == "cuda"
     return rank.world_size if rank.launched else cfg.parallelism.num_processes or (len(host.gpus()) if on_gpu else 1)
+
+
+def _is_played_dp(cfg: Config) -> bool:
+    return cfg.parallelism.name == "dp" and cfg.recipe.name == "estimate"
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -64,7 +68,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     mode, count = cfg.parallelism.name, cfg.parallelism.num_processes  # None if `resolve` has found a problem
     found = launcher_conflicts.problems(cfg)
     on_gpu, visible = host.device(cfg) == "cuda", len(host.gpus())
-    if mode == "dp" and visible > 1 and cfg.precision.autocast:
+    if _is_played_dp(cfg) and count == 1:
+        found.append(
+            "parallelism=dp: how many GPUs share the batch? Type parallelism.num_processes=2, or parallelism=single."
+        )
+    if mode == "dp" and (count or 1 if _is_played_dp(cfg) else visible) > 1 and cfg.precision.autocast:
         found.append(
             f"precision={cfg.precision.name} is autocast around the model's forward pass, which DataParallel's "
             "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
@@ -87,7 +95,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "parallelism.static_graph=true does not go with accumulation: DDP learns the graph from a first pass "
             "that sends gradients, and only the last of a step does. Leave it out."
         )
-    if mode == "zero" and cfg.recipe.name != "estimate":  # which does not support it, whatever is installed
+    if mode == "zero":
         found += zero_rules.problems(cfg, on_gpu)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg, on_gpu)
@@ -122,6 +130,12 @@ def warnings(cfg: Config) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero_rules.warnings(cfg) if cfg.parallelism.name == "zero" else []
+    if _is_played_dp(cfg):
+        found.append(
+            f"parallelism=dp: GPU 0 of {count} is estimated, which holds most. Sending weights, outputs and gradients "
+            "is taken to overlap with nothing, and the threads of the forward passes to take turns; the host's time "
+            "for making the copies is not known."
+        )
     if cfg.parallelism.experts and cfg.recipe.name == "estimate":
         found.append(
             "parallelism.experts: each expert is taken to get as many tokens as any other. A rank whose experts the "
@@ -137,7 +151,7 @@ def ignored(cfg: Config, overrides: Collection[str]) -> list[str]:
     not refused; `resolve` has replaced it in the configuration. overrides: as they were typed."""
     typed = next((text for text in reversed([*overrides]) if text.startswith("parallelism.num_processes=")), "")
     count = typed.partition("=")[2]
-    if not cfg.parallelism.one_process or count in ("", "null", "1"):
+    if not cfg.parallelism.one_process or _is_played_dp(cfg) or count in ("", "null", "1"):
         return []
     return [
         f"parallelism.num_processes={count} is not used by parallelism={cfg.parallelism.name}, which is one process. "

@@ -1,0 +1,42 @@
+"""parallelism=zero on the fake device: what DeepSpeed's engine allocates, computes and sends, in its order.
+
+An estimate does not need DeepSpeed. Where it is installed, a test compares the memory ledgers of both
+(tests/foresight/test_ledger_zero.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from legroom.config import Config
+from legroom.foresight.fake_gpu.zero_flat import FlatRank
+from legroom.parallelism.unwrap import inner_optimizer
+
+
+class ZeroModel(torch.nn.Module):
+    """The model in DeepSpeed's engine; in the place of DDP."""
+
+    def __init__(self, module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> contextlib.AbstractContextManager:
+        """The engine looks at `accelerator.sync_gradients` itself."""
+        return contextlib.nullcontext()
+
+
+def attach(cfg: Config, loop: Any) -> list[str]:
+    """Let the loop's step be that of DeepSpeed's engine. Returns what is assumed, for the record."""
+    optimizer, width = inner_optimizer(loop.optimizer), loop.bare_model.config.hidden_size
+    engine = FlatRank(cfg, loop.accelerator, optimizer, width**2)  # Accelerate's value for 'auto'
+    loop.accelerator.backward = engine.backward
+    loop.accelerator.clip_grad_norm_ = lambda *_: None
+    optimizer.step = engine.step
+    where = f"rank {engine.rank} of {cfg.parallelism.world_size} is estimated, which holds most."
+    return [where] if engine.rank else []

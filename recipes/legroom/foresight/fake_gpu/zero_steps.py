@@ -1,0 +1,32 @@
+"""What all stages of parallelism=zero on the fake device have in common: the optimizer's step on flat parts."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from legroom.config import Config
+
+Tensors = list[torch.Tensor]
+
+
+class ZeroSteps:
+    """An optimizer of flat parts. A stage has its own `backward` and `step`; the optimizer's is `bare_step`."""
+
+    def __init__(self, cfg: Config, optimizer: torch.optim.Optimizer):
+        self.ranks, self.clip = cfg.parallelism.world_size, cfg.train.max_grad_norm
+        self.optimizer, self.bare_step = optimizer, optimizer.step
+
+    def scale(self, gradients: list[Tensors]) -> torch.Tensor:
+        """By what clipping multiplies: from the norm in fp64, group by group. DeepSpeed computes it in any case."""
+        squares = []
+        for group in gradients:
+            total = torch.stack([torch.linalg.vector_norm(one.double()) for one in group]).pow(2).sum().float()
+            dist.all_reduce(total)
+            squares.append(total)
+        return 1 / (torch.stack(squares).sum().sqrt() + 1e-6).div(self.clip or 1).clamp(min=1.0)
+
+
+def joined(tensors: Tensors) -> torch.Tensor:
+    """One flat tensor of several; a single one is not copied."""
+    return tensors[0].view(-1) if len(tensors) == 1 else torch.cat([tensor.view(-1) for tensor in tensors])

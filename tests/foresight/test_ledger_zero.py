@@ -1,0 +1,89 @@
+"""parallelism=zero and dp, estimated: against DeepSpeed's own step where it is installed, otherwise against what its
+memory ledger counted on 24 November 2026 (0.19.8, torch 2.13, two CPU cores); and against what can be said by hand."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import compose, small
+from test_ledger_pairs import differing
+from test_ledger_ranks import GPU, SHORT, TWO, WIDE, foreseen, real  # noqa: F401  (a fixture)
+
+from legroom.machine import host
+
+PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
+# words -> (the rank that is estimated, its five parts)
+COUNTED = {
+    f"{WIDE} {TWO} parallelism.stage=1 accumulation.steps=3": (0, (3934080, 0, 2622728, 1957120, 4739416)),
+    f"{WIDE} {TWO} parallelism.stage=2 accumulation.steps=3 precision=bf16": (
+        0,
+        (4720512, 0, 2622728, 1637632, 3411800),
+    ),
+    f"model=bert_tiny {TWO} parallelism.stage=1 checkpointing=full optim=sgd train.max_grad_norm=0": (
+        1,
+        (220632, 0, 73544, 0, 232744),
+    ),
+    "model=gpt2_tiny parallelism.num_processes=1 parallelism.stage=2": (0, (284672, 0, 284680, 446208, 263184)),
+}
+
+
+@pytest.mark.parametrize("words", COUNTED)
+def test_a_rank_counts_what_deepspeed_counts(request, tmp_path, words):
+    rank, counts = COUNTED[words]
+    chosen = [*SHORT, "device=cpu", "batch.per_device=2", "data.seq_len=32", "parallelism=zero", *words.split()]
+    counted = dict(zip(PARTS, counts)) | {"peak_tensor_bytes": sum(counts)}
+    if host.has("deepspeed"):
+        counted = request.getfixturevalue("real")(*chosen) if not rank else counted  # it returns those of rank 0
+    predicted = foreseen(tmp_path, *small(*chosen))
+    assert [f"rank {rank} " in line for line in predicted.warnings if "holds most" in line] == [True] * bool(rank)
+    assert not differing(counted, {key: predicted.parts[key] for key in counted})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_bytes_a_parameter_are_those_of_the_paper(tmp_path, stage, ranks):
+    """Rajbhandari et al. 2020, section 3: 4 bytes a weight here, where it has 2 in 16 bits; 12 for an fp32 copy and
+    Adam's two states, shared out by every stage."""
+    mode = f"parallelism=zero parallelism.stage={stage} parallelism.num_processes={ranks}".split()
+    seen = foreseen(tmp_path, *GPU, *mode)
+    largest, count = seen.parts["largest_bytes"], seen.parameter_count
+    assert largest["parameters"] == pytest.approx(4 * count, rel=0.01)
+    assert largest["optimizer"] == pytest.approx(8 * count / ranks, rel=0.01)
+    assert largest["weight_copies"] == pytest.approx(4 * count / ranks, rel=0.01)
+
+
+def test_gradients_and_weights_are_sent_whole(tmp_path):
+    """Stage 2 all-reduces its buckets, and gathers the weights once a step. Nothing is computed meanwhile."""
+    seen = foreseen(tmp_path, *GPU, "parallelism=zero", "parallelism.num_processes=4")
+    sent = {"allreduce_": 0, "_allgather_base_": 0}
+    for counts in seen.tally.counts.values():
+        for operation, times in counts.items():
+            if operation.kind == "collective" and operation.bytes > 1000:
+                sent[operation.name] += operation.bytes * times
+    assert sent == pytest.approx(dict.fromkeys(sent, 4 * seen.parameter_count), rel=0.01)
+    assert seen.tally.waits
+
+
+def test_the_first_gpu_of_dp_has_gradients_twice_and_all_outputs(tmp_path):
+    words = [*GPU, "model.width=512", "model.heads=8", "parallelism.num_processes=2"]
+    ddp, dp = (foreseen(tmp_path, *words, f"parallelism={mode}") for mode in ("ddp", "dp"))
+    assert (dp.samples, dp.tokens) == (ddp.samples, ddp.tokens)
+    gradients = 4 * dp.parameter_count
+    assert ddp.parts["largest_bytes"]["gradients"] == pytest.approx(gradients, rel=0.01)
+    twice = dp.parts["largest_bytes"]["gradients"] + dp.parts["largest_bytes"]["other"]
+    assert twice > 1.9 * gradients
+    assert dp.tally.calls["forward"] > 1.9 * ddp.tally.calls["forward"]
+
+
+@pytest.mark.parametrize(
+    "words,wrong",
+    [
+        ("parallelism=dp", "parallelism.num_processes=2"),
+        ("parallelism=dp parallelism.num_processes=2 precision=bf16", "autocast"),
+        ("parallelism=zero parallelism.num_processes=2 parallelism.offload=optimizer", "not estimated"),
+        ("parallelism=zero parallelism.num_processes=2 parallelism.stage=3", "parallelism.stage=2"),
+        ("parallelism=zero parallelism.num_processes=2 optim=adafactor", "flat pieces"),
+    ],
+)
+def test_what_is_not_estimated_is_refused(words, wrong):
+    (problem,) = compose("recipe=estimate", "gpu=a100_40gb", *words.split()).problems
+    assert wrong in problem
