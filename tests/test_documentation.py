@@ -14,9 +14,9 @@ from hydra.errors import HydraException
 DOCS = ROOT / "docs"
 BUDGET = 25_000  # words that people are asked to read; whoever needs room shortens
 GENERATED = ("models.md", "keys.md", "record.md")  # tables that a tool writes; it is named at their beginning
-PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED)
+LINE_BY_LINE = DOCS / "guides.md"  # a table to look things up in
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in GENERATED and page != LINE_BY_LINE)
 WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/README.md"))]
-LINE_BY_LINE = DOCS / "reference" / "guides.md"  # a table to look things up in
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
 GUIDES = re.findall(r": (\w+\.md)", NAVIGATION.partition("- Guides:")[2].partition("\n  - ")[0])
 FILE = r"(?<![\w/.])(?:recipes/legroom|tests|scripts|conf|examples)/[\w/]+\.\w+"
@@ -129,6 +129,15 @@ def test_printed_commands_are_accepted():
     assert tried > 20 and not refused, "\n".join(refused)
 
 
+def test_what_the_guides_train_on_is_run(train):
+    """Two of the commands, made small: those whose task is the guides' own."""
+    lines = commands(LINE_BY_LINE.read_text())
+    tasks = [one_job(line) for line in lines if re.search("masked_lm|question_answering", line)]
+    assert len(tasks) == 2
+    for overrides in tasks:
+        assert train(*overrides, "train.max_steps=2").record.training.steps == 2
+
+
 def test_every_line_of_the_guides_has_a_command_a_page_or_a_no():
     """Rows have two cells. Every experiment has a row, and is refused for the want of a GPU alone."""
     text = LINE_BY_LINE.read_text()
@@ -139,5 +148,8 @@ def test_every_line_of_the_guides_has_a_command_a_page_or_a_no():
     experiments = sorted(set(re.findall(r"\+experiment/\w+=\w+\b(?!\()", text)))
     files = {f"+experiment/{path.parent.name}={path.stem}" for path in ROOT.glob("conf/experiment/*/*.yaml")}
     assert {name for name in files if "fp16_batch=" not in name} <= set(experiments) <= files
+    cells = re.findall(r"`((?:[a-z_.]+=[^`\s]+ ?)+)`", text)  # overrides without a command
+    unknown = [line for cell in cells if "data=" not in cell for line in compose(*cell.split()).problems]
+    assert cells and all("needs the package" in line or "GPU" in line for line in unknown), unknown
     refused = {name: problem for name in experiments for problem in compose("device=cpu", name).problems}
     assert len(refused) < 7 and all("needs a GPU" in problem for problem in refused.values()), refused
