@@ -243,7 +243,12 @@ class Parallelism(Menu):
     @property
     def waits(self) -> bool:
         """Whether nothing is computed while GPUs send: DataParallel, and DeepSpeed's stages 1 and 2."""
-        return self.name == "dp" or (self.name == "zero" and self.stage != 3)
+        return self.name == "dp" or (self.name == "zero" and not self.fetches_ahead)
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether weights are gathered by the order of the step before: DeepSpeed's stage 3."""
+        return self.name == "zero" and self.stage == 3
 
     @property
     def world_size(self) -> int:

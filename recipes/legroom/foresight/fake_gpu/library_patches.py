@@ -15,10 +15,11 @@ from typing import Any
 import accelerate
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from transformers import TrainingArguments
 
 from legroom.config import Config
-from legroom.foresight.fake_gpu import attention, fake_storages, known_values, zero_ranks
+from legroom.foresight.fake_gpu import attention, fake_storages, known_values, zero_ranks, zero_shards
 from legroom.foresight.fake_gpu.backend import Stream
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.levers.attention.rules import FLASH
@@ -164,8 +165,9 @@ def _engine(cfg: Config) -> Iterator[None]:
         yield
         return
     wrapper = torch_distributed_private.replaced_ddp(zero_ranks.ZeroModel)
+    linear = zero_shards.linear if cfg.parallelism.fetches_ahead else functional.linear
     arguments = patched(zero, accelerator_arguments=lambda cfg: {})
-    with wrapper, arguments, accelerate_private.outputs_as_computed():
+    with wrapper, patched(functional, linear=linear), arguments, accelerate_private.outputs_as_computed():
         yield
 
 

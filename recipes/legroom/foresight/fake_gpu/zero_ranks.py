@@ -13,6 +13,7 @@ import torch
 
 from legroom.config import Config
 from legroom.foresight.fake_gpu.zero_flat import FlatRank
+from legroom.foresight.fake_gpu.zero_shards import ShardedRank
 from legroom.parallelism.unwrap import inner_optimizer
 
 
@@ -33,10 +34,14 @@ class ZeroModel(torch.nn.Module):
 
 def attach(cfg: Config, loop: Any) -> list[str]:
     """Let the loop's step be that of DeepSpeed's engine. Returns what is assumed, for the record."""
-    optimizer, width = inner_optimizer(loop.optimizer), loop.bare_model.config.hidden_size
-    engine = FlatRank(cfg, loop.accelerator, optimizer, width**2)  # Accelerate's value for 'auto'
+    optimizer, model = inner_optimizer(loop.optimizer), loop.bare_model
+    width, rank = model.config.hidden_size, 0
+    if cfg.parallelism.fetches_ahead:  # Accelerate's values for 'auto'
+        engine = ShardedRank(cfg, model, optimizer, width**2, int(0.9 * width**2), 10 * width)
+    else:
+        engine = FlatRank(cfg, loop.accelerator, optimizer, width**2)
+        rank = engine.rank
     loop.accelerator.backward = engine.backward
     loop.accelerator.clip_grad_norm_ = lambda *_: None
     optimizer.step = engine.step
-    where = f"rank {engine.rank} of {cfg.parallelism.world_size} is estimated, which holds most."
-    return [where] if engine.rank else []
+    return [f"rank {rank} of {cfg.parallelism.world_size} is estimated, which holds most."] if rank else []

@@ -123,12 +123,12 @@ def extrapolate(
     few_micro_batches: see `simulation.simulate_step`.
     A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
     every n-th layer is checkpointed, or sees all tokens, what grows alike is a group of n layers, and the depths differ
-    by one such group.
+    by one such group. What DeepSpeed's stage 3 fetches ahead is no straight line, and simulated whole too.
     """
     layers, repeats = cfg.model.layers, model_families.PERIODS.get(cfg.model.family, 1)
     period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats)
     depths: tuple[int | None, ...] = (layers,)
-    if not cfg.model.pretrained:
+    if not cfg.model.pretrained and not cfg.parallelism.fetches_ahead:
         first, _ = DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS
         first += (layers - first) % period
         if layers > first + period:

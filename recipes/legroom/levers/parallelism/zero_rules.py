@@ -13,11 +13,6 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
             f"parallelism.offload=all moves weights that only stage 3 shards, not stage {own.stage}. "
             "Type parallelism.stage=3, or parallelism.offload=optimizer."
         )
-    if own.stage == 3 and cfg.recipe.name == "estimate":
-        found.append(
-            "parallelism.stage=3 is not estimated: what DeepSpeed fetches ahead is not known to the estimate. Type "
-            "parallelism=fsdp with the same parallelism.num_processes, which is near it, or parallelism.stage=2."
-        )
     if own.offload != "none" and cfg.recipe.name == "estimate":
         found.append(
             f"parallelism.offload={own.offload} is not estimated: how long the host takes for the optimizer's step is "
@@ -59,7 +54,8 @@ def warnings(cfg: Config) -> list[str]:
     """What is not saved, what the memory ledger cannot see, what an estimate assumes. For parallelism=zero alone."""
     found = []
     if cfg.recipe.name == "estimate":
-        return ["parallelism=zero: DeepSpeed 0.19's step is assumed; what its ranks send overlaps with nothing."]
+        overlaps = "computation, as fsdp's does" if cfg.parallelism.fetches_ahead else "nothing"
+        return [f"parallelism=zero: DeepSpeed 0.19's step is assumed; what its ranks send overlaps with {overlaps}."]
     if cfg.save.on_signal:
         found.append("parallelism=zero saves no checkpoint when a signal ends it: the run cannot be resumed.")
     if cfg.measure.ledger:
