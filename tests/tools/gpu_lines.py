@@ -50,8 +50,8 @@ ON_CPU = "what a CPU does: run by the tests without played GPUs"
 REASONS: dict[str, str] = {
     "checkpoint/state.py:_on_device": "CUDA's managed memory, which is not played; state_buffer has a contract test",
     "cli/argv.py:leave_auto_out": "run by tests/cli/test_summary.py",
-    "cli/summary.py:_lengths_rows": "of an estimate: tests/foresight/test_uneven_lengths.py",
-    "cli/summary.py:_operation_rows": "of an estimate or a CPU: tests/foresight/speed/test_anatomy.py",
+    "cli/summary.py:lengths": "of an estimate: tests/foresight/test_uneven_lengths.py",
+    "cli/summary.py:operations_of": "of an estimate or a CPU: tests/foresight/speed/test_anatomy.py",
     "foresight/calibration/machine_calibration.py:run": ON_CPU,
     "jobs/failures.py:failure_hint": "by the text of an error: tests/jobs/test_failures.py",
     "machine/nvml.py:visible_gpus": "run by tests/machine/test_nvml.py",

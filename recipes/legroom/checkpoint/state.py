@@ -31,9 +31,7 @@ def named_tensors(loop: Any) -> dict[str, torch.Tensor]:
     """
     model = unwrap.inner_model(loop.accelerator, loop.model)
     named, seen, tensors = {}, set(), model.state_dict(keep_vars=True)
-    known = {
-        id(tensor) for tensor in (*model.parameters(), *model.buffers())
-    }  # the scales of quantised weights are neither
+    known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # not the scales of quantised weights
     for name, tensor in tensors.items():
         frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
         if id(tensor) in known and not frozen and id(tensor) not in seen:

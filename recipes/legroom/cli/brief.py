@@ -34,8 +34,8 @@ def brief(
     if verbose:
         lines += summary.figure_lines(outcome)
         if outcome.operations is not None and outcome.estimate is not None:  # a run's own stand in its answer
-            lines += summary.operation_lines(outcome.operations)
-    lines += summary.explanation_lines(outcome)
+            lines += summary.lines_of(summary.operations_of(outcome.operations))
+    lines += summary.lines_of(summary.explanation(outcome.estimate)) if outcome.estimate is not None else []
     lines += [_wrapped("", text) for text in _advice(outcome, folder)]
     lines += [_wrapped("Data", text) for text in _data_wait(outcome)]
     lines += [_wrapped("Warning", text) for text in outcome.warnings if text not in said]
@@ -70,9 +70,9 @@ def answer(outcome: Record) -> str:
     rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
     lines = [_wrapped(name, text) for name, text in rows.items() if text]
     if estimate is not None:
-        lines += summary.estimate_lines(estimate, outcome.memory)
+        lines += summary.lines_of([*summary.lengths(estimate), *summary.evaluation(estimate, outcome.memory)])
     elif outcome.operations is not None:  # measure.operations=true asks for them
-        lines += summary.operation_lines(outcome.operations)
+        lines += summary.lines_of(summary.operations_of(outcome.operations))
     return "\n".join([_filled(head, "", "  "), *lines, *_errors(outcome)])
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from legroom import invocation, paths
 from legroom.cli import console, single_run
+from legroom.errors import Refusal
 from legroom.foresight.search import packed_rows, plan, pool, present, request, space
 from legroom.jobs import fork_client, launch, supervise
 from legroom.options import compose
@@ -56,7 +57,7 @@ MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tra
 
 
 def main(argv: list[str]) -> int:
-    """Run the command. Returns its exit code: 0 if something fits, 3 if nothing does, 2 if refused, 130 for Ctrl-C."""
+    """Run the command. Returns its exit code: 0 if something fits, 3 if nothing does, 130 for Ctrl-C."""
     if not argv or {"-h", "--help"} & set(argv):
         print(HELP.format(fit=invocation.command("fit"), train=invocation.command()))
         return 0
@@ -71,8 +72,7 @@ def find(argv: list[str]) -> int:
     options, overrides, problems = request.read_options(argv)
     asked, others, more = ([], [], []) if problems else request.read_places(overrides, options)
     if problems + more:
-        console.say_problems(problems + more)
-        return single_run.EXIT_CODES["refused"]
+        raise Refusal("\n".join(problems + more))
     try:
         if len(asked) > 1:
             return _find_places(asked, others, options)
@@ -89,8 +89,7 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
     """Search for one GPU, or one number of them, and print the table. Returns the exit code."""
     search, problems = plan.plan(overrides, options)
     if search is None:
-        console.say_problems(problems)
-        return single_run.EXIT_CODES["refused"]
+        raise Refusal("\n".join(problems))
     reads_rows, reads_model = space.PACKING in search.values, bool(search.base.model.pretrained)
     if not reads_rows and not reads_model:
         console.say(present.heading(search))
@@ -99,8 +98,7 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
         from legroom.foresight.search import runner  # imports torch, which a refusal need not wait for
 
         if reads_model and (why := workers.submit(runner.refused_model, search.base).result()):
-            console.say_problems([why])
-            return single_run.EXIT_CODES["refused"]
+            raise Refusal(why)
         if reads_rows:
             show_status("reading the data")
             packed_rows.enter(search, workers)
@@ -118,16 +116,14 @@ def _find_places(asked: list[request.Place], others: list[str], options: request
     with status_line() as show_status:
         planned, refused = plan.plan_all(asked, others, options, show_status)
     if not planned:
-        console.say_problems(list(dict.fromkeys(line for lines in refused.values() for line in lines)))
-        return single_run.EXIT_CODES["refused"]
+        raise Refusal("\n".join(dict.fromkeys(line for lines in refused.values() for line in lines)))
     start, done, interrupted = time.monotonic(), [], False
     with pool.worker_pool(planned[0][1].base) as workers, status_line() as show_status:
         from legroom.foresight.search import runner  # imports torch
 
         first = planned[0][1].base
         if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
-            console.say_problems([why])
-            return single_run.EXIT_CODES["refused"]
+            raise Refusal(why)
         show_status("reading the data")
         packed_rows.enter_all([search for _, search in planned], workers)
         console.say(present.heading_of_places(planned, refused))

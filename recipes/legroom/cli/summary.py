@@ -13,24 +13,9 @@ Row = tuple[str, str, str]  # name, value, note
 PARTS = ("model", "training", "evaluation", "speed", "memory", "estimate")
 
 
-def explanation_lines(outcome: Record) -> list[str]:
-    """What takes the memory of an estimate, and what would save some (estimate.explain)."""
-    return _lines(_explanation_rows(outcome.estimate)) if outcome.estimate is not None else []
-
-
-def operation_lines(operations: Operations) -> list[str]:
-    """The groups of operations of one step."""
-    return _lines(_operation_rows(operations))
-
-
-def estimate_lines(estimate: Estimate, memory: Memory) -> list[str]:
-    """What an estimate says of more than one step on the longest rows."""
-    return _lines([*_lengths_rows(estimate), *_evaluation_row(estimate, memory)])
-
-
 def figure_lines(outcome: Record) -> list[str]:
     """The figures of the record that are single values, by their names in the record (docs/record.md)."""
-    lines, count = _lines(_device_rows(outcome.memory)), outcome.memory.parameter_count
+    lines, count = lines_of(_device_rows(outcome.memory)), outcome.memory.parameter_count
     for part in (part for part in PARTS if getattr(outcome, part) is not None):
         for name, value in vars(getattr(outcome, part)).items():
             within = value.items() if isinstance(value, dict) else [("", value)]
@@ -56,7 +41,7 @@ def _figure(name: str, value: Any, parameters: int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
 
 
-def _lines(rows: Iterable[Row]) -> list[str]:
+def lines_of(rows: Iterable[Row]) -> list[str]:
     return [f"  {name:<22}{value:>14}  {note}".rstrip() for name, value, note in rows]
 
 
@@ -72,7 +57,7 @@ def _device_rows(memory: Memory) -> Iterator[Row]:
     yield "with the model", f"{(kernels + weights) / MIB:.0f} MiB", "the weights beside it"
 
 
-def _lengths_rows(estimate: Estimate) -> Iterator[Row]:
+def lengths(estimate: Estimate) -> Iterator[Row]:
     """What batches of different lengths make of the reserved memory."""
     if estimate.shown_reserved_bytes is None or estimate.expandable_reserved_bytes is None:
         return
@@ -86,13 +71,13 @@ def _lengths_rows(estimate: Estimate) -> Iterator[Row]:
     yield "CUDA reserved, uneven", f"{estimate.shown_reserved_bytes / MIB:.0f} MiB", note
 
 
-def _evaluation_row(estimate: Estimate, memory: Memory) -> Iterator[Row]:
+def evaluation(estimate: Estimate, memory: Memory) -> Iterator[Row]:
     """What an evaluation needs, where that is more than a step does."""
     if (estimate.evaluation_reserved_bytes or 0) > (memory.peak_reserved_bytes or 0):
         yield "CUDA reserved, evaluation", f"{(estimate.evaluation_reserved_bytes or 0) / MIB:.0f} MiB", "peak"
 
 
-def _operation_rows(operations: Operations) -> Iterator[Row]:
+def operations_of(operations: Operations) -> Iterator[Row]:
     """The groups of operations of one step, with their shares of its time and arithmetic."""
     rows = operations.groups
     seconds, flops = sum(row["seconds"] or 0 for row in rows), sum(row["flops"] for row in rows) or 1
@@ -110,7 +95,7 @@ def _operation_rows(operations: Operations) -> Iterator[Row]:
         yield f"  {group}", f"{time * 1000:.2f} ms" if seconds else "", note
 
 
-def _explanation_rows(estimate: Estimate) -> Iterator[Row]:
+def explanation(estimate: Estimate) -> Iterator[Row]:
     """What takes the memory, and what would save some (estimate.explain)."""
     for index, tensor in enumerate(estimate.largest):
         count = f", {tensor['count']} of them" if tensor["count"] > 1 else ""

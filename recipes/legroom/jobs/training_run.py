@@ -31,7 +31,7 @@ from legroom.ranks import collectives, failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record, record_file, run_folder, step_file
 from legroom.records.messages import Progress, RankFailed, Shown
-from legroom.records.record import Memory
+from legroom.records.record import Memory, Record
 from legroom.training import evaluate, generate, setup
 from legroom.training.after_step import EvaluateThenSave
 
@@ -57,7 +57,7 @@ def run(
         folder = _share_folder(cfg, job, progress)
         if job.rank_info.launched:
             threading.Thread(target=_watch_for_failure, args=(job.rank_info, progress), daemon=True).start()
-    TrainingRun(cfg, job, folder, rank_info, progress, stop).run()
+    TrainingRun(cfg, job.record, folder, rank_info, progress, stop).run()
 
 
 def _share_folder(cfg: Config, job: launch.Job, progress: Progress) -> Path | None:
@@ -88,21 +88,19 @@ def _watch_for_failure(rank_info: RankInfo, progress: Progress) -> None:
         os._exit(1)
 
 
+@dataclasses.dataclass
 class TrainingRun:
     """One rank's part of a training. folder: the run's folder, or None where this machine does not see it."""
 
-    def __init__(
-        self,
-        cfg: Config,
-        job: launch.Job,
-        folder: Path | None,
-        rank_info: RankInfo,
-        progress: Progress,
-        stop: stop_request.StopRequest,
-    ):
-        self.cfg, self.record, self.folder, self.rank_info = cfg, job.record, folder, rank_info
-        self.progress, self.stop = progress, stop
-        self.on_gpu = host.device(cfg) == "cuda"
+    cfg: Config
+    record: Record
+    folder: Path | None
+    rank_info: RankInfo
+    progress: Progress
+    stop: stop_request.StopRequest
+
+    def __post_init__(self) -> None:
+        self.on_gpu = host.device(self.cfg) == "cuda"
 
     def run(self) -> None:
         """Run all phases."""

@@ -60,9 +60,7 @@ class Evaluation:
     accuracy: float | None = None  # 0 to 1
     perplexity: float | None = None
     seconds: float | None = None
-    available_samples: int | None = (
-        None  # of the evaluation split; more than `samples` where eval.max_samples bounds it
-    )
+    available_samples: int | None = None  # of the split; more than `samples` where eval.max_samples bounds it
     generated: list[dict] = field(default_factory=list)  # eval.generate: prompt, before and after the training
     f1: float | None = None  # 0 to 1: of several labels, all pairs of a row and a label; SQuAD's of answers
     exact_match: float | None = None  # 0 to 1: rows whose labels, or questions whose answer, are right

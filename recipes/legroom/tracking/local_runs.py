@@ -67,10 +67,8 @@ class TrackioRun(Run):
             auto_log_gpu=False,  # nothing that measures beside us
             auto_log_cpu=False,
         )
-        self.where, self.local = (
-            f"trackio show --project {shlex.quote(project)}",
-            not os.environ.get("TRACKIO_SPACE_ID"),
-        )
+        self.where = f"trackio show --project {shlex.quote(project)}"
+        self.local = not os.environ.get("TRACKIO_SPACE_ID")
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.run.log(values, step=step)

@@ -6,6 +6,7 @@ import pytest
 from support.fit_search import SameProcessExecutor, tiny
 
 from legroom.cli import fit
+from legroom.cli.commands import answered
 from legroom.foresight.search import plan, request
 from legroom.foresight.search.request import Place
 from legroom.machine import host
@@ -63,7 +64,7 @@ def test_words_of_several_gpus_that_cannot_be_read(word):
 
 
 def test_an_unknown_gpu_is_refused_once_and_a_wrong_key_too(capsys):
-    assert fit.main(["model=gpt2_tiny", "gpu=l4_24gb,t4_16gb,a100_80gb", "optim=adamv"]) == 2
+    assert answered(fit.main, ["model=gpt2_tiny", "gpu=l4_24gb,t4_16gb,a100_80gb", "optim=adamv"]) == 2
     said = capsys.readouterr()
     assert (said.out + said.err).count("refused") == 1 and "adamw" in said.out + said.err
 
@@ -99,7 +100,7 @@ def test_a_gpu_that_is_named_twice_is_one_place_and_the_last_word_counts(monkeyp
     assert asked("gpu=l4_24gb,l4_24gb")[0] == [Place("l4_24gb", None)]
     found = []
     monkeypatch.setattr(fit.plan, "plan", lambda overrides, _: found.append(overrides) or (None, ["stop"]))
-    assert fit.main(["gpu=l4_24gb,t4_16gb", "gpu=v100_16gb", "model=gpt2_tiny"]) == 2
+    assert answered(fit.main, ["gpu=l4_24gb,t4_16gb", "gpu=v100_16gb", "model=gpt2_tiny"]) == 2
     assert found == [["model=gpt2_tiny", "gpu=v100_16gb"]]
 
 
@@ -107,7 +108,7 @@ def test_a_gpu_that_is_named_twice_is_one_place_and_the_last_word_counts(monkeyp
     "word,expected", [("gpu=range(1,3)", "gpu=range(1,3) names several"), ("~gpu", "gpu needs one")]
 )
 def test_a_word_of_the_gpu_that_names_no_option_is_refused_as_typed(word, expected, capsys):
-    assert fit.main([word, "model=gpt2_tiny"]) == 2
+    assert answered(fit.main, [word, "model=gpt2_tiny"]) == 2
     said = capsys.readouterr()
     assert expected in (said.out + said.err).replace("\n", " ")
 

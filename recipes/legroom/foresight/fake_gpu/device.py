@@ -124,9 +124,7 @@ class FakeDevice(DispatchMode):
     def pretend(
         self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor], device: Any
     ) -> Any:
-        if (
-            device is not None and torch.device(device).type == "meta"
-        ):  # accelerate.init_empty_weights moves weights there
+        if device is not None and torch.device(device).type == "meta":  # where accelerate.init_empty_weights moves to
             bare = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors}
             return func(*[op_cache.replace_tensors(value, bare) for value in args], **kwargs)
         if func in known_values.SHAPE_FROM_VALUES:

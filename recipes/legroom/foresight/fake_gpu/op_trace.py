@@ -74,9 +74,8 @@ class OpTrace:
         self._seen: dict[Any, Any] = {}  # shared by all tallies: an operation is classified once
         self.tally = Tally(seen=self._seen)  # of the operations outside the passes
         self._threads_with_handle: set[str] = set() if before is None else before._threads_with_handle
-        self._arguments: list[
-            torch.Tensor
-        ] = []  # of the latest operation: freed as the next one begins at the earliest
+        # Of the latest operation: freed as the next one begins at the earliest.
+        self._arguments: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()
 
     # --- during the step ---

@@ -83,19 +83,13 @@ def cpu(device: str, threads: int, torch_version: str) -> tuple[CpuRates | None,
     values = _read(path_of(device))
     if values is None:
         return None, f"this CPU has not been measured; {invocation.command('calibrate')} does that in a minute."
+    again = f"run {invocation.command('calibrate')} again."
     if values.get("version") != VERSION:
-        return (
-            None,
-            f"this CPU was measured by an older legroom: run {invocation.command('calibrate')} again.",
-        )
+        return None, f"this CPU was measured by an older legroom: {again}"
     rates = CpuRates(**values)
     for name, then, now in (("threads", rates.threads, threads), ("torch", rates.torch, torch_version)):
         if then != now:
-            return (
-                None,
-                f"this CPU was measured with {name} {then}, and here it is {now}: "
-                f"run {invocation.command('calibrate')} again.",
-            )
+            return None, f"this CPU was measured with {name} {then}, and here it is {now}: {again}"
     return rates, ""
 
 

@@ -108,9 +108,8 @@ def _to_host(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
     """(device to go back to, what is kept). Inputs without a gradient (masks, positions) are shared by all layers."""
     if not tensor.requires_grad:
         return None, tensor
-    kept = tensor.detach().to(
-        "cpu", non_blocking=True
-    )  # from a GPU: into pinned memory, behind what the GPU computes now
+    # From a GPU: into pinned memory, behind what the GPU computes now.
+    kept = tensor.detach().to("cpu", non_blocking=True)
     outside_autograd.keeps(kept)
     return tensor.device, kept
 
