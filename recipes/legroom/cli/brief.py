@@ -11,6 +11,7 @@ from pathlib import Path
 
 from legroom import invocation
 from legroom.cli import summary
+from legroom.config import GROUPS
 from legroom.options.model import AUTO
 from legroom.records import model_card
 from legroom.records.record import FITS, Record, quality, shown_status, verdict_of
@@ -22,6 +23,12 @@ NARROWEST, WIDEST = 40, 100  # columns
 BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stands on one line, to be copied
 LONG_WAIT = 0.05  # of a step's time, for batches
 SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
+# Menus whose option is said by itself; of the others, those whose option tells what it is, and options that do nothing.
+NAMED_APART = {"recipe", "model", "data", "precision", "optim", "accumulation", "tracker", "gpu"}
+KNOWN_BY_NAME, OFF = (
+    {"parallelism", "adapter"},
+    (None, "none", "single", "standard"),
+)  # of menus of levers; their options
 LABEL = 10  # columns of the name of a line, with what stands before and behind it
 
 
@@ -125,16 +132,13 @@ def _setup(outcome: Record) -> str:
     config = outcome.config
     size, steps = config["batch"]["per_device"], config["accumulation"]["steps"]
     gpu = config.get("gpu") or {}
-    mode, replicas = config["parallelism"]["name"], config["parallelism"]["replicas"] or 1
+    replicas = config["parallelism"]["replicas"] or 1
     shared = [f"{key} {config['parallelism'][key]}" for key in ("experts", "context") if config["parallelism"].get(key)]
     batch = f"{size}{f' x {steps}' * (steps > 1)}{f' x {replicas} ranks' * (replicas > 1)}"
     named = [config["precision"]["name"], config["optim"]["name"], f"batch {batch}"]
-    named += [f"checkpointing {config['checkpointing']['name']}"] if config["checkpointing"]["name"] != "none" else []
-    named += [
-        value
-        for value in (mode, *shared, (config.get("adapter") or {}).get("name"))
-        if value not in (None, "none", "single")
-    ]
+    levers = {menu: (config.get(menu) or {}).get("name") for menu in GROUPS if menu not in NAMED_APART}
+    named += [name if menu in KNOWN_BY_NAME else f"{menu} {name}" for menu, name in levers.items() if name not in OFF]
+    named += shared
     if (gpu.get("machines") or 1) > 1:
         named.append(f"{gpu['machines']} machines, {gpu['machine_link_gb_per_second']:g} GB/s each way between them")
     attention = outcome.model.attention if outcome.model is not None else None
