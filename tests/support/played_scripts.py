@@ -17,6 +17,15 @@ from legroom.foresight.step_estimate import gpu_of
 from legroom.third_party import bitsandbytes_private
 
 GPU = "a100_80gb"
+# The data of scripts that train GPT-2 or Llama with the Trainer.
+ROWS = """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, index):
+        ids = torch.arange({length}) % 50
+        return dict(input_ids=ids, labels=ids)
+"""
 
 
 def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = False, **options: Any) -> SimpleNamespace:

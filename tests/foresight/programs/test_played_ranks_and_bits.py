@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from played_scripts import GPU, play
+from played_scripts import GPU, ROWS, play
 from test_played_scripts import TRAINER
 
 DDP = "bf16=True, optim='adamw_torch', ddp_find_unused_parameters=False, ddp_bucket_cap_mb=25"
@@ -32,20 +32,17 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
-QLORA = """
+QLORA = (
+    """
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, Trainer, TrainingArguments
 )
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 256
-    def __getitem__(self, index):
-        ids = torch.arange(128) % 50
-        return dict(input_ids=ids, labels=ids)
-
+"""
+    + ROWS.format(length=128)
+    + """
 LlamaConfig(
     vocab_size={vocab}, hidden_size={width}, intermediate_size={feed_forward}, num_hidden_layers={layers},
     num_attention_heads={heads}, num_key_value_heads={kv_heads}, max_position_embeddings=128, dtype="bfloat16",
@@ -61,6 +58,7 @@ arguments = TrainingArguments(
 )
 Trainer(model=model, args=arguments, train_dataset=Rows()).train()
 """
+)
 SIZES = ("vocab", "positions", "width", "layers", "heads", "feed_forward")
 
 

@@ -8,7 +8,7 @@ import shlex
 import pytest
 import torch
 from conftest import ROOT
-from played_scripts import GPU, play
+from played_scripts import GPU, ROWS, play
 
 from legroom import Refusal
 from legroom.cli import check as command
@@ -32,17 +32,14 @@ for step in range(1000):
     optimizer.step()
     {after}
 """
-TRAINER = """
+TRAINER = (
+    """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 256
-    def __getitem__(self, index):
-        ids = torch.arange({length}) % 50
-        return dict(input_ids=ids, labels=ids)
-
+"""
+    + ROWS
+    + """
 sizes = dict(vocab_size={vocab}, n_positions={positions}, n_embd={width}, n_layer={layers}, n_head={heads})
 none = dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 none |= dict(use_cache=False, attn_implementation="sdpa")
@@ -51,6 +48,7 @@ model = GPT2LMHeadModel(GPT2Config(n_inner={feed_forward}, **sizes, **none))
 arguments = TrainingArguments("out", per_device_train_batch_size=32, report_to="none", weight_decay=0.01, {arguments})
 Trainer(model=model, args=arguments, train_dataset=Rows()).train()
 """
+)
 LORA = """
 from peft import LoraConfig, get_peft_model
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))

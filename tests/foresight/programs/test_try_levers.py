@@ -7,7 +7,7 @@ import json
 
 import pytest
 from conftest import ROOT
-from played_scripts import play
+from played_scripts import ROWS, play
 from test_played_scripts import loop
 
 from legroom import Refusal
@@ -28,17 +28,14 @@ ARGUMENTS = {
     "per_device_train_batch_size": 6,
     "gradient_accumulation_steps": 2,
 }
-TRAINER = """
+TRAINER = (
+    """
 import sys, torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 256
-    def __getitem__(self, index):
-        ids = torch.arange(128) % 50
-        return dict(input_ids=ids, labels=ids)
-
+"""
+    + ROWS.format(length=128)
+    + """
 if len(sys.argv) > 1:
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 else:
@@ -46,6 +43,7 @@ else:
 config = GPT2Config(n_embd=256, n_layer=4, n_head=4, vocab_size=512, n_positions=128, attn_implementation="eager")
 Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Rows()).train()
 """
+)
 PLAIN = """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
