@@ -13,7 +13,9 @@ import types
 import pytest
 from conftest import ROOT, compose, small
 
-from legroom.cli import job_state, live
+from legroom.cli import follower as follower_module
+from legroom.cli import job_state
+from legroom.cli.follower import Follower, SweepState
 from legroom.cli.job_state import JobState
 from legroom.records.messages import PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
 from legroom.units import GIB, MIB
@@ -25,7 +27,7 @@ def clock(monkeypatch):
     clock = types.SimpleNamespace(now=100.0, time=lambda: 5.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(job_state, "time", clock)
-    monkeypatch.setattr(live, "time", clock)
+    monkeypatch.setattr(follower_module, "time", clock)
     return clock
 
 
@@ -66,8 +68,8 @@ def test_memory_stands_beside_its_limit():
 
 
 def test_the_page_has_news_every_few_seconds_and_a_bounded_number_of_points(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "MOST_POINTS", 8)
-    follower = live.Follower(compose("device=cpu").record, tmp_path)
+    monkeypatch.setattr(follower_module, "MOST_POINTS", 8)
+    follower = Follower(compose("device=cpu").record, tmp_path)
     assert news(tmp_path)["phase"] == "starting" and "legroom.live=" in (tmp_path / "page.html").read_text()
     follower.on_message(PhaseStarted("train", "training", 40))
     for step in range(1, 21):
@@ -80,12 +82,12 @@ def test_the_page_has_news_every_few_seconds_and_a_bounded_number_of_points(cloc
 
 
 def test_a_full_disk_does_not_end_the_job(clock, tmp_path):
-    follower = live.Follower(compose("device=cpu").record, tmp_path / "missing")
+    follower = Follower(compose("device=cpu").record, tmp_path / "missing")
     follower.on_message(PhaseStarted("train", "training", 40))
 
 
 def test_the_time_left_of_a_sweep(clock):
-    state, outcome = live.SweepState(jobs=5), compose("device=cpu").record
+    state, outcome = SweepState(jobs=5), compose("device=cpu").record
     assert state.seconds_left() is None
     for seconds in (10, 20):
         state.began = clock.now

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import legroom
 from legroom import invocation, levers
+from legroom.cli.exit_codes import INTERRUPTED, REFUSED
 from legroom.errors import Refusal
 
 # Name -> (the module whose `main` takes the arguments and returns the exit code, what it does).
@@ -30,7 +31,6 @@ COMMANDS = {
     "doctor": ("legroom.cli.doctor", "what this machine can do, and what is broken"),
     "calibrate": ("legroom.cli.calibrate", "measure this machine for its estimates, in a minute"),
 }
-REFUSED, INTERRUPTED = 2, 130
 
 
 def main() -> int:

@@ -23,14 +23,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import invocation, levers
-from legroom.cli import argv, console, flags, single_run, submitit_jobs, sweep_run
+from legroom.cli import argv, console, exit_codes, flags, single_run, submitit_jobs, sweep_run
 from legroom.cli import sweep as sweeps
+from legroom.cli.exit_codes import REFUSED
 from legroom.errors import Refusal
 from legroom.options import compose, hydra_errors, overrides, yaml_files
 from legroom.ranks.rank_info import RankInfo, current_rank
 from legroom.third_party import hydra_code_private, hydra_private
 
-REFUSED = single_run.EXIT_CODES["refused"]
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
 
@@ -85,7 +85,7 @@ def _run(conf: Path) -> int:
             statuses.append("failed")
     if folder is not None:
         return sweep_run.conclude(sweep, folder, statuses)
-    return single_run.EXIT_CODES.get(statuses[-1], 1) if statuses else 0
+    return exit_codes.OF_STATUS.get(statuses[-1], 1) if statuses else 0
 
 
 def _checked(conf: Path, typed: list[str]) -> tuple[list[str], list[str]]:

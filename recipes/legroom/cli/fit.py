@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from legroom import invocation, paths
-from legroom.cli import console, single_run
+from legroom.cli import console, exit_codes
 from legroom.errors import Refusal
 from legroom.foresight.search import packed_rows, plan, pool, present, request, space
 from legroom.jobs import fork_client, launch, supervise
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     try:
         return find(argv)
     except KeyboardInterrupt:
-        return single_run.EXIT_CODES["interrupted"]
+        return exit_codes.INTERRUPTED
 
 
 def find(argv: list[str]) -> int:
@@ -108,7 +108,7 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
     console.say(present.report(search, result, time.monotonic() - start))
     if options.measure and result.fits:
         measure(search, result.rows[: options.measure])
-    return 0 if result.fits else single_run.EXIT_CODES["oom"]
+    return 0 if result.fits else exit_codes.OUT_OF_MEMORY
 
 
 def _find_places(asked: list[request.Place], others: list[str], options: request.Options) -> int:
@@ -138,8 +138,8 @@ def _find_places(asked: list[request.Place], others: list[str], options: request
     if done:
         console.say(present.report_of_places(done, options, time.monotonic() - start))
     if interrupted:
-        return single_run.EXIT_CODES["interrupted"]
-    return 0 if any(each.result.fits for each in done) else single_run.EXIT_CODES["oom"]
+        return exit_codes.INTERRUPTED
+    return 0 if any(each.result.fits for each in done) else exit_codes.OUT_OF_MEMORY
 
 
 @contextlib.contextmanager

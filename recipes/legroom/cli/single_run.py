@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import invocation
-from legroom.cli import console, live
+from legroom.cli import console
+from legroom.cli.follower import Follower, SweepState
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import launch, post_mortem, run_lock, supervise
@@ -22,9 +23,6 @@ from legroom.records import atomic_file, checkpoint_files, record, record_file, 
 from legroom.records.messages import Message
 from legroom.report.page import run_page
 from legroom.tracking import trackers
-
-# One run's exit code by its status; 1 for any other.
-EXIT_CODES = {"ok": 0, "preempted": 0, "refused": 2, "oom": 3, "interrupted": 130}
 
 
 def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
@@ -146,7 +144,7 @@ def run_in(
     source: launch.WorkerSource | None = None,
     group: str | None = None,
     differs: Sequence[str] = (),
-    sweep: live.SweepState | None = None,
+    sweep: SweepState | None = None,
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
@@ -169,7 +167,7 @@ def run_in(
     outcome.warnings += resume.begins_anew(cfg, folder)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
 
-    follower = live.Follower(outcome, folder, " ".join(differs), sweep) if cfg.measure.live else None
+    follower = Follower(outcome, folder, " ".join(differs), sweep) if cfg.measure.live else None
 
     def on_message(message: Message) -> None:
         display.on_message(message)

@@ -12,8 +12,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from legroom import config, invocation
-from legroom.cli import console, live, single_run, submitit_jobs
+from legroom.cli import console, exit_codes, single_run, submitit_jobs
 from legroom.cli import sweep as sweeps
+from legroom.cli.follower import SweepState
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
@@ -93,7 +94,7 @@ def _run_new(
     folder: Path,
     in_task: bool,
     differs: list[str],
-    state: live.SweepState,
+    state: SweepState,
 ) -> Record:
     """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record.
 
@@ -114,12 +115,12 @@ def _run_new(
         return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs, state)
 
 
-def _state(sweep: sweeps.Sweep, folder: Path, cfg: Config, jobs: int | None, alone: bool) -> live.SweepState:
+def _state(sweep: sweeps.Sweep, folder: Path, cfg: Config, jobs: int | None, alone: bool) -> SweepState:
     """The state of this process's sweep, at the start of a job.
 
     alone: no other process runs jobs of it. Only then one page follows the whole sweep.
     """
-    state = _states.setdefault(sweep.name, live.SweepState(jobs))
+    state = _states.setdefault(sweep.name, SweepState(jobs))
     if cfg.measure.live and alone and state.folder is None:
         state.folder = folder
         with contextlib.suppress(OSError):
@@ -129,7 +130,7 @@ def _state(sweep: sweeps.Sweep, folder: Path, cfg: Config, jobs: int | None, alo
     return state
 
 
-_states: dict[str, live.SweepState] = {}  # by the sweep's name
+_states: dict[str, SweepState] = {}  # by the sweep's name
 
 
 def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
@@ -140,7 +141,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     jobs = [job for job in sweep.jobs(folder) if job["status"] != sweeps.STARTED]
     ended = {job["status"] for job in jobs} | ({"failed"} if "failed" in statuses else set())
     if sweeps.INVALID in ended:
-        return single_run.EXIT_CODES["refused"]
+        return exit_codes.REFUSED
     if jobs:
         try:
             with run_lock.hold(folder, wait=True):  # another sweep in this folder may write the same files
@@ -171,7 +172,7 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
     if {"interrupted", "preempted"} & set(statuses) or any(j["status"] not in sweeps.FINAL for j in without_result):
         console.say(f"The same command with hydra.sweep.dir={folder} runs what is missing.")
     if "interrupted" in statuses:
-        return single_run.EXIT_CODES["interrupted"]
+        return exit_codes.INTERRUPTED
     return 0 if ended <= sweeps.SUCCESS else 1
 
 
