@@ -272,7 +272,7 @@ def test_the_first_help_fits_a_screen_and_names_every_menu(monkeypatch):
     lines = help_text.text(CONF, ["--help"]).splitlines()
     assert len(lines) <= 40 and all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
     options = {line.split()[0]: [*line.split(), ""][1].rstrip(",") for line in lines if line.startswith("  ")}
-    assert all(options[group] == help_text._options(CONF, group)[0].stem for group in GROUPS)
+    assert all(options[group] == help_text.options_of(CONF, group)[0].stem for group in GROUPS)
     assert any("--help all" in line for line in lines)
 
 

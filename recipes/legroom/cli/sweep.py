@@ -134,25 +134,26 @@ def new(conf: Path) -> Sweep:
 
 def final_record(folder: Path) -> record.Record | None:
     """The record in a job's folder if the job need not run again, or None. A record of another job does not count."""
-    with contextlib.suppress(OSError, ValueError):
-        outcome = record_file.read(folder)
-        return outcome if outcome.status in FINAL and outcome.config_key == folder.name else None
-    return None
+    outcome, _ = _earlier(folder)
+    return outcome if outcome is not None and outcome.status in FINAL else None
 
 
 def unusable_record(folder: Path) -> str | None:
     """A warning about the file in a job's folder that is not the job's record, or None. The job replaces it."""
+    why = _earlier(folder)[1]
+    return printable(f"the record in this job's folder is replaced, since {why}") if why else None
+
+
+def _earlier(folder: Path) -> tuple[record.Record | None, str]:
+    """(the job's record in its folder, why what is there is none)."""
     try:
         outcome = record_file.read(folder)
     except FileNotFoundError:
-        return None
+        return None, ""
     except (OSError, ValueError) as error:
-        return printable(f"the record in this job's folder is replaced, since it cannot be used: {error}")
-    if outcome.config_key == folder.name:
-        return None
-    return printable(
-        f"the record in this job's folder is replaced, since it is that of another job, {outcome.config_key}."
-    )
+        return None, f"it cannot be used: {error}"
+    is_own = outcome.config_key == folder.name
+    return (outcome, "") if is_own else (None, f"it is that of another job, {outcome.config_key}.")
 
 
 def clear(folder: Path, resume: bool = False) -> None:

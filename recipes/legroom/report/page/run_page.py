@@ -40,15 +40,12 @@ def write(found: Record, folder: Path, sweep: Path | None = None) -> Path:
 def refresh(found: Record, folder: Path, sweep: Path) -> None:
     """Write the page of a job in a sweep, or its data alone, where they are missing or older than the record."""
     written = (folder / record_file.FILE_NAME).stat().st_mtime_ns
-    old = [name for name in (PAGE, DATA) if not _written_since(folder / name, written)]
+    files = {name: folder / name for name in (PAGE, DATA)}
+    old = [name for name, path in files.items() if not path.is_file() or path.stat().st_mtime_ns < written]
     if PAGE in old:
         write(found, folder, sweep)
     elif old:
         _write_data(found, folder, sweep)
-
-
-def _written_since(path: Path, time_ns: int) -> bool:
-    return path.is_file() and path.stat().st_mtime_ns >= time_ns
 
 
 def _write_data(found: Record, folder: Path, sweep: Path) -> str:
