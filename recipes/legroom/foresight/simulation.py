@@ -97,11 +97,11 @@ def simulate_step(
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
-    folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator. record_origins: the trace
-    also records which module and operation made each tensor. draw_lengths: also an evaluation, and with padded data
-    steps on batches in the order of the training. few_micro_batches: of batches of different lengths, too, only the
-    first are run, and the others count as equal. build_data: see `setup.build`. With compile=true it is the step as
-    written, and a warning says so.
+    folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator; 0: it is not asked.
+    record_origins: the trace also records which module and operation made each tensor. draw_lengths: also an
+    evaluation, and with padded data steps on batches in the order of the training. few_micro_batches: of batches of
+    different lengths, too, only the first are run, and the others count as equal. build_data: see `setup.build`. With
+    compile=true it is the step as written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
     written = _simulate(
@@ -147,7 +147,7 @@ def _simulate(
         enough = few if even or few_micro_batches else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
-        events = [] if gpu is None else trace.allocator_events(REPEATS)
+        events = trace.allocator_events(REPEATS) if gpu is not None and capacity_bytes else []
         del held
         first_steps = drawn = evaluated = None
         if gpu is not None and draw_lengths and not even:
@@ -176,7 +176,7 @@ def _simulate(
         drawn=drawn,
         evaluation_events=evaluated,
     )
-    return simulated if gpu is None else within(simulated, capacity_bytes, gpu.memory_bytes)
+    return simulated if gpu is None or not capacity_bytes else within(simulated, capacity_bytes, gpu.memory_bytes)
 
 
 def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:

@@ -228,6 +228,32 @@ def test_extrapolations_know_the_link_and_never_too_much_memory(tried):
         assert 0.8 < share <= 1, (candidate.chosen, share)
 
 
+def test_the_memory_of_many_layers_is_known_from_few_where_the_peak_moves(tmp_path):
+    """Two layers need most where the embeddings' gradients are, sixteen where the backward pass begins."""
+    from legroom.foresight.search import extrapolation, runner
+
+    words = ["model=gpt2_tiny", "model.layers=16", "model.vocab=2048", "data.samples=16", "data.seq_len=16"]
+    words += ["parallelism=fsdp", "parallelism.strategy=shard_grad_op", "parallelism.num_processes=4", GPU]
+    words += ["model.width=64", "batch.per_device=1"]
+    (seen,) = extrapolation.extrapolate(space.compose_estimate(*words)[0], ["fp32"], str(tmp_path))
+    outcome, why = runner.predict(words)
+    assert not why and 0.95 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
+
+
+def test_what_fails_with_one_optimizer_is_not_tried_with_one_that_frees_too_little():
+    from legroom.foresight.search import candidates, runner
+
+    def candidate(optim, batch, least):
+        return candidates.Candidate({"optim": optim, space.BATCH: batch}, 1.0, least)
+
+    order = [candidate("adamw", 2, 100), candidate("sgd", 2, 60), candidate("sgd", 1, 90), candidate("adamw", 1, 95)]
+    failed = [(candidate("adamw_fused", 2, 101), 5)]
+    left = runner._not_hopeless(order, failed)
+    assert [next(left), next(left)] == order[1:3]
+    failed.append((order[2], 1))
+    assert list(left) == []
+
+
 def test_an_extrapolation_counts_the_buckets_of_all_layers(tmp_path):
     from legroom.foresight.search import extrapolation, runner
 

@@ -141,15 +141,15 @@ def extrapolate(
         simulated.append(figures)
         weights.append(sizes)
     if len(depths) == 1:
-        return [Extrapolation(*figures) for figures in simulated[0]]
+        return [_largest(figures) for figures in simulated[0]]
     more = (layers - depths[0]) // period
-    made = [Extrapolation(*(low + more * (high - low) for low, high in zip(*pair))) for pair in zip(*simulated)]
+    made = [_largest([low + more * (high - low) for low, high in zip(*pair)]) for pair in zip(*simulated)]
     if cfg.parallelism.world_size == 1 or cfg.parallelism.sharded or cfg.parallelism.waits:
         return made
     low, high = weights
     shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
     return [
-        _with_collectives(cfg, one, Extrapolation(*figures).pass_collectives / shallow_buckets * buckets)
+        _with_collectives(cfg, one, _largest(figures).pass_collectives / shallow_buckets * buckets)
         for one, figures in zip(made, simulated[0])
     ]
 
@@ -185,16 +185,16 @@ def _figures(
 ) -> tuple[list[list[float]], list[tuple[int, torch.dtype]]]:
     """Simulate a configuration as it is.
 
-    Returns the fields of an Extrapolation for each precision, and (elements, dtype) of each trained weight, the last
+    Returns what `_largest` takes for each precision, and (elements, dtype) of each trained weight, the last
     first.
     """
-    simulated = simulation.simulate_step(cfg, folder, few_micro_batches=few_micro_batches, build_data=build_data)
+    simulated = simulation.simulate_step(cfg, folder, 0, few_micro_batches=few_micro_batches, build_data=build_data)
     model = simulated.trace.model
     states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes
-    passes, step = _peaks(simulated)
+    *passes, step = _peaks(simulated)
     workspaces = sum(workspace.bytes for workspace in simulated.trace.workspaces if workspace.kept)
     sizes = [
-        passes - states + workspaces,
+        *(part - states + workspaces for part in passes),
         step + workspaces,
         states,
         _gathered_bytes(cfg, cast(PreTrainedModel, model)),
@@ -212,20 +212,31 @@ def _figures(
     ]
 
 
-def _peaks(simulated: SimulatedStep) -> tuple[int, int]:
-    """The largest number of bytes alive on the device in the last step: until its last pass ends, and after that."""
-    passes = step = 0
-    log = simulated.trace.log
+def _peaks(simulated: SimulatedStep) -> tuple[int, int, int, int]:
+    """The largest number of bytes alive on the device in the last step: in forward passes, between a forward and its
+    backward pass, in backward passes, and after the last pass.
+
+    Each for itself grows nearly as a straight line: in a model of two layers the peak is where the gradients of the
+    embeddings are, and in one of many where the backward pass begins.
+    """
+    most: dict[str, int] = dict.fromkeys((*PASSES, "between", "step"), 0)
+    log, before = simulated.trace.log, ""
     live = -simulated.paged_bytes
     for index, (entry, sign) in enumerate(log.events):
+        if index >= log.step_start and sign > 0:
+            phase = entry.phase if entry.phase in PASSES else "step"
+            if (before, phase) == PASSES:
+                most["between"] = max(most["between"], live)
+            if phase != "step" and most["step"]:  # what counted for the step was between two passes
+                most[phase], most["step"] = max(most[phase], most["step"]), 0
+            most[phase], before = max(most[phase], live + entry.bytes), phase
         live += sign * entry.bytes
-        if index < log.step_start or sign < 0:
-            continue
-        if entry.phase in PASSES:
-            passes, step = max(passes, step, live), 0  # what counted for the step was between two passes
-        else:
-            step = max(step, live)
-    return passes, step
+    return most["forward"], most["between"], most["backward"], most["step"]
+
+
+def _largest(values: list[float]) -> Extrapolation:
+    """values: the fields of an Extrapolation, with the first three of `_peaks` in the place of pass_bytes."""
+    return Extrapolation(max(values[:3]), *values[3:])
 
 
 def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,17 +79,20 @@ def run(
     usable = capacity / (1 + (search.base.estimate.margin or 0.0))  # the rest is the margin of what fits
     promising = [one for one in candidates if one.least_bytes <= usable]
     order = sorted(promising, key=lambda one: objective.order(one.seconds_per_token, search.changes_of(one.chosen)))
-    tried: list[Found] = []
-    for following, found in zip([*order[1:], None], _estimates(search, order, workers)):
+    tried, failed = list[Found](), list[tuple[Candidate, int]]()
+    for one, found in _estimates(search, _not_hopeless(order, failed), workers):
         tried.append(found)
+        if found.outcome is not None and not found.fits:
+            failed.append((one, (found.estimate.kept_bytes or 0) - found.estimate.margin_bytes))
         fitting = sorted(found.seconds_per_token(search) for found in tried if found.fits)
         show_status(f"{len(tried)} estimated, {len(fitting)} fit")
+        following = next(iter(order[order.index(one) + 1 :]), None)
         if len(fitting) >= top and not _may_be_faster(search, following, fitting[top - 1], len(tried) / top):
             break
     rows = [found for found in tried if found.fits]
     if not rows and closest:
         others = sorted((one for one in candidates if one.least_bytes > usable), key=lambda one: one.least_bytes)
-        tried += _estimates(search, others[:top], workers)
+        tried += [found for _, found in _estimates(search, others[:top], workers)]
         rows = sorted((found for found in tried if found.outcome), key=lambda found: -found.estimate.margin_bytes)
     else:
         rows.sort(key=lambda found: found.order(search))
@@ -155,16 +158,30 @@ def _may_be_faster(search: space.SearchSpace, following: Candidate | None, slowe
     return following.seconds_per_token < slowest
 
 
-def _estimates(search: space.SearchSpace, order: list[Candidate], workers: Executor) -> Iterator[Found]:
-    """The estimates of candidates in their order; one more than there are cores is submitted ahead."""
-    waiting = []
+def _not_hopeless(order: list[Candidate], failed: list[tuple[Candidate, int]]) -> Iterator[Candidate]:
+    """Candidates, but for those with the passes of one that does not fit and an optimizer that frees too little.
+
+    failed: those that do not fit, each with the bytes that it lacks; grows while the candidates are taken.
+    """
+    for one in order:
+        passes = one.chosen | {"optim": None}
+        alike = [pair for pair in failed if pair[0].chosen | {"optim": None} == passes]
+        if all(each.least_bytes - one.least_bytes > lacking for each, lacking in alike):
+            yield one
+
+
+def _estimates(
+    search: space.SearchSpace, order: Iterable[Candidate], workers: Executor
+) -> Iterator[tuple[Candidate, Found]]:
+    """Candidates in their order, with their estimates; as many are computed at once as there are cores."""
+    waiting: list[tuple[Candidate, Future]] = []
     for one in itertools.chain(order, itertools.repeat(None, host.usable_cores())):
         if one is not None:
             waiting.append((one, workers.submit(predict, search.overrides_of(one.chosen))))
-        if waiting and (one is None or len(waiting) > host.usable_cores()):
+        if waiting and (one is None or len(waiting) >= host.usable_cores()):
             first, future = waiting.pop(0)
             outcome, refused = future.result()
-            yield Found(outcome, refused, first.chosen)
+            yield first, Found(outcome, refused, first.chosen)
 
 
 # --- in a worker ----------------------------------------------------------------------------------------
