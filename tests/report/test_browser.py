@@ -334,7 +334,10 @@ def test_a_run_out_of_memory_says_what_it_had_and_used_and_how_to_ask_an_estimat
     page = opened(a_run(tmp_path / "run", found))
     page.screenshot(path=tmp_path / "oom.png", full_page=True)
     said = page.inner_text("#why")
-    assert said.startswith("Out of memory in the backward") and "5.00 GiB\nreserved by CUDA's allocator" in said
+    assert said.startswith(
+        f"Out of memory in the backward pass: 5.00 GiB of {'6' if limit else '24.0'} GiB in use, and"
+    )
+    assert "5.00 GiB\nreserved by CUDA's allocator" in said
     assert ("24.0 GiB\nmemory of CUDA" if limit is None else "6 GiB\nthe limit, launch.memory_limit_gib") in said
     assert page.inner_text("#why pre") == "python train.py optim=sgd recipe=estimate" and page.errors == []
 
