@@ -4,6 +4,7 @@
 
 sweep.png: memory and speed of ten real CPU runs. estimate.png: memory over one step of a GPU that is not installed.
 page.png: the top of the page of another estimate, in a Chromium of this machine; without one it is left as it is.
+app.png: the app's answer to a question, advice included; for this one playwright is needed too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 from pathlib import Path
 
 from checkout import ROOT
@@ -21,6 +23,8 @@ PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 200 * 1024
 PAGE = ["recipe=estimate", "gpu=rtx4090_24gb", "model=llama_8b", "estimate.explain=true"]
 PAGE_PIXELS = "1200,920"
+APP = {"model": "llama_8b", "gpu": "rtx4090_24gb", "batch.per_device": 1, "data.seq_len": 1024}
+ADVICE_SECONDS = 240
 
 SWEEP = [
     *("-m", "recipe=accelerate", "model=gpt2_tiny", "data.seq_len=128", "batch.per_device=8", "train.max_steps=20"),
@@ -48,9 +52,35 @@ def take(overrides: list[str], folder_key: str, pictures: dict[str, str]) -> Non
             shutil.copyfile(Path(folder, picture), PICTURES / name)
 
 
+def photograph_app() -> None:
+    """The app's answer to the question APP, once the advice is there."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        print("playwright is not installed: docs/pictures/app.png stays as it is.")
+        return
+    words = [sys.executable, "-m", "legroom", "app", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as app, sync_playwright() as playwright:
+        assert app.stdout is not None
+        address = next(word for word in app.stdout.readline().split() if word.startswith("http"))
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+        width, height = map(int, PAGE_PIXELS.split(","))
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.goto(f"{address}#{urllib.parse.urlencode(APP)}")
+        page.wait_for_selector("text=Tried", timeout=ADVICE_SECONDS * 1000)
+        page.screenshot(path=PICTURES / "app.png")
+        browser.close()
+        app.terminate()
+
+
+def chromium() -> str | None:
+    """The Chromium of this machine."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def photograph(page: Path, picture: Path) -> None:
     """The top of a page as a picture, where there is a Chromium."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = chromium()
     if browser is None:
         print("No Chromium was found (apt install chromium): docs/pictures/page.png stays as it is.")
         return
@@ -64,6 +94,7 @@ def main() -> None:
     take(SWEEP, "hydra.sweep.dir", {"tradeoff.png": "sweep.png"})
     take(ESTIMATE, "hydra.run.dir", {"timeline.png": "estimate.png"})
     take(PAGE, "hydra.run.dir", {"page.png": "page.png"})
+    photograph_app()
 
 
 if __name__ == "__main__":
