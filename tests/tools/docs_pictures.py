@@ -55,7 +55,7 @@ def take(overrides: list[str], folder_key: str, pictures: dict[str, str]) -> Non
 def photograph_app() -> None:
     """The app's answer to the question APP, once the advice is there."""
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import sync_playwright  # type: ignore[import-not-found]
     except ImportError:
         print("playwright is not installed: docs/pictures/app.png stays as it is.")
         return

@@ -182,7 +182,7 @@ def _simulate(
 def _played_mode(cfg: Config, loop: setup.Loop) -> list[str]:
     """Let the loop's step be that of DataParallel or DeepSpeed, which do not run here. Returns warnings."""
     if cfg.parallelism.name == "dp":
-        loop.model = Replicas(loop.model, cfg.parallelism.world_size)
+        loop.model = Replicas(loop.model, cfg.parallelism.world_size)  # type: ignore[assignment]
     return zero_ranks.attach(cfg, loop) if cfg.parallelism.name == "zero" else []
 
 

@@ -28,7 +28,8 @@ class ShardedRank(ZeroSteps):
         super().__init__(cfg, optimizer)
         self.bucket, self.elements, self.waiting = bucket, 0, list[torch.Tensor]()
         self.settings: list[dict[str, Any]] = []
-        self.first, shapes = True, {weight: weight.shape for weight in model.parameters()}
+        self.first, shapes = True, dict[torch.Tensor, torch.Size]()
+        shapes |= {weight: weight.shape for weight in model.parameters()}
         self.places = {weight: place for place, weight in enumerate(shapes)}
         self.working: dict[nn.Module, None] = {}  # in the backward pass
         self.masters: list[tuple[torch.Tensor, torch.Tensor, Tensors]] = []  # (parts, copy of them, weights)
@@ -127,7 +128,7 @@ class ShardedRank(ZeroSteps):
         """Reduce and scatter the gradients that wait, and keep this rank's part."""
         if not self.waiting:
             return
-        self.waiting.sort(key=self.places.__getitem__)
+        self.waiting.sort(key=lambda weight: self.places[weight])
         gradients = [weight.grad.view(-1) for weight in self.waiting if weight.grad is not None]
         sizes = [part_of(weight).numel() for weight in self.waiting]
         padding = sum(sizes) * self.ranks - sum(map(len, gradients))
