@@ -15,7 +15,6 @@ from made_up_records import job
 
 from legroom.cli import brief
 from legroom.options import resume
-from legroom.options.model import of_pretrained
 from legroom.records.record import Model
 from legroom.report import rows
 
@@ -99,10 +98,12 @@ def test_a_menus_model_is_described_too(train):
 
 
 def test_the_label_of_a_pretrained_model_is_its_name():
-    pretrained = job("model.pretrained=org/some")
-    pretrained.config["model"] |= of_pretrained("org/some")
-    made = rows.table([pretrained, job()])
+    """Also in records that were written with the menu's name and sizes beside it."""
+    pretrained, older, small_model = job("model.pretrained=org/some"), job("model.pretrained=org/some"), job()
+    older.config["model"] |= {"name": "bert_tiny", "layers": 2, "width": 128}
+    made = rows.table([pretrained, older, small_model])
     assert [row.name for row in made.rows] == ["model=bert_tiny", "model=org/some"]
+    assert [len(row.runs) for row in made.rows] == [1, 2]
 
 
 # --- positions -------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_a_manifest_of_no_checkpoint(folder, change, words):
         {"step_log": STEP_LOG | {"evaluations": [{"step": 1, "evaluation_loss": "low"}]}},
         {"step_log": STEP_LOG | {"seconds": [NAN] * 3}},
         {"step_log": STEP_LOG | {"samples": ["2"] * 3}},
-        {"step_log": {name: values for name, values in STEP_LOG.items() if name != "unpadded"}},
+        {"step_log": {name: values for name, values in STEP_LOG.items() if name != "tokens"}},
         {"random": {}},
         {"random": states() | {"python": [3, [0] * 624 + [625], None]}},
         {"random": states() | {"numpy": ["MT19937", [0] * 624, 10**6, 0, 0.0]}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ def resolve(cfg: Config) -> list[str]:
 def of_pretrained(pretrained: str) -> dict[str, Any]:
     """The keys of the menu's option that pretrained weights replace, with their values."""
     return {"name": pretrained, **dict.fromkeys((*SET_BY_WEIGHTS, "family", "learning_rate"))}
+
+
+def recorded(model: Mapping[str, Any]) -> dict[str, Any]:
+    """`config["model"]` of a record as it is written now: older ones had the menu's sizes with pretrained weights."""
+    return {**model, **of_pretrained(model["pretrained"])} if model.get("pretrained") else dict(model)
 
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:

@@ -34,7 +34,7 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
 
     config: resolved, as in a record. Keys that the schema does not know count.
     """
-    model = dict(config["model"])
+    model = model_options.recorded(config["model"])
     if model.get("attention") == model_options.AUTO:  # a model that has sdpa gets it; that was the default before
         model["attention"] = "sdpa"
     found = {}

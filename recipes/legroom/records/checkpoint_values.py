@@ -51,7 +51,12 @@ def _checks(values: dict[str, Any], rank: int, step: int, known: set[str]) -> It
     yield "scaler's values", has_type(values.get("scaler"), dict | None)
     yield "numbers", all(_is_bounded(values.get(name)) for name in ("optimizer", "scheduler", "scaler"))
     yield "fingerprints", are_fingerprints(values.get("fingerprints", {}))
-    yield "steps", "step_log" not in values or _is_step_log(values["step_log"], step)
+    yield "steps", (log := step_log(values)) is None or _is_step_log(log, step)
+
+
+def step_log(values: dict[str, Any]) -> dict[str, list] | None:
+    """What `StepLog.state` returned, or None. Found by its content: earlier versions have it under another key."""
+    return next((entry for entry in values.values() if isinstance(entry, dict) and "losses" in entry), None)
 
 
 def _is_box(box: dict[str, Any]) -> bool:
@@ -104,13 +109,13 @@ def are_fingerprints(values: Any) -> bool:
 
 
 def _is_step_log(log: Any, step: int) -> bool:
-    """Lists with an entry for each step, and the evaluations between them."""
-    names = ("losses", *NUMBERS, *OTHERS)
-    if not has_type(log, dict[str, list]) or not {*names, "evaluations"} <= log.keys():
+    """Lists with an entry for each step, some of which earlier versions do not have, and the evaluations between."""
+    if not has_type(log, dict[str, list]) or not {"losses", *NUMBERS} <= log.keys():
         return False
-    if any(len(log[name]) != step or not all(_fits(name, entry) for entry in log[name]) for name in names):
+    lists = {name: log[name] for name in ("losses", *NUMBERS, *OTHERS) if name in log}
+    if any(len(each) != step or not all(_fits(name, entry) for entry in each) for name, each in lists.items()):
         return False
-    rows = log["evaluations"]
+    rows = log.get("evaluations", [])
     return len(rows) <= step and all(isinstance(row, dict) and _is_evaluation(row) for row in rows)
 
 

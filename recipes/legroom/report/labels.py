@@ -23,7 +23,7 @@ def facts(found: Record) -> dict[str, str]:
     The key of a group's option is the group's name (`optim`), that of a value in it has two parts (`optim.beta1`).
     """
     values = {"experiment": _experiment(found)}
-    config = found.config | {"model": dict(found.config.get("model") or {})}
+    config = found.config | {"model": model_options.recorded(found.config.get("model") or {})}
     if found.program is not None:
         config = found.config | {"program": found.program.typed}
     elif found.model is not None and config["model"].get("attention") == model_options.AUTO:
