@@ -101,6 +101,12 @@ def test_a_tiny_model_says_what_its_class_does(kind, task, found):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("kind", ["llama4", "qwen3_5"])
+def test_the_text_model_of_several_is_asked(kind):
+    """Their configuration has one for text inside, which the class of a causal model takes."""
+    assert behaviour.of(tiny.tiny_configuration(kind, "language_modelling"), "language_modelling") == Behaviour()
+
+
 @pytest.mark.parametrize(
     "kind,key,value", [("gemma3_text", "use_bidirectional_attention", True), ("llama", "is_causal", False),
                        ("qwen2", "is_causal", False)],

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import datetime
 import json
 import multiprocessing
 import os
@@ -264,7 +265,8 @@ def page(results: list[Result]) -> str:
 
 Every architecture in transformers' auto mappings for causal language modelling and for sequence classification, made
 tiny from its configuration class (with is_decoder=true for a causal model, where it has that) and given to Legroom as
-`model.pretrained=FOLDER`. Written by `python tests/tools/walk_models.py` with {versions}, on a CPU; each step in a
+`model.pretrained=FOLDER`. Written by `python tests/tools/walk_models.py` with {versions}, on a CPU,
+on {datetime.date.today()}; each step in a
 process with a time limit. `auto` names what `model.attention=auto` chose.
 
 | result | meaning | {" | ".join(TASKS.values())} |

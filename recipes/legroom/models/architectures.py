@@ -203,7 +203,9 @@ def positions(config: PretrainedConfig) -> int | None:
 
 
 def without_memory(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
-    """A model whose weights have shapes alone."""
+    """A model whose weights have shapes alone. Of a configuration of several models it is the one of text."""
+    if kind.config_class is config.sub_configs.get("text_config"):  # as the auto classes do
+        config = config.get_text_config()
     with torch.device("meta"), no_init_weights(), torch.random.fork_rng(devices=[]):
         return kind(transformers_models_private.with_plain_attention(config))
 
