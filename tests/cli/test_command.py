@@ -23,6 +23,7 @@ HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "bitsandbyt
 # What only a GPU, or only another device than this, can fill in.
 # Nothing was resumed or saved, and a classification has no perplexity.
 UNUSED = {
+    "program",
     "f1",
     "exact_match",
     "pearson",
