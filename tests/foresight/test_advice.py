@@ -100,6 +100,7 @@ def test_more_gpus_keep_the_effective_batch_where_they_can(advised, predicted):
     ("times", "best"),
     [
         ({"full": 1.0, "none": 1.004}, "none"),
+        ({"eager": 0.5483, "none": 0.5653}, "none"),  # of bert_large on an A100, by an assumed rate of its kernels
         ({"full": 1.0, "none": 1.2}, "full"),
         ({"full": 1.0, "none": 0.5}, "none"),
     ],

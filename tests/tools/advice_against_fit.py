@@ -2,7 +2,7 @@
 
 For each model that does not fit a card: the advice fits by an estimate of its own, nothing that comes before it in the
 objective (`foresight/search/objective.py`) fits, and none of the five rows that `fit` prints for the same mathematics
-on as many GPUs is faster by more than a hundredth, or as fast and simpler. Writes docs/results/advice.md.
+on as many GPUs is faster by more than a twentieth, or as fast and simpler. Writes docs/results/advice.md.
 """
 
 from __future__ import annotations

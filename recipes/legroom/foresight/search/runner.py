@@ -101,7 +101,7 @@ def run(
 
 
 def best(search: space.SearchSpace, workers: Executor) -> Result:
-    """The best row of `run`, with fewer extrapolations; or a simpler one that takes at most a hundredth longer."""
+    """The best row of `run`, with fewer extrapolations; or a simpler one that takes at most a twentieth longer."""
     found = _fastest(search, workers)
     if not found.fits:
         return found
