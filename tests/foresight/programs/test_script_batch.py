@@ -69,6 +69,7 @@ def segments(batch):
         (lambda batch: 1000 + 70 * batch + 1500 * (batch > 50), 105, 5),
         (lambda batch: 1000 + 70 * batch + 0.2 * batch**2, 99, 6),
         (lambda batch: 9950, 0, 3),
+        (lambda batch: 1000 + 100 * (batch // 16), 1439, 20),  # the same segment for a few rows more
     ],
 )
 def test_few_runs_find_it(asked, takes, largest, most):
@@ -94,8 +95,9 @@ def test_it_is_printed_as_what_to_type(asked):
 def test_where_the_data_has_no_more_rows_or_the_argument_is_not_read(asked):
     found, *_ = asked(lambda batch: 1000 + 70 * batch if batch < 40 else None)
     assert found.fits.typed.endswith(" 39") and "it ended" in check_levers.batch_text(found)
-    with pytest.raises(Refusal, match="no more than"):
-        asked(lambda batch: 1000 + 70 * min(batch, 40))
+    for rows in (40, 126):  # 126 of these almost fill the card
+        with pytest.raises(Refusal, match="no more than"):
+            asked(lambda batch, rows=rows: 1000 + 70 * min(batch, rows))
     with pytest.raises(Refusal, match="--batch-flag"):
         asked(segments, facts={})
     with pytest.raises(Refusal, match="it ended"):

@@ -14,6 +14,7 @@ from legroom.foresight.programs.try_levers import Found, Lever, Trial, checked
 BATCH = "per_device_train_batch_size"  # of TrainingArguments
 STRAIGHT = 7  # runs that follow the line of memory against batch; later ones halve what is left
 FIRST = 8  # where the script's own batch is not known
+FLAT = 16  # times a batch that takes as much: the memory does not grow with it
 
 
 class Largest(NamedTuple):
@@ -70,7 +71,7 @@ def _largest(trial: Callable[[int], Trial], size: int) -> Largest:
             raise Refusal(f"with {found.typed}: {found.why}")
         near = [low, int(high)] if {low, high} <= spare.keys() else sorted(spare, key=lambda each: abs(spare[each]))[:2]
         grows = (spare[near[0]] - spare[near[1]]) / (near[1] - near[0]) if len(near) > 1 else -1
-        if not grows and high == math.inf and max(near) >= 2 * min(near):
+        if high == math.inf and size >= FLAT * min(one for one in spare if spare[one] == spare[size]):
             raise Refusal(f"with {found.typed} a step takes no more than with less: is it read, are there rows?")
         if found.estimate is not None and len(spare) < STRAIGHT and grows > 0:
             size = int(near[0] + spare[near[0]] / grows)
