@@ -95,6 +95,11 @@ def test_a_package_of_gpu_machines_is_refused_with_what_to_ask_instead(program, 
     assert package[:5] in done.error and "in its place" in done.error
 
 
+def test_a_folder_may_have_the_name_of_such_a_package(program):
+    done = program("raise ImportError(\"cannot import name 'a' from 'b' (/unsloth/b.py)\", name='b')")
+    assert done.status == process.FAILED and done.error.startswith("ImportError")
+
+
 @pytest.mark.parametrize(
     "text, code", [("import sys; sys.exit(7)", 7), ("import os; os._exit(5)", 5), ("import sys; sys.exit('no')", 1)]
 )

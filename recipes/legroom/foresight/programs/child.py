@@ -23,9 +23,9 @@ SDPA = 'torch\'s own attention (attn_implementation="sdpa"), which saves the sam
 OF_GPU_MACHINES = {
     r"flash[-_ ]?attn|flash[-_ ]?attention": ("flash-attn", SDPA),
     "xformers": ("xformers", SDPA),
-    "liger": ("liger-kernel", "transformers' own kernels (use_liger_kernel=False), which take more memory,"),
+    "liger[-_]kernel": ("liger-kernel", "transformers' own kernels (use_liger_kernel=False), which take more memory,"),
     "unsloth": ("unsloth", "transformers' model and peft's LoRA"),
-    "triton": ("triton", "operations of torch"),
+    r"\btriton\b": ("triton", "operations of torch"),
 }
 
 
@@ -140,7 +140,9 @@ def _run(program: command.Program) -> None:
 
 def _instead(error: BaseException) -> str:
     """What to ask in place of a package that a GPU machine alone has, where a script fails without it; else ''."""
-    said = f"{getattr(error, 'name', '')} {error}" if isinstance(error, ImportError) else ""
+    if not isinstance(error, ImportError) or str(error).startswith("cannot import name"):
+        return ""  # of a module that is there, perhaps in a folder of such a name
+    said = error.name or str(error)
     for pattern, (package, instead) in OF_GPU_MACHINES.items():
         if re.search(pattern, said, re.IGNORECASE):
             return f"{package} is installed on machines with a GPU alone. Ask with {instead} in its place."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import shlex
 from pathlib import Path
 
 from legroom import config
@@ -19,6 +20,10 @@ from legroom.report import report
 from legroom.report.page import run_page
 
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")  # of a path from the root, before a file's own name
+# Names of variables and of arguments whose values are for nobody else.
+SECRET = re.compile(
+    r"(^|[-_])((hf|hub|hugging_?face|api|auth|access)[-_]token|(api|access)[-_]?key|secret|password)$|^-*token$", re.I
+)
 STATUSES = {process.REFUSED: "refused", process.TIMEOUT: "timeout", process.KILLED: "killed"}  # others: failed
 
 
@@ -45,10 +50,11 @@ def record_of(found: Checked, name: str, options: list[str]) -> Record:
     gpu = config.to_dict(found.gpus[name])
     environment = of_device("cuda", gpu["device_name"], gpu["memory_bytes"])
     environment["started_at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    job = {"recipe": {"name": "estimate"}, "gpu": gpu, "program": program.typed}
+    typed = without_secrets(program.typed)
+    job = {"recipe": {"name": "estimate"}, "gpu": gpu, "program": typed}
     made = Record("estimate", [f"gpu={name}"], {"gpu": gpu}, config_key(job, environment["versions"]), environment)
     ended_by = "legroom" if outcome.by_us else "script"
-    made.program = Program(program.name, program.typed, options, outcome.steps, ended_by, outcome.exit_code)
+    made.program = Program(program.name, typed, options, outcome.steps, ended_by, outcome.exit_code)
     if estimate is not None:
         _fill(made, estimate)
         if name in found.steps:
@@ -64,6 +70,18 @@ def record_of(found: Checked, name: str, options: list[str]) -> Record:
 def bare(text: str) -> str:
     """A text without folders of this machine."""
     return FOLDERS.sub("", text.replace(os.getcwd() + os.sep, ""))
+
+
+def without_secrets(typed: str) -> str:
+    """A command line with *** in place of tokens and passwords."""
+    shown, hides = [], False
+    for word in shlex.split(typed):
+        name, is_given, _ = word.partition("=")
+        is_secret = SECRET.search(name) is not None
+        value = f"{name}=***" if is_secret and is_given else "***" if hides and not word.startswith("-") else word
+        hides = is_secret and not is_given and word.startswith("-")
+        shown.append(value)
+    return shlex.join(shown)
 
 
 def _fill(made: Record, estimate: StepEstimate) -> None:
