@@ -5,7 +5,9 @@ from __future__ import annotations
 import context_ranks
 import pytest
 
+from legroom.errors import Refusal
 from legroom.options import model_families
+from legroom.parallelism import context
 
 FEW = ["deepseek_v2", "gemma3_text", "gpt2"]  # keys wider than values; windows; learned positions
 OTHERS = sorted(model_families.CONTEXT - {*FEW})
@@ -17,3 +19,11 @@ def test_two_ranks_compute_what_one_computes(kinds, tmp_path):
     found = context_ranks.compare([*kinds, "bart"], tmp_path)
     assert "differs by" in found.pop("bart")
     assert found == dict.fromkeys(kinds, "")
+
+
+def test_a_loss_of_routers_is_refused():
+    config = context_ranks.tiny.tiny_configuration("mixtral", context_ranks.TASK)
+    context.check(context_ranks.RANKS, "mixtral", config, context_ranks.TASK)
+    config.output_router_logits = True
+    with pytest.raises(Refusal, match="routers' loss"):
+        context.check(context_ranks.RANKS, "mixtral", config, context_ranks.TASK)

@@ -68,6 +68,8 @@ def check(size: int, name: str, config: PretrainedConfig, task: str) -> None:
     kinds = {str(each.get("rope_type")) for each in (rope, *rope.values()) if isinstance(each, dict)}
     if found := kinds & OF_LENGTH:
         raise Refusal(f"{typed}: {name} has rotary positions by a row's length ({min(found)}), which no rank sees.")
+    if getattr(text, "output_router_logits", False):
+        raise Refusal(f"{typed}: the routers' loss of {name} (output_router_logits) is of whole rows. Leave it out.")
     heads = text.num_attention_heads
     for key, count in (("heads", heads), ("key and value heads", getattr(text, "num_key_value_heads", None) or heads)):
         if count % size:
