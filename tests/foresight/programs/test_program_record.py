@@ -67,6 +67,19 @@ def test_the_record_of_a_run_is_not_written_over(tmp_path):
         program_record.prepare(tmp_path, [NAME])
 
 
+def test_the_page_of_several_gpus_compares_these(tmp_path, monkeypatch):
+    """And not the check of one GPU whose record lies in the same folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    program, outcome = command.parse(["script.py"]), process.Outcome(process.ENDED, exit_code=7)
+    for names in ([NAME], [NAME, "t4_16gb"]):
+        program_record.prepare(tmp_path, names)
+        found = check.Checked(program, outcome, why="it ended", gpus={name: gpu_of(name) for name in names})
+        made = {name: program_record.record_of(found, name, ["--gpu", ",".join(names)]) for name in names}
+        program_record.write(tmp_path, [found], made)
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
 def test_what_is_asked_beside_in_vain_leaves_the_record(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("")

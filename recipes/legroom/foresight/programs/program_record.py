@@ -121,14 +121,14 @@ def enter_evaluation(made: Record, one: StepEstimate) -> None:
 def write(into: Path, runs: list[Checked], records: dict[str, Record]) -> Path:
     """Write records and pages, of several GPUs the page that compares them, too. Returns the first page's path. Raises
     OSError."""
-    steps = {name: step for run in runs for name, step in run.steps.items()}
-    for name, folder in folders(into, list(records)).items():
+    steps, places = {name: step for run in runs for name, step in run.steps.items()}, folders(into, list(records))
+    for name, folder in places.items():
         (folder / step_file.FILE_NAME).unlink(missing_ok=True)  # of an earlier check
         if name in steps:
             step_file.write(steps[name], folder)
         record_file.write(records[name], folder)
     if len(records) > 1:
-        report.make([into], into)
+        report.make(list(places.values()), into)  # and not of an earlier check, or of other runs there
     else:
         run_page.write(next(iter(records.values())), into)
     return into / run_page.PAGE
