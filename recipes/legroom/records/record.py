@@ -208,7 +208,7 @@ class Program:
     """The script of `legroom check`, which was followed on a played GPU."""
 
     name: str  # the file without its folder, or the module
-    typed: str  # the script, or its launcher, with its arguments, as typed
+    typed: str  # the script, or its launcher, with its arguments, as typed, but *** for access tokens and passwords
     options: list[str]  # of `legroom check`, as typed before it
     steps: int  # optimizer steps that were followed
     ended_by: str  # legroom, once the steps were followed or where it could not go on, or script
