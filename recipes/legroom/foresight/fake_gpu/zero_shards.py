@@ -28,8 +28,8 @@ class ShardedRank(ZeroSteps):
         super().__init__(cfg, optimizer)
         self.bucket, self.elements, self.waiting = bucket, 0, list[torch.Tensor]()
         self.settings: list[dict[str, Any]] = []
-        self.first, shapes = True, dict[torch.Tensor, torch.Size]()
-        shapes |= {weight: weight.shape for weight in model.parameters()}
+        self.first = True
+        shapes: dict[torch.Tensor, torch.Size] = {weight: weight.shape for weight in model.parameters()}
         self.places = {weight: place for place, weight in enumerate(shapes)}
         self.working: dict[nn.Module, None] = {}  # in the backward pass
         self.masters: list[tuple[torch.Tensor, torch.Tensor, Tensors]] = []  # (parts, copy of them, weights)
