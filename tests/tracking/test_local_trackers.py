@@ -7,13 +7,14 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from conftest import compose
 from tracked_job import LOSSES, Job, cfg, mark, record, write_steps  # noqa: F401 (mark: a fixture)
 
 from legroom.machine import host
-from legroom.tracking import trackers
+from legroom.tracking import process, trackers
 
 COMPLETE = [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(LOSSES, 1)]
 
@@ -143,3 +144,15 @@ def test_tensorboard_does_not_repeat_the_steps_of_a_resumed_run(tmp_path):
     (job.folder / "steps.jsonl").unlink()
     refused = trackers.open_tracker(cfg("tensorboard"), record(), job.folder)
     assert refused.finish(record("refused")) == [] and kept.exists(), "a resume that was refused takes nothing away"
+
+
+def test_what_a_killed_tracker_leaves_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    alive = process._temporary_folder()
+    dead = tmp_path / f"{process.TEMPORARY}dead"
+    (dead / "files").mkdir(parents=True)
+    for folder in (dead, alive):
+        os.utime(folder, (0, 0))
+    made = process._temporary_folder()
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([alive, made])

@@ -12,6 +12,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -51,7 +52,7 @@ def serve(descriptor: int) -> None:
     """Track one run after another for the parent, until it is gone: it sends a Job, and a Result when that is over."""
     channel, inbox = Connection(descriptor), queue.SimpleQueue()
     # Packages make temporary folders as they are imported, and this process ends without taking them down.
-    temporary = tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=TEMPORARY)
+    temporary = tempfile.tempdir = os.environ["TMPDIR"] = _temporary_folder()
     threading.Thread(target=_receive, args=(channel, inbox, temporary), daemon=True).start()
     os.nice(5)  # the training comes first
     while True:
@@ -64,6 +65,21 @@ def serve(descriptor: int) -> None:
         if session.run is not None:
             session.attempt(session.run.finish, result)
         session.tell(done=True)
+
+
+def _temporary_folder() -> str:
+    """A folder that is locked while this process lives. Removes those of processes that were killed."""
+    import fcntl
+
+    made = tempfile.mkdtemp(prefix=TEMPORARY)
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if str(folder) != made and time.time() - folder.stat().st_mtime < 60:  # it may not be locked yet
+                continue
+            fcntl.flock(os.open(folder, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if str(folder) != made:
+                shutil.rmtree(folder, ignore_errors=True)
+    return made
 
 
 def _receive(channel: Connection, inbox: queue.SimpleQueue, temporary: str) -> None:
