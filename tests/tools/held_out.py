@@ -18,7 +18,6 @@ FOLDER = ROOT.parent / "shared" / "reference"  # beside the checkout: data files
 STEPS = FOLDER / "published_speed.csv"
 KERNELS = FOLDER / "kernels"
 HARDWARE = FOLDER / "hardware.csv"
-ADAPTERS = FOLDER / "published_adapters.csv"
 MISSING = "shared/reference is not beside the checkout: the published measurements of time lie there"
 EVERY = 3
 SHAPE = ("B", "M", "N", "K", "H")  # columns of a kernel's file that make up its shape

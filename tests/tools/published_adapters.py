@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import held_out
+from checkout import ROOT
+
 import transformers
 
 from legroom import paths
@@ -29,6 +30,7 @@ from legroom.third_party.patching import patched
 
 PREPARED = "qlora, prepared"
 CLASSES = {
+    "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "granite": "GraniteForCausalLM",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
@@ -36,6 +38,15 @@ CLASSES = {
 LLAMA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 SIZES: dict[str, dict[str, Any]] = {
     "mistral-7b": dict(model_type="mistral", vocab_size=32000, sliding_window=4096, max_position_embeddings=32768),
+    "llama-2-70b": dict(
+        model_type="llama",
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+    ),
     "powerlm-3b": dict(
         model_type="granite",
         vocab_size=49152,
@@ -73,10 +84,8 @@ class Compared:
 
 @functools.cache
 def compared() -> list[Compared]:
-    """Every row with its prediction; none without the file. Takes about a minute."""
-    if not held_out.ADAPTERS.exists():
-        return []
-    with held_out.ADAPTERS.open(newline="") as file:
+    """Every row with its prediction. Takes about a minute."""
+    with (ROOT / "docs" / "reference" / "published_adapters.csv").open(newline="") as file:
         return [_predicted(row) for row in csv.DictReader(file)]
 
 
