@@ -20,10 +20,11 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return []
     if not task.is_causal(cfg):
         return [NOT_CAUSAL]
-    if cfg.eval.window or cfg.eval.stride:
+    slides = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key))]
+    if slides:
         return [
-            "eval.window and eval.stride: a window slides over one long text, not over those that data.packing=true "
-            "keeps apart. Leave them out."
+            f"{' and '.join(slides)}: a window slides over one long text, not over those that data.packing=true "
+            "keeps apart. Leave it out."
         ]
     if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
         return [
