@@ -71,7 +71,8 @@ def memory_levers(cfg: Config) -> list[Lever]:
     """No gradients and no optimizer states for the model's own weights."""
     if cfg.adapter.bits:
         return []
-    cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained else None  # beside random weights it learns next to nothing
+    # Beside random weights an adapter learns next to nothing; who asks for one means others.
+    cost = Cost.OTHER_WEIGHTS if cfg.model.pretrained or cfg.adapter.is_used else None
     return [Lever(f"adapter={name}", cost) for name in (["qlora"] if cfg.adapter.is_used else ["lora", "qlora"])]
 
 

@@ -49,8 +49,9 @@ def memory_levers(cfg: Config) -> list[Lever]:
         "bf16": Cost.LOW_PRECISION_PRODUCTS if wide and has_bf16 else None,
         "bf16_pure": Cost.LOW_PRECISION_WEIGHTS if has_bf16 else None,
     }
+    weights = (PASSES, STEP) if cfg.adapter.is_used else (STEP,)  # frozen ones are most of what is held at any time
     return [
-        Lever(f"precision={option}", cost, (STEP,) if option == "bf16_pure" else (PASSES,))
+        Lever(f"precision={option}", cost, weights if option == "bf16_pure" else (PASSES,))
         for option, cost in costs.items()
         if option != name
     ]
