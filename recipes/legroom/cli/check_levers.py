@@ -21,11 +21,9 @@ def text_of(tryout: Tryout) -> str:
     if together is None:
         return "\n".join([*lines, "it fits as it is, and nothing that changes no result makes it faster"])
     if not together.fits:
-        said = str(together.estimate).partition("\n")[0] if together.estimate else together.why
+        said = str(together.estimate or together.why).partition("\n")[0]
         lines.append(f"nothing that was tried fits; with {together.typed or 'none of it'}: {said}")
-        return "\n".join(
-            [*lines, "fewer rows at a time: --largest-batch, with --batch-flag NAME, the script's argument"]
-        )
+        return "\n".join([*lines, "fewer rows at a time: --largest-batch, with --batch-flag NAME of an argument"])
     head = "it fits as it is, and is faster with" if tryout.fits else "it fits with"
     assert together.estimate is not None, "what fits has an estimate"
     return "\n".join([*lines, f"{head}  {together.typed}", *_figures(together.estimate)])
