@@ -136,7 +136,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legro
         (["optim.args=3"], ["optim.args=3", "mapping"]),
         (["train.seed=${nope:x}"], ["train.seed: ", "nope"]),
         (["eval.window=${.x}", "eval.window=3"], ["${...} on the command line refers to nothing"]),
-        (["train.seed=${train.seed}"], ["train.seed: "]),
+        (["train.seed=${train.seed}"], ["train.seed: Recursive interpolation", "Type the value"]),
         (["train.seed=${nope}"], ["train.seed: ", "nope", "Type the value itself"]),
         (["hydra=3"], ["hydra=3"]),
         (["train.max_grad_norm=${oc.decode:1}"], ["train.max_grad_norm: "]),

@@ -34,6 +34,7 @@ PLACE = re.compile(r"\s*(?:full_key|object_type|reference_type|Error merging ove
 # What to type instead, where Hydra or OmegaConf says only what is wrong: the first that is found in its line.
 INSTEAD = {
     r"Interpolation key '.*' not found": "Type the value itself, or ${section.key} of a key that exists.",
+    r"Recursive interpolation": "Type the value itself.",
     r"An item is already at": "Type it without a plus.",
     r"Additional config directory": "Name a folder that exists, or leave --config-dir out.",
     r"Primary config module|Cannot find primary config": "Leave the flag out: --config-dir adds a folder of menus.",
