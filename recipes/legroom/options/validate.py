@@ -31,7 +31,7 @@ def value_problems(node: Any, prefix: str = "") -> list[str]:
         elif (empty := suggestions.if_empty(key, value)) is not None:
             problems.append(empty)
         elif "pattern" in rule and not re.fullmatch(rule["pattern"], value):
-            problems.append(f"{key}={value} cannot be read: it is like {key}={rule['example']}.")
+            problems.append(f"{key}={value} cannot be read. Type it as in {key}={rule['example']}.")
         elif "minimum" in rule and not value >= rule["minimum"]:  # NaN, too, is refused
             problems.append(f"{key}={value} is too small: it must be at least {rule['minimum']}.")
         elif "below" in rule and not value < rule["below"]:
