@@ -159,7 +159,7 @@ def test_a_peak_that_is_missing_is_asked_for():
 @pytest.mark.parametrize("capability", ["8", "abc", "8.x", "9.0a"])
 def test_a_capability_that_is_none_is_refused(capability):
     (problem,) = compose("recipe=estimate", "gpu=a100_40gb", f"gpu.capability={capability}").problems
-    assert f"gpu.capability={capability}" in problem and "gpu.capability=8.6" in problem
+    assert f"gpu.capability={capability}" in problem and "Type it as in gpu.capability=8.6" in problem
 
 
 def test_an_estimate_for_the_gpu_at_hand_needs_one_that_is_known(pretend_gpu):
