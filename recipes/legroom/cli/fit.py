@@ -15,7 +15,7 @@ from rich.console import Console
 from legroom import invocation, paths
 from legroom.cli import console, exit_codes
 from legroom.errors import Refusal
-from legroom.foresight.search import packed_rows, plan, pool, present, request, space
+from legroom.foresight.search import plan, pool, present, request, space
 from legroom.jobs import fork_client, launch, supervise
 from legroom.options import compose
 from legroom.records.record import Record
@@ -37,8 +37,8 @@ With several GPUs of the menu, gpu='glob(*)' for all, or several numbers of them
 the best configuration of each.
 
     fit.keep=[checkpointing]     keep these as they are
-    fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter and
-                                 packing are others
+    fit.allow=[optim,precision]  also search these, which change the numbers a training computes; adapter is
+                                 another
     fit.top=5                    how many rows to print
     fit.gpus=4                   how many GPUs train together; [1,2,4] compares
     fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens
@@ -90,8 +90,8 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
     search, problems = plan.plan(overrides, options)
     if search is None:
         raise Refusal("\n".join(problems))
-    reads_rows, reads_model = space.PACKING in search.values, bool(search.base.model.pretrained)
-    if not reads_rows and not reads_model:
+    reads_model = bool(search.base.model.pretrained)
+    if not reads_model:
         console.say(present.heading(search))
     start = time.monotonic()
     with pool.worker_pool(search.base) as workers, status_line() as show_status:
@@ -99,10 +99,7 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
 
         if reads_model and (why := workers.submit(runner.refused_model, search.base).result()):
             raise Refusal(why)
-        if reads_rows:
-            show_status("reading the data")
-            packed_rows.enter(search, workers)
-        if reads_rows or reads_model:
+        if reads_model:
             console.say(present.heading(search))
         result = runner.run(search, options.top, workers, show_status)
     console.say(present.report(search, result, time.monotonic() - start))
@@ -124,8 +121,6 @@ def _find_places(asked: list[request.Place], others: list[str], options: request
         first = planned[0][1].base
         if first.model.pretrained and (why := workers.submit(runner.refused_model, first).result()):
             raise Refusal(why)
-        show_status("reading the data")
-        packed_rows.enter_all([search for _, search in planned], workers)
         console.say(present.heading_of_places(planned, refused))
         try:
             for number, (place, search) in enumerate(planned, 1):

@@ -92,21 +92,17 @@ def simulate_step(
     capacity_bytes: int = UNLIMITED,
     record_origins: bool = False,
     draw_lengths: bool = False,
-    few_micro_batches: bool = False,
     build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
     """Run two steps of a resolved configuration on tensors without data.
 
     folder: for TrainingArguments. capacity_bytes: what the GPU has for torch's allocator; 0: it is not asked.
     record_origins: the trace also records which module and operation made each tensor. draw_lengths: also an
-    evaluation, and with padded data steps on batches in the order of the training. few_micro_batches: of batches of
-    different lengths, too, only the first are run, and the others count as equal. build_data: see `setup.build`. With
-    compile=true it is the step as written, and a warning says so.
+    evaluation, and with padded data steps on batches in the order of the training. build_data: see `setup.build`.
+    With compile=true it is the step as written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    written = _simulate(
-        cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, few_micro_batches, build_data
-    )
+    written = _simulate(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, build_data)
     if not cfg.compile:
         return written
     checkpointed = cfg.checkpointing.name != "none"
@@ -123,7 +119,6 @@ def _simulate(
     capacity_bytes: int,
     record_origins: bool,
     draw_lengths: bool,
-    few_micro_batches: bool,
     build_data: Callable[..., Data] | None,
 ) -> SimulatedStep:
     """`simulate_step` of a configuration that is not compiled."""
@@ -144,7 +139,7 @@ def _simulate(
         trace = OpTrace(fake, model, bare_optimizer, record_origins)
         even = rows.collate is collate.stack
         few = min(steps, MICRO_BATCHES + collectives.is_distributed())
-        enough = few if even or few_micro_batches else steps
+        enough = few if even else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
         events = trace.allocator_events(REPEATS) if gpu is not None and capacity_bytes else []

@@ -54,36 +54,9 @@ def samples_per_second(record: Record) -> Interval | None:
     return Interval(speed, speed * seconds.median / seconds.high, speed * seconds.median / seconds.low)
 
 
-def first_step_seconds(record: Record) -> Interval | None:
-    """Of the first steps on rows that may differ in length, their mean; the interval is as wide as the longest step's.
-
-    None where an estimate has no such steps.
-    """
-    seconds = record.estimate.first_step_seconds if record.estimate is not None else None
-    longest = step_seconds(record)
-    if seconds is None or longest is None:
-        return None
-    share = seconds / longest.median
-    return Interval(seconds, share * longest.low, share * longest.high)
-
-
-def unpadded_tokens_per_second(record: Record) -> Interval | None:
-    """Of those steps, padding not counted."""
-    seconds = first_step_seconds(record)
-    tokens = record.estimate.unpadded_tokens_per_second if record.estimate is not None else None
-    if seconds is None or tokens is None:
-        return None
-    return Interval(tokens, tokens * seconds.median / seconds.high, tokens * seconds.median / seconds.low)
-
-
-def cost_of_million_tokens(record: Record, unpadded: bool = False) -> float | None:
-    """What training on a million tokens costs, in the currency of gpu.price_per_hour; None where that is not given.
-
-    unpadded: of the tokens that are no padding, over the first steps (`unpadded_tokens_per_second`).
-    """
+def cost_of_million_tokens(record: Record) -> float | None:
+    """What training on a million tokens costs, in the currency of gpu.price_per_hour; None where that is not given."""
     price, tokens = record.config.get("gpu", {}).get("price_per_hour"), record.speed.tokens_per_second
-    if unpadded:
-        tokens = record.estimate.unpadded_tokens_per_second if record.estimate is not None else None
     if price is None or not tokens:
         return None
     mode = record.config["parallelism"]

@@ -12,7 +12,8 @@ from conftest import CONF, ROOT, small
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
 from legroom.cli import fit
-from legroom.foresight.search import plan, present, request, space
+from legroom.data import dataset
+from legroom.foresight.search import extrapolation, plan, present, request, space
 from legroom.machine import host
 from legroom.options import menus
 from legroom.records import record_file
@@ -31,7 +32,7 @@ ALL = ("precision", "optim", "adapter")
         ("fit.keep=[optm]", "Did you mean optim?"),
         (
             "fit.allow=[loss]",
-            "Searched when they are allowed are precision, optim, optim.in_backward, adapter, data.packing.",
+            "Searched when they are allowed are precision, optim, optim.in_backward, adapter.",
         ),
         ("fit.top=0", "1 or more"),
         ("fit.measure=few", "0 or more"),
@@ -41,6 +42,11 @@ ALL = ("precision", "optim", "adapter")
 def test_a_misspelt_key_of_fit_is_refused(word, said):
     _, _, problems = request.read_options([word])
     assert len(problems) == 1 and said in problems[0]
+
+
+def test_the_last_part_of_a_key_names_a_lever():
+    options, _, problems = request.read_options(["fit.keep=[precision,attention]"])
+    assert not problems and options.keep == ("precision", "model.attention")
 
 
 def test_its_own_keys_are_not_trains():
@@ -102,7 +108,6 @@ def test_what_is_left_open_and_allowed_is_searched():
         "parallelism.context",
         "parallelism.sync_each_batch",
         "optim.in_backward",
-        "data.packing",
     )
     assert [*search.values] == [lever for lever in space.DIMENSIONS if lever not in others]
     assert set(search.pinned) == {"optim.in_backward"}
@@ -148,7 +153,7 @@ def test_what_is_typed_or_kept_is_pinned():
     words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
     search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]
-    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", "data.packing", *of_gpus}
+    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", *of_gpus}
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 
@@ -367,3 +372,16 @@ def test_loaded_weights_say_how_many_layers_there_are(tmp_path):
         outcome.speed.step_seconds_median, rel=1e-6
     )
     assert 0.85 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
+
+
+def test_extrapolations_build_the_same_data_once(monkeypatch):
+    built = []
+    monkeypatch.setattr(extrapolation, "_BUILT", {})
+    monkeypatch.setattr(dataset, "build_data", lambda *asked: built.append(asked) or dataset.Data(*[None] * 5))
+    alone, deeper, others = (
+        space.compose_estimate(*tiny(*more))[0] for more in ([], ["model.layers=2", "optim=sgd"], ["train.seed=3"])
+    )
+    for cfg, count in ((alone, 1), (deeper, 1), (others, 2), (alone, 2)):
+        found = extrapolation.build_data(cfg, "language_modelling", 512)
+        assert len(built) == count and not found.warnings
+        found.warnings.append("of this one alone")

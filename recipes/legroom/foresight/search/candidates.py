@@ -12,7 +12,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from legroom.config import Config
@@ -27,27 +27,18 @@ SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same op
 CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it
 
 # Levers of whose values each has extrapolations of its own.
-OF_GROUPS = ("adapter", IN_BACKWARD, space.PACKING, EXPERTS, CONTEXT)
+OF_GROUPS = ("adapter", IN_BACKWARD, EXPERTS, CONTEXT)
 # Levers on which the forward and backward passes depend.
 OF_PASSES = ("checkpointing", "model.attention", "loss", SYNC_EACH_BATCH)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice (lever -> value), its predicted seconds of a step, and a lower bound on its memory.
-
-    tokens: that a step trains on, where choices differ in that; then the seconds are of a usual step.
-    """
+    """A choice (lever -> value), its predicted seconds of a step, and a lower bound on its memory."""
 
     chosen: dict[str, Any]
     step_seconds: float
     least_bytes: float
-    tokens: float = 1.0
-
-    @property
-    def seconds_per_token(self) -> float:
-        """What candidates are ordered by. In steps where all steps train on as many tokens."""
-        return self.step_seconds / self.tokens
 
 
 def candidates_of(
@@ -135,14 +126,7 @@ class _Group:
         if not resharding:
             configs = list(map(extrapolation.without_resharding, configs))
         precisions = [precision or self.search.base.precision.name for precision in self.precisions]
-        future = self.workers.submit(
-            extrapolate_chain,
-            configs,
-            precisions,
-            self.capacity_bytes,
-            bool(self.resharding),
-            self.search.rows is not None,
-        )
+        future = self.workers.submit(extrapolate_chain, configs, precisions, self.capacity_bytes, bool(self.resharding))
         self.submitted.append(future)
         return future
 
@@ -163,19 +147,10 @@ class _Group:
                         "parallelism": mode,
                     }
                     if self.search.possible(chosen):
-                        yield self._candidate(chosen, of_passes[index], steps[optim][index], light[index])
-
-    def _candidate(
-        self, chosen: dict[str, Any], passes: Extrapolation, step: Extrapolation, light: Extrapolation
-    ) -> Candidate:
-        """light: of the optimizer that `passes` were extrapolated with."""
-        bound, chosen = extrapolation.least_bytes(passes, step), _without_pinned(chosen)
-        if self.search.rows is None:
-            return Candidate(chosen, extrapolation.step_seconds(passes, step, light), bound)
-        rows = self.search.rows[chosen.get(space.PACKING, False)]
-        share = rows.typical_shares[chosen[space.BATCH]]
-        usual = replace(passes, pass_device_seconds=share * passes.pass_device_seconds)
-        return Candidate(chosen, extrapolation.step_seconds(usual, step, light), bound, rows.effective * rows.tokens)
+                        passes, step = of_passes[index], steps[optim][index]
+                        seconds = extrapolation.step_seconds(passes, step, light[index])
+                        bound = extrapolation.least_bytes(passes, step)
+                        yield Candidate(_without_pinned(chosen), seconds, bound)
 
     def _passes(self, mode: str | None, values: tuple[str | None, ...]) -> list[list[Extrapolation]]:
         """The extrapolations of growing batches, one for each precision. values: of OF_PASSES."""
@@ -211,19 +186,17 @@ def extrapolate_chain(
     precisions: list[str],
     capacity_bytes: int,
     resharding: bool = False,
-    few_micro_batches: bool = False,
 ) -> tuple[list[list[Extrapolation]], str]:
     """Extrapolate configurations with growing batches, until the passes of one take too much with any optimizer.
 
-    resharding: the extrapolations also serve for strategies that free gathered weights, which take less.
-    few_micro_batches: see `simulation.simulate_step`. Returns the
+    resharding: the extrapolations also serve for strategies that free gathered weights, which take less. Returns the
     extrapolations, a list with one for each precision for each configuration, and why there are no more, or ''.
     """
     made: list[list[Extrapolation]] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             for cfg in configs:
-                made.append(extrapolation.extrapolate(cfg, precisions, folder, few_micro_batches))
+                made.append(extrapolation.extrapolate(cfg, precisions, folder))
                 first = made[-1][0]
                 if first.pass_bytes - (first.gathered_bytes if resharding else 0) > capacity_bytes:
                     break

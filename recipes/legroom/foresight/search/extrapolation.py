@@ -40,7 +40,7 @@ DEPTHS = (1, 2)  # layers of the two models that are simulated
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
 PASSES, STEP = ("forward", "backward"), ("step",)
 TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
-KEPT_DATA = 4  # packed rows and others, of two modes of parallelism
+KEPT_DATA = 4  # of several modes of parallelism
 # Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
 STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
 
@@ -115,12 +115,9 @@ def resharding(gathered: Extrapolation, small: Extrapolation, small_gathered: Ex
     return replace(gathered, pass_bytes=gathered.pass_bytes - gathered.gathered_bytes, **more)
 
 
-def extrapolate(
-    cfg: Config, precisions: list[str], folder: str, few_micro_batches: bool = False
-) -> list[Extrapolation]:
+def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapolation]:
     """An extrapolation for each of the precisions, which run the same operations at different speeds.
 
-    few_micro_batches: see `simulation.simulate_step`.
     A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
     every n-th layer is checkpointed, or sees all tokens, what grows alike is a group of n layers, and the depths differ
     by one such group. What DeepSpeed's stage 3 fetches ahead is no straight line, and simulated whole too.
@@ -137,7 +134,7 @@ def extrapolate(
     for depth in depths:
         shallow = copy.deepcopy(cfg)
         shallow.model.layers = depth
-        figures, sizes = _figures(shallow, precisions, folder, few_micro_batches)
+        figures, sizes = _figures(shallow, precisions, folder)
         simulated.append(figures)
         weights.append(sizes)
     if len(depths) == 1:
@@ -181,14 +178,14 @@ def _deeper(low: list, high: list, more: int) -> list:
 
 
 def _figures(
-    cfg: Config, precisions: list[str], folder: str, few_micro_batches: bool
+    cfg: Config, precisions: list[str], folder: str
 ) -> tuple[list[list[float]], list[tuple[int, torch.dtype]]]:
     """Simulate a configuration as it is.
 
     Returns what `_largest` takes for each precision, and (elements, dtype) of each trained weight, the last
     first.
     """
-    simulated = simulation.simulate_step(cfg, folder, 0, few_micro_batches=few_micro_batches, build_data=build_data)
+    simulated = simulation.simulate_step(cfg, folder, 0, build_data=build_data)
     model = simulated.trace.model
     states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes
     *passes, step = _peaks(simulated)

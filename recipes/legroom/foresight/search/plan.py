@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from legroom.config import Config
-from legroom.foresight.search import packed_rows
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import (
     BATCH,
     DIMENSIONS,
     MODES,
-    PACKING,
     SearchSpace,
     batches,
     by_reason,
@@ -98,10 +96,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
-    if PACKING in search.values and BATCH not in search.values:
-        packed_rows.leave_out(search, f"{search.pinned[BATCH]}, and a step on as many tokens needs fewer packed rows.")
-    if PACKING not in search.values:  # otherwise the batches follow from the rows
-        exclude(search)
+    exclude(search)
     return search, []
 
 
@@ -126,7 +121,7 @@ def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -
         values, value = _values(search, lever, request), now(search.base, lever)
         # An option of a menu may lack the key, and so has the first value.
         allowed = _allowed(search, lever, values[1:] if value is None else values, request, share)
-        if allowed and not (lever == PACKING and allowed == [value]):
+        if allowed:
             search.values[lever] = allowed
         elif value is not None:
             search.pinned[lever] = f"{lever}={typed_value(value)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
-from legroom.foresight.search.space import Rows, SearchSpace
+from legroom.foresight.search.space import SearchSpace
 from legroom.records.record import Estimate, Record, verdict_of
 from legroom.report import predicted, tables
 from legroom.units import MIB
@@ -46,8 +45,6 @@ def heading(search: SearchSpace) -> str:
         )
     else:
         lines.append("All of these compute the same, but for rounding and the random numbers of dropout.")
-    if search.rows is not None:
-        lines += _packing(search, search.rows)
     more = [key for key in search.not_allowed if search.values.get(key) != list(space.DIMENSIONS[key].values or ())]
     if more:
         lines.append(
@@ -56,19 +53,6 @@ def heading(search: SearchSpace) -> str:
     return "\n".join(
         [*lines, *(f"Left out: {why}" for why in search.left_out), f"Not searched: {space.not_searched(search)}."]
     )
-
-
-def _packing(search: SearchSpace, rows: dict[bool, Rows]) -> list[str]:
-    """What packing makes of a step, and how the speeds are compared."""
-    alone, packed = rows[False], rows[True]
-    tokens = [f"{each.effective * each.tokens:,.0f}" for each in (alone, packed)]
-    return [
-        f"With data.packing=true a row has {packed.samples:.2g} samples and {packed.tokens:,.0f} tokens on average, "
-        f"without {alone.samples:.2g} and {alone.tokens:,.0f}. For as many tokens a step, packed rows have "
-        f"batch.effective={packed.effective}: {tokens[1]}, beside {tokens[0]}.",
-        "Tokens/s count no padding; they and step ms are those of the first steps of the training. Memory is that of "
-        "the longest rows.",
-    ]
 
 
 def report(search: SearchSpace, result: Result, seconds: float) -> str:
@@ -83,7 +67,7 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
         lines.append(f"{number}. {search.command(found.chosen)}")
     lines.append(f"\nPredicted; the same command with recipe=estimate says more of each. {predicted.LIKELY}")
     if search.base.parallelism.world_size > 1:
-        lines.append(f"Batch, memory and what is left are of one GPU, {_rate([search])} of all together.")
+        lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
     notes = dict.fromkeys(note for found in result.rows for note in found.record.warnings)
     return "\n".join([*lines, *(f"Note: {note}" for note in notes), *(f"Refused: {why}" for why in result.refused)])
 
@@ -118,9 +102,12 @@ def results_table(rows: list[tuple[SearchSpace, Found]], gpus: list[str] | None 
     columns = {lever: [value_of(search, found, lever) for search, found in rows] for lever in levers}
     alike = {lever: values[0] for lever, values in columns.items() if gpus and len(rows) > 1 and len({*values}) == 1}
     columns = {lever: values for lever, values in columns.items() if lever not in alike and (gpus or any(values))}
-    costs = ["" if cost is None else predicted.two_digits(cost) for cost in itertools.starmap(_cost, rows)]
+    costs = [
+        "" if cost is None else predicted.two_digits(cost)
+        for cost in (predicted.cost_of_million_tokens(found.record) for _, found in rows)
+    ]
     cells = []
-    for index, (search, found) in enumerate(rows):
+    for index, (_, found) in enumerate(rows):
         cfg, estimate = found.record.config, found.estimate
         row = [str(index + 1), *([gpus[index]] if gpus else []), *(values[index] for values in columns.values())]
         row += [
@@ -128,21 +115,16 @@ def results_table(rows: list[tuple[SearchSpace, Found]], gpus: list[str] | None 
             f"{found.used_bytes / MIB:,.0f}",
             f"{estimate.margin_bytes / MIB:,.0f}",
             verdict_of(estimate),
-            *_speed(search, found.record),
+            *_speed(found.record),
         ]
         bound_by = [str(found.record.speed.bound_by or "")] if gpus else []
         cells.append([*row, *bound_by, *([costs[index]] if any(costs) else [])])
     headings = ["", *(["gpu"] if gpus else []), *(lever.split(".")[-1] for lever in columns), "batch"]
-    figures = ["memory MiB", "left MiB", "verdict", _rate(search for search, _ in rows), "step ms"]
+    figures = ["memory MiB", "left MiB", "verdict", "samples/s", "step ms"]
     figures += [*(["bound by"] if gpus else []), *([tables.COST] if any(costs) else [])]
     table = terminal_table([*headings, *figures], cells, len(headings))
     same = ", ".join(f"{lever}={value}" for lever, value in alike.items() if value)
     return f"{table}\n\nIn all rows: {same}." if same else table
-
-
-def _cost(search: SearchSpace, found: Found) -> float | None:
-    """Of a million tokens."""
-    return predicted.cost_of_million_tokens(found.record, unpadded=search.rows is not None)
 
 
 def value_of(search: SearchSpace, found: Found, lever: str) -> str:
@@ -153,17 +135,9 @@ def value_of(search: SearchSpace, found: Found, lever: str) -> str:
     return space.typed_value(found.chosen.get(lever, space.now(cfg, lever)))
 
 
-def _rate(searches: Iterable[SearchSpace]) -> str:
-    """What of a second is compared: samples, where a row is one, else tokens."""
-    return "samples/s" if all(search.rows is None for search in searches) else "tokens/s"
-
-
-def _speed(search: SearchSpace, outcome: Record) -> tuple[str, str]:
-    """Samples or tokens per second, and the milliseconds of a step, with their intervals."""
-    if search.rows is None:
-        rate, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
-    else:
-        rate, step = predicted.unpadded_tokens_per_second(outcome), predicted.first_step_seconds(outcome)
+def _speed(outcome: Record) -> tuple[str, str]:
+    """Samples per second, and the milliseconds of a step, with their intervals."""
+    rate, step = predicted.samples_per_second(outcome), predicted.step_seconds(outcome)
     return (
         predicted.interval_text(rate) if rate else "",
         predicted.interval_text(step, 1e-3) if step else "",
@@ -206,7 +180,7 @@ class Searched:
     @property
     def cost(self) -> float | None:
         """Of a million tokens."""
-        return _cost(self.search, self.best)
+        return predicted.cost_of_million_tokens(self.best.record)
 
     def order(self, by: str) -> tuple[bool, float]:
         """What rows are sorted by: those that fit first, by speed or by cost; the others by what they lack."""
@@ -214,7 +188,7 @@ class Searched:
             return True, -self.best.estimate.margin_bytes
         if by == "cost":
             return False, math.inf if self.cost is None else self.cost
-        return False, self.best.seconds_per_token(self.search)
+        return False, self.best.step_seconds
 
 
 def heading_of_places(planned: list[tuple[Place, SearchSpace]], refused: dict[Place, list[str]]) -> str:
@@ -271,8 +245,7 @@ def report_of_places(done: list[Searched], options: Options, seconds: float) -> 
         f"what comes next. {predicted.LIKELY}"
     )
     if any(each.search.base.parallelism.world_size > 1 for each in found):
-        rate = _rate(search for search, _ in rows)
-        lines.append(f"Batch, memory and what is left are of one GPU, {rate} of all together.")
+        lines.append("Batch, memory and what is left are of one GPU, samples/s of all together.")
     notes = ((each.place, _impersonal(note, each)) for each in found for note in each.best.record.warnings)
     return "\n".join([*lines, *_grouped("Note", notes, len(found))])
 

@@ -95,7 +95,7 @@ def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
 
 
 def _lever(name: str, known: Collection[str]) -> str:
-    """The lever of that name, which may be the last part of its key: packing for data.packing."""
+    """The lever of that name, which may be the last part of its key: attention for model.attention."""
     return next((key for key in known if key == name or key.endswith(f".{name}")), name)
 
 

@@ -6,7 +6,6 @@ Every row of the result is the estimate of that very configuration.
 from __future__ import annotations
 
 import itertools
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -24,8 +23,6 @@ from legroom.models import architectures, builder
 from legroom.options import task
 from legroom.records.record import Record
 
-MOST_TABLES = 3  # estimates of rows of different lengths, for each row of the table
-
 
 @dataclass(frozen=True)
 class Found(Tried):
@@ -35,14 +32,11 @@ class Found(Tried):
 
     def order(self, search: space.SearchSpace) -> tuple[float, int, float]:
         """What rows are sorted by."""
-        return objective.order(self.seconds_per_token(search), search.changes_of(self.chosen))
+        return objective.order(self.step_seconds, search.changes_of(self.chosen))
 
-    def seconds_per_token(self, search: space.SearchSpace) -> float:
-        """What rows are ordered by; see `Candidate.seconds_per_token`."""
-        if search.rows is None:
-            return self.record.speed.step_seconds_median or 0.0
-        tokens = self.estimate.unpadded_tokens_per_second
-        return 1 / tokens if tokens else math.inf
+    @property
+    def step_seconds(self) -> float:
+        return self.record.speed.step_seconds_median or 0.0
 
 
 @dataclass
@@ -78,16 +72,15 @@ def run(
     candidates, refused, extrapolated = candidates_of(search, capacity, workers)
     usable = capacity / (1 + (search.base.estimate.margin or 0.0))  # the rest is the margin of what fits
     promising = [one for one in candidates if one.least_bytes <= usable]
-    order = sorted(promising, key=lambda one: objective.order(one.seconds_per_token, search.changes_of(one.chosen)))
+    order = sorted(promising, key=lambda one: objective.order(one.step_seconds, search.changes_of(one.chosen)))
     tried, failed = list[Found](), list[tuple[Candidate, int]]()
     for one, found in _estimates(search, _not_hopeless(order, failed), workers):
         tried.append(found)
         if found.outcome is not None and not found.fits:
             failed.append((one, (found.estimate.kept_bytes or 0) - found.estimate.margin_bytes))
-        fitting = sorted(found.seconds_per_token(search) for found in tried if found.fits)
-        show_status(f"{len(tried)} estimated, {len(fitting)} fit")
-        following = next(iter(order[order.index(one) + 1 :]), None)
-        if len(fitting) >= top and not _may_be_faster(search, following, fitting[top - 1], len(tried) / top):
+        fitting = sum(found.fits for found in tried)
+        show_status(f"{len(tried)} estimated, {fitting} fit")
+        if fitting >= top:
             break
     rows = [found for found in tried if found.fits]
     if not rows and closest:
@@ -106,14 +99,14 @@ def best(search: space.SearchSpace, workers: Executor) -> Result:
     if not found.fits:
         return found
     first = found.rows[0]
-    most, changes = first.seconds_per_token(search) * (1 + objective.ALIKE), search.changes_of(first.chosen)
+    most, changes = first.step_seconds * (1 + objective.ALIKE), search.changes_of(first.chosen)
     simpler = [each for each in found.candidates if search.changes_of(each.chosen) < changes]
     usable = prediction.allocator_bytes(search.base) / (1 + (search.base.estimate.margin or 0.0))
-    alike = [each for each in simpler if each.seconds_per_token <= most and each.least_bytes <= usable]
-    for each in sorted(alike, key=lambda each: (search.changes_of(each.chosen), each.seconds_per_token)):
+    alike = [each for each in simpler if each.step_seconds <= most and each.least_bytes <= usable]
+    for each in sorted(alike, key=lambda each: (search.changes_of(each.chosen), each.step_seconds)):
         tried = Found(*workers.submit(predict, search.overrides_of(each.chosen)).result(), each.chosen)
         found.estimated += 1
-        if tried.fits and tried.seconds_per_token(search) <= most:
+        if tried.fits and tried.step_seconds <= most:
             found.rows = [tried]
             break
     return found
@@ -134,7 +127,7 @@ def _fastest(search: space.SearchSpace, workers: Executor) -> Result:
         alike: dict[tuple, bool] = {}  # values of the other levers -> whether none of these candidates can be better
         for one in found.candidates:
             least = min(search.changes_of(one.chosen | {key: value}) for value in rest.values[key])
-            beaten = objective.order(one.seconds_per_token, least) >= found.rows[0].order(search)
+            beaten = objective.order(one.step_seconds, least) >= found.rows[0].order(search)
             levers = [lever for lever in (*OF_PASSES, *OF_GROUPS, space.BATCH) if lever in one.chosen and lever != key]
             chosen = tuple((lever, one.chosen[lever]) for lever in levers)
             alike[chosen] = alike.get(chosen, True) and beaten
@@ -146,16 +139,6 @@ def _fastest(search: space.SearchSpace, workers: Executor) -> Result:
     extrapolated, estimated = found.extrapolated + more.extrapolated, found.estimated + more.estimated
     candidates = [*found.candidates, *more.candidates]
     return Result(rows, [*found.refused, *more.refused], extrapolated, estimated, candidates)
-
-
-def _may_be_faster(search: space.SearchSpace, following: Candidate | None, slowest: float, tried: float) -> bool:
-    """Whether the next candidate may be faster than the slowest row of the table (in seconds per token).
-
-    Only of rows of different lengths, where the order is less exact than the estimates. tried: in tables of rows.
-    """
-    if search.rows is None or following is None or tried >= MOST_TABLES:
-        return False
-    return following.seconds_per_token < slowest
 
 
 def _not_hopeless(order: list[Candidate], failed: list[tuple[Candidate, int]]) -> Iterator[Candidate]:

@@ -20,7 +20,6 @@ from legroom.paths import CONF
 from legroom.third_party import hydra_private
 
 BATCH = "batch.per_device"
-PACKING = "data.packing"
 # What is searched: key -> dimension, in the order in which a command names them. From the menus' hooks.
 levers.load_rules()
 DIMENSIONS = hooks.dimensions()
@@ -41,20 +40,6 @@ NOT_SEARCHED = ", ".join(
 )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows to train on, packed or not.
-
-    tokens, samples: of a row on average, without padding. effective: rows of a step.
-    typical_shares: batch.per_device -> positions of a usual micro-batch, as a share of those on the longest rows.
-    """
-
-    tokens: float
-    samples: float
-    effective: int
-    typical_shares: dict[int, float]
-
-
 @dataclass
 class SearchSpace:
     """What is searched, and what a choice (lever -> value) is as a configuration and as a command.
@@ -64,7 +49,6 @@ class SearchSpace:
     section of the configuration. pinned: lever -> the override or the option of fit that keeps it as it is.
     left_out: what is not tried and why, a line each. not_allowed: levers that change the numbers of a training and that
     nobody has typed, kept or allowed. excluded: values of two or more levers that are not tried together.
-    rows: where packing is searched, data.packing -> what the rows then are.
     """
 
     overrides: list[str]
@@ -76,7 +60,6 @@ class SearchSpace:
     left_out: list[str] = field(default_factory=list)
     excluded: set[tuple[tuple[str, Any], ...]] = field(default_factory=set)
     not_allowed: list[str] = field(default_factory=list)
-    rows: dict[bool, Rows] | None = None
 
     def config(self, chosen: dict[str, Any]) -> Config:
         """The resolved configuration of a choice, without Hydra."""
@@ -92,24 +75,13 @@ class SearchSpace:
         if "adapter" in chosen and self.base.train.learning_rate == train.default_learning_rate(self.base):
             cfg.train.learning_rate = train.default_learning_rate(cfg)
         cfg.parallelism.replicas = max(1, cfg.parallelism.replicas // (chosen.get(CONTEXT) or 1))
-        effective = self.effective_of(chosen)
-        if effective != self.effective:
-            cfg.batch.effective = effective
-        cfg.accumulation.steps = effective // (cfg.batch.per_device * cfg.parallelism.replicas)
+        cfg.accumulation.steps = self.effective // (cfg.batch.per_device * cfg.parallelism.replicas)
         return cfg
-
-    def effective_of(self, chosen: dict[str, Any]) -> int:
-        """The effective batch of a choice, in rows: fewer where several samples are packed into each."""
-        return self.effective if self.rows is None else self.rows[chosen.get(PACKING, False)].effective
 
     def overrides_of(self, chosen: dict[str, Any]) -> list[str]:
         """The overrides of train.py for a choice."""
-        levers, overrides = [key for key in DIMENSIONS if key in chosen], self.overrides
-        if self.rows is not None:
-            key = "batch.effective"
-            others = [text for text in overrides if text.lstrip("+").partition("=")[0] != key]
-            overrides = [*others, f"{key}={self.effective_of(chosen)}"]
-        return overrides + [text for key in levers for text in self.lever_overrides(key, chosen[key])]
+        levers = [key for key in DIMENSIONS if key in chosen]
+        return self.overrides + [text for key in levers for text in self.lever_overrides(key, chosen[key])]
 
     def lever_overrides(self, lever: str, value: Any) -> list[str]:
         """The overrides of train.py for one value of a lever; None leaves it as it is."""
@@ -204,17 +176,13 @@ def compose_estimate(*typed: str) -> compose.Prepared:
 
 def exclude(search: SearchSpace) -> None:
     """Enter what is not tried together into search.excluded, with a line in search.left_out where it was refused."""
-    for packing, rows in (search.rows or {}).items():
-        divisors = batches(rows.effective // (search.base.parallelism.replicas or 1))
-        others = [batch for batch in search.values[BATCH] if batch not in divisors]
-        search.excluded |= {((PACKING, packing), (BATCH, batch)) for batch in others}
     _exclude_without_effect(search)
     _exclude_refused(search)
 
 
 def _exclude_without_effect(search: SearchSpace) -> None:
     """Find where a lever makes no difference: there its first value alone is tried."""
-    deciding = [lever for lever in ("parallelism", PACKING, BATCH) if lever in search.values]
+    deciding = [lever for lever in ("parallelism", BATCH) if lever in search.values]
     for lever in [each for each in search.values if DIMENSIONS[each].has_effect is not None]:
         has_effect = DIMENSIONS[lever].has_effect
         assert has_effect is not None
@@ -229,17 +197,15 @@ def _exclude_without_effect(search: SearchSpace) -> None:
             search.excluded |= {(*choice, (lever, value)) for choice in without for value in others}
 
 
-def _ground(search: SearchSpace, lever: str, value: Any, packed: dict[str, Any]) -> dict[str, Any]:
+def _ground(search: SearchSpace, lever: str, value: Any) -> dict[str, Any]:
     """A choice with a value of a lever, to which values of other levers are added to see what is refused with it.
 
     A lever that refuses others has the whole batch in one pass, and the first mode of parallelism that it allows.
-    packed: the value of data.packing, where it is searched.
     """
     if not DIMENSIONS[lever].refuses_others:
-        return packed | {lever: value}
-    share = search.effective_of(packed) // search.base.parallelism.replicas
-    batch = {BATCH: share} if BATCH in search.values else {}
-    choices = [packed | batch | {lever: value}]
+        return {lever: value}
+    batch = {BATCH: search.effective // search.base.parallelism.replicas} if BATCH in search.values else {}
+    choices = [batch | {lever: value}]
     choices += [choices[0] | {"parallelism": mode} for mode in search.values.get("parallelism", ())]
     return next((choice for choice in choices if not validate.validate(search.config(choice))), choices[0])
 
@@ -251,13 +217,11 @@ def _exclude_refused(search: SearchSpace) -> None:
     for first, lever in itertools.product(firsts, search.values):
         if lever in firsts[: firsts.index(first) + 1] or (first == "parallelism" and lever == BATCH):
             continue
-        # With packed rows the whole batch is another one.
-        packings = [{}] if lever == PACKING else [{PACKING: value} for value in search.values.get(PACKING, ())] or [{}]
-        for one, packed in itertools.product(search.values[first], packings):
-            chosen = _ground(search, first, one, packed)
+        for one in search.values[first]:
+            chosen = _ground(search, first, one)
             found = {value: validate.validate(search.config(chosen | {lever: value})) for value in search.values[lever]}
             refused = {value: " ".join(problems) for value, problems in found.items() if problems}
-            search.excluded |= {((first, one), *packed.items(), (lever, value)) for value in refused}
+            search.excluded |= {((first, one), (lever, value)) for value in refused}
             shown = f"{first}={str(one).split()[0].lower()}"
             lines += [f"{shown} with {line}" for line in by_reason(lever, refused)]
     search.left_out += dict.fromkeys(lines)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from legroom.config import Config
 from legroom.options import hooks, task
-from legroom.options.hooks import Conflict, Dimension
+from legroom.options.hooks import Conflict
 
 NOT_CAUSAL = (
     "data.packing=true is for causal language models, whose samples can be kept apart in a row; this configuration "
@@ -36,7 +36,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 
 CONFLICTS = (Conflict("data.group_by_length=true", "data.packing=true", ", whose rows are about equally long"),)
 
-SEARCH = (Dimension("data.packing", 47, (False, True), changes_numbers=True),)
+NOT_SEARCHED = "rows and batches of another kind: compare two estimates"
 
 
 def chosen(cfg: Config) -> bool:
