@@ -180,7 +180,7 @@ from legroom.foresight.calibration import gpu_benchmarks, machine_calibration
 for name, value in {sizes!r}.items():
     setattr(gpu_benchmarks, name, value)
 os.environ[{variable!r}] = {folder!r}
-assert machine_calibration.run("gpu") == 0
+assert machine_calibration.run() == 0
 """
 
 

@@ -52,7 +52,6 @@ REASONS: dict[str, str] = {
     "cli/argv.py:leave_auto_out": "run by tests/cli/test_summary.py",
     "cli/summary.py:lengths": "of an estimate: tests/foresight/test_uneven_lengths.py",
     "cli/summary.py:operations_of": "of an estimate or a CPU: tests/foresight/speed/test_anatomy.py",
-    "foresight/calibration/machine_calibration.py:run": ON_CPU,
     "jobs/failures.py:failure_hint": "by the text of an error: tests/jobs/test_failures.py",
     "machine/nvml.py:visible_gpus": "run by tests/machine/test_nvml.py",
     "machine/worker_environment.py:limit_memory": ON_CPU,

@@ -29,7 +29,7 @@ COMMANDS = {
     "report": ("legroom.cli.report", "the table, pictures and page of runs that are there"),
     "app": ("legroom.cli.app.command", "will it fit? A page in the browser"),
     "doctor": ("legroom.cli.doctor", "what this machine can do, and what is broken"),
-    "calibrate": ("legroom.cli.calibrate", "measure this machine for its estimates, in a minute"),
+    "calibrate": ("legroom.cli.calibrate", "measure this GPU for its estimates, in a minute"),
 }
 
 

@@ -95,8 +95,7 @@ def _write_step_file(
 ) -> None:
     """Enter the operations of the step into the record, and write what the estimate's page shows of it."""
     gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.cpu_offload else None
-    rates = None if host.gpu(cfg) else prediction.cpu_rates(cfg)[0]
-    operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size, rates)
+    operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
     outcome.operations = operations.summary
     try:
         step_file.write({"rank": 0, "timeline": timeline, "operations": operations.details}, folder)

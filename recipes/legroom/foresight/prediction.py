@@ -7,20 +7,19 @@ import math
 import statistics
 from dataclasses import asdict, replace
 
-import torch
-
 from legroom.config import Config, Gpu
 from legroom.foresight import evaluation_memory, simulation
 from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import calibrated, cpu, links, multiples, roofline
+from legroom.foresight.speed import calibrated, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
 from legroom.units import GIB, MIB
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
+NO_CPU_TIME = "no time of a step on a CPU is predicted: train.max_steps=20 without recipe=estimate measures it."
 
 
 def allocator_bytes(cfg: Config) -> int:
@@ -78,7 +77,7 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
             needs = functools.partial(_demand_within, cfg, simulated.evaluation_events)
             evaluation_memory.judge(cfg, outcome, allocator_bytes(cfg), needs)
     else:
-        _fill_cpu(cfg, outcome, simulated)
+        outcome.warnings.append(NO_CPU_TIME)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
     memory.per_rank = [
         {"rank": 0}
@@ -234,24 +233,6 @@ def _fill_speed(cfg: Config, outcome: Record, simulated: SimulatedStep, estimate
         speed.mfu = speed.model_flops_per_step / predicted.step_seconds / (peak * ranks)
     estimate.efficiencies_from = predicted.efficiencies_from
     outcome.warnings += predicted.notes + multiples.notes(cfg, simulated.tally)
-
-
-def _fill_cpu(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
-    """The times of a step on this CPU, where `calibrate` has measured it."""
-    rates, why_not = cpu_rates(cfg)
-    if rates is None:
-        outcome.warnings.append(f"no time is predicted: {why_not}")
-        return
-    _enter_times(cfg, outcome, simulated, cpu.predict(simulated.tally, rates, simulated.trace.fresh_bytes))
-
-
-def cpu_rates(cfg: Config) -> tuple[calibrated.CpuRates | None, str]:
-    """(what was measured of this CPU, "") for a step whose time can be predicted from it; else (None, why not)."""
-    if cfg.parallelism.world_size > 1:
-        return None, "how several processes share one CPU is not modelled."
-    if cfg.compile:
-        return None, "compiled code on a CPU is not modelled."
-    return calibrated.cpu(host.cpu_name(), torch.get_num_threads(), str(torch.__version__))
 
 
 def _enter_times(cfg: Config, outcome: Record, simulated: SimulatedStep, predicted: roofline.Prediction) -> None:

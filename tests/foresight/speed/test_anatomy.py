@@ -8,7 +8,7 @@ import pytest
 from conftest import compose, small
 
 from legroom.foresight import simulation
-from legroom.foresight.speed import anatomy, calibrated, cpu, roofline
+from legroom.foresight.speed import anatomy, roofline
 from legroom.foresight.speed.operation_names import ELEMENTWISE, MATMUL, REDUCTION
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.records import step_file
@@ -45,15 +45,8 @@ def test_the_groups_sum_to_the_predicted_seconds(simulated):
     assert sum(row["seconds"] for row in made.details["rows"]) == pytest.approx(whole.device_seconds)
 
 
-def test_a_cpu_that_was_measured_has_seconds_too(simulated):
+def test_a_cpu_has_no_seconds(simulated):
     _, seen, _ = simulated
-    operations = {f"{name} fp32": [(1000.0, 1e-6), (1e6, 1e-3)] for name in cpu.LIKE.values()}
-    rates = calibrated.CpuRates("a", 2, "2", "", operations, call_seconds=dict.fromkeys(seen.tally.calls, 0.0))
-    rates.products = rates.batched = {"fp16 nn": [(64, 64, 64, 1e9)], "fp32 nn": [(64, 64, 64, 1e9)]}
-    made = anatomy.predicted(seen.tally, None, "fp16", 1, rates)
-    whole = cpu.predict(seen.tally, rates)
-    assert sum(sums(made.summary, "phase").values()) == pytest.approx(whole.step_seconds)
-    assert made.summary.seconds_from == "predicted"
     assert anatomy.predicted(seen.tally, None, "fp16", 1).summary.seconds_from is None
 
 

@@ -96,9 +96,7 @@ def meta(*shape, dtype=torch.float32):
 
 def test_a_product_has_its_flops_bytes_and_shape():
     found = classified(aten.mm.default, meta(4, 8, dtype=torch.bfloat16), meta(8, 16, dtype=torch.bfloat16))
-    assert found == Operation(
-        "mm", MATMUL, "bf16", 2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 1, (1, 4, 16, 8), False, "nn"
-    )
+    assert found == Operation("mm", MATMUL, "bf16", 2 * 4 * 8 * 16, 2 * (4 * 8 + 8 * 16 + 4 * 16), 1, (1, 4, 16, 8))
 
 
 def test_what_is_added_to_a_product_does_not_decide_on_its_arithmetic():

@@ -11,6 +11,7 @@ import functools
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,12 @@ import torch
 
 from legroom import config
 from legroom.errors import Refusal
-from legroom.foresight.calibration import cpu_benchmarks
 from legroom.foresight.speed import efficiencies, roofline
 from legroom.foresight.speed.calibrated import GpuRates
 from legroom.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER, REDUCTION
-from legroom.foresight.speed.operations import Operation
+from legroom.foresight.speed.operations import Operation, Tally
 from legroom.machine import gpu_specs, host, nvml
+from legroom.third_party.torch_private import DispatchMode
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LARGE = 8192  # sides of a product that reaches the peak
@@ -78,9 +79,56 @@ def measure(show: Callable[[str], None]) -> GpuRates:
         "bandwidth": bandwidth,
         "attention": attention,
         "kernel_seconds": _many(lambda: tiny.add_(1.0)),
-        "host_seconds": cpu_benchmarks.call_seconds("cuda"),
+        "host_seconds": call_seconds(),
     }
     return rates
+
+
+def call_seconds(device: str = "cuda") -> dict[str, float]:
+    """The host's seconds for a call by phase: a tiny model's step, whose operations take next to nothing."""
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=8, num_attention_heads=2, intermediate_size=64, vocab_size=64
+    )
+    model = transformers.BertForSequenceClassification(config)
+    torch.nn.Module.to(model, torch.device(device))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    batch = {"input_ids": torch.zeros(1, 8, dtype=torch.long, device=device)}
+    batch["labels"] = torch.zeros(1, dtype=torch.long, device=device)
+    losses: list[torch.Tensor] = []
+    phases: dict[str, Callable[[], object]] = {
+        "forward": lambda: losses.append(model(**batch).loss),
+        "backward": lambda: losses.pop().backward(),
+        "step": lambda: (optimizer.step(), optimizer.zero_grad()),
+    }
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(12):
+        for phase, call in phases.items():
+            start = time.perf_counter()
+            call()
+            times[phase].append(time.perf_counter() - start)
+    counts = _calls(phases)
+    return {phase: statistics.median(times[phase][2:]) / counts[phase] for phase in phases}
+
+
+def _calls(phases: dict[str, Callable[[], object]]) -> dict[str, int]:
+    """How many calls each phase makes, as a tally counts them."""
+    tally = Tally()
+
+    class Counting(DispatchMode):
+        phase = ""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            tally.add(func, args, kwargs or {}, result, self.phase, object())
+            return result
+
+    for phase, call in phases.items():
+        with Counting() as counting:
+            counting.phase = phase
+            call()
+    return dict(tally.calls)
 
 
 def _products(gpu: config.Gpu) -> dict[str, float]:

@@ -18,15 +18,12 @@ import torch
 from legroom.foresight.fake_gpu import attention
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.memory import allocator
-from legroom.foresight.memory.host_heap import HostHeap
 from legroom.foresight.speed.operation_names import PRODUCTS
 from legroom.foresight.speed.operations import Tally
 from legroom.measure.memory_attribution import OTHER
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.third_party.torch_private import op_name
 from legroom.units import MIB
-
-REPEATS = 2  # of a step after which the heap of a CPU's process does not change any more
 
 
 @dataclass(frozen=True)
@@ -155,14 +152,6 @@ class OpTrace:
     def paged_bytes(self) -> int:
         """Bytes of optimizer states that the driver pages between host and GPU, outside torch's allocator."""
         return sum(entry.bytes for entry, sign in self.log.events if sign > 0 and entry.paged)
-
-    @property
-    def fresh_bytes(self) -> int:
-        """Bytes of memory that a step on a CPU touches for the first time since it got them from the kernel."""
-        steps = [HostHeap(), HostHeap()]
-        for repeats, heap in enumerate(steps, REPEATS):
-            heap.replay(self.allocator_events(repeats))
-        return steps[1].fresh_bytes - steps[0].fresh_bytes
 
     def step_tally(self, micro_batches: int) -> Tally:
         """The operations of one optimizer step of `micro_batches`.

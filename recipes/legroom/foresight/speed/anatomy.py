@@ -8,7 +8,6 @@ clipping included), communication with other ranks, and copies (casts, gathers, 
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from legroom.config import Gpu
-from legroom.foresight.speed import cpu, efficiencies, links, roofline
+from legroom.foresight.speed import efficiencies, links, roofline
 from legroom.foresight.speed import operation_names as ops
-from legroom.foresight.speed.calibrated import CpuRates
 from legroom.foresight.speed.operations import Operation, Tally
 from legroom.records.record import OPERATION_GROUPS, Operations
 
@@ -102,14 +100,10 @@ def anatomy(calls: Iterable[Call], seconds_from: str | None) -> Anatomy:
     return Anatomy(Operations(seconds_from, by_group, listed[:LARGEST]), {"rows": listed, "layers": by_layer})
 
 
-def predicted(
-    tally: Tally, gpu: Gpu | None, precision: str, num_processes: int, rates: CpuRates | None = None
-) -> Anatomy:
-    """The anatomy of a simulated step. gpu: resolved; None: a CPU. rates: what was measured of it, where it was."""
+def predicted(tally: Tally, gpu: Gpu | None, precision: str, num_processes: int) -> Anatomy:
+    """The anatomy of a simulated step. gpu: resolved; None: a CPU, whose seconds are not predicted."""
     if gpu is None:
-        if rates is None:
-            return anatomy(calls_of(tally, None), None)
-        return anatomy(calls_of(tally, functools.partial(_on_cpu, rates)), "predicted")
+        return anatomy(calls_of(tally, None), None)
     reached = efficiencies.of_gpu(gpu)
 
     def cost(operation: Operation) -> tuple[float, str]:
@@ -124,12 +118,6 @@ def predicted(
         return seconds, "arithmetic" if computes else "memory"
 
     return anatomy(calls_of(tally, cost), "predicted")
-
-
-def _on_cpu(rates: CpuRates, operation: Operation) -> tuple[float, str]:
-    """(seconds, what bounds it) of a call on a CPU."""
-    computes = operation.kind in (ops.MATMUL, ops.ATTENTION)
-    return cpu.seconds(operation, rates), "arithmetic" if computes else "memory"
 
 
 def group_of(operation: Operation, phase: str) -> str:

@@ -35,8 +35,6 @@ class Operation:
     that may use it. flops, bytes (read plus written): of one call, all kernels together. kernels: how many one call
     launches. shape: (batch, M, N, K) of a matrix product, (ranks, stride) of a collective, whose bytes are those of the
     whole tensor and whose group is every stride-th rank, (rows, length) of a softmax or a normalisation; else ().
-    in_place: an element-wise operation that writes to an argument. layout: n or t for each factor of a
-    product, plain or transposed in memory.
     """
 
     name: str
@@ -46,8 +44,6 @@ class Operation:
     bytes: int = 0
     kernels: int = 1
     shape: tuple[int, ...] = ()
-    in_place: bool = False
-    layout: str = ""
     elements: int = field(default=0, compare=False)  # of its largest tensor
 
 
@@ -154,11 +150,10 @@ def classify(func: Any, args: Sequence, result: Any, kwargs: Mapping | None = No
     if op_class.name in ops.CONVOLUTIONS and dtype == "fp32" and not inputs[0].is_cpu:
         allowed = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]  # of the module's class
         dtype = "tf32" if allowed.fp32_precision == "tf32" else dtype
-    in_place = op_class.kind == ops.ELEMENTWISE and bool(op_class.written)
-    kernels, layout = _kernels(op_class, args), _layout(op_class, args)
+    kernels = _kernels(op_class, args)
     touched = outputs if op_class.name in ops.GATHERING else inputs + outputs
     elements = max((tensor.numel() for tensor in touched), default=0)
-    return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, in_place, layout, elements)
+    return Operation(op_class.name, op_class.kind, dtype, flops, moved, kernels, shape, elements)
 
 
 @functools.cache
@@ -229,14 +224,6 @@ def _arithmetic(
     if op_class.kind == ops.ATTENTION:
         flops = round(flops * attended_share(func, args, kwargs))
     return flops, ()
-
-
-def _layout(op_class: _OperationClass, args: Sequence) -> str:
-    """n or t for each factor of a product: transposed where its rows are not contiguous. "" for what is none."""
-    if op_class.name not in ops.PRODUCTS:
-        return ""
-    first = ops.PRODUCTS[op_class.name]
-    return "".join("n" if factor.stride(-1) == 1 else "t" for factor in args[first : first + 2])
 
 
 def _group(args: Sequence) -> tuple[int, ...]:
