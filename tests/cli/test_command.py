@@ -152,7 +152,7 @@ def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legro
         (["hydra.run.dir=${train}"], ["hydra.run.dir: "]),
         (["-m", "+experiment/guide=${nope:x}"], ["${nope:x} cannot stand for an option's name"]),
         (["hydra.run.dir=null"], ["hydra.run.dir: ", "Type another value"]),
-        (["+measure.live=true"], ["measure.live", "without a plus"]),
+        (["+measure.operations=true"], ["measure.operations", "without a plus"]),
         (["--config-dir=nope"], ["nope", "leave --config-dir out"]),
         (["-m", "hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "not installed"]),
         (["-m", "precision=fp32,bf17"], ["precision=bf17", "bf16"]),

@@ -16,7 +16,7 @@ from legroom.measure.memory_attribution import KINDS
 from legroom.records import record_file, step_file
 from legroom.records.record import Error, Estimate, Operations
 from legroom.report import report
-from legroom.report.page import live_page, run_page, sweep_page
+from legroom.report.page import run_page, sweep_page
 from legroom.report.rows import table
 from legroom.units import GIB, MIB
 
@@ -185,36 +185,6 @@ def test_names_from_a_record_do_nothing(opened, tmp_path):
     page.wait_for_function("document.querySelector('#timeline').innerText.includes('largest tensors')")
     assert page.evaluate("window.hostile") is None and page.locator("img").count() == 0
     assert HOSTILE in page.inner_text(".warnings") and "onerror" in page.inner_text("#timeline")
-
-
-def test_a_page_follows_a_run_and_becomes_the_finished_one(opened, tmp_path):
-    found = job()
-    live_page.write(tmp_path, HOSTILE, "python train.py")
-    news = {"at": 1.0, "status": None, "phase": "training", "step": 30, "total": 60, "left": 65.2, "elapsed": 61.0}
-    points = [[9, 1.0, 11.0], [30, 0.6, 12.0]]
-    news |= {"loss": 0.6, "speed": 12.0, "memory": 6 * GIB, "limit": 24 * GIB, "points": points}
-    live_page.write_news(tmp_path, news)
-    page = opened(tmp_path / "page.html", 400)
-    page.wait_for_selector("#loss canvas")
-    said = page.inner_text("main")
-    assert "step 30 of 60" in said and "0:01:05" in said and "6.00 GiB of 24.0 GiB" in said and HOSTILE in said
-    live_page.write_news(tmp_path, news | {"at": 2.0, "step": 31})
-    page.get_by_text("step 31 of 60").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400 and page.evaluate("window.hostile") is None
-    record_file.write(found, tmp_path)
-    run_page.write(found, tmp_path)
-    live_page.write_news(tmp_path, {"at": 3.0, "status": "ok", "points": []})
-    page.get_by_text("Repeat it").wait_for()
-    assert page.errors == []
-
-
-def test_a_page_follows_a_sweep(opened, tmp_path):
-    live_page.write(tmp_path, "A sweep of 3 jobs", "", tmp_path)
-    ended = [{"label": "optim=sgd", "status": "ok", "speed": 3.0, "memory": MIB, "loss": None, "page": "a/page.html"}]
-    live_page.write_news(tmp_path, {"at": 1.0, "jobs": 3, "ended": ended, "left": 7.0, "running": None, "status": None})
-    page = opened(tmp_path / "page.html")
-    page.get_by_text("1 of 3 jobs have ended").wait_for()
-    assert page.locator("tbody a").get_attribute("href") == "a/page.html" and page.errors == []
 
 
 # --- a sweep ---------------------------------------------------------------------------------------

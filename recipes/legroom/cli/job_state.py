@@ -1,9 +1,10 @@
-"""What a running job is doing, from its messages: for the terminal and for the page that follows it."""
+"""What a running job is doing, from its messages, and how far its sweep is: for the terminal."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass, field
 
 from legroom.records.messages import Message, PhaseAdvanced, PhaseStarted, StepsDone
 from legroom.units import GIB, MIB
@@ -54,6 +55,29 @@ class JobState:
             f"{self.last.samples_per_second:.1f} samples/s",
             *([memory_text(self.last)] if self.last.memory_bytes is not None else []),
         ]
+
+
+@dataclass
+class SweepState:
+    """The jobs of a sweep as they end. jobs: how many there are, if known. ended: how many have."""
+
+    jobs: int | None = None
+    ended: int = 0
+    seconds: list[float] = field(default_factory=list)  # of the jobs that ran here
+    began: float = 0.0  # when the running job did
+
+    def seconds_left(self) -> float | None:
+        """Until the sweep's end, if the jobs to come take as long as those before; None while that is not known."""
+        if self.jobs is None or not self.seconds:
+            return None
+        each, rest = sum(self.seconds) / len(self.seconds), self.jobs - self.ended
+        return max(0.0, each * (rest - 1) + max(0.0, each - (time.monotonic() - self.began)))
+
+    def job_ends(self, ran: bool) -> None:
+        """A job has ended, here or (ran=False) in an earlier command."""
+        self.ended += 1
+        if ran:
+            self.seconds.append(time.monotonic() - self.began)
 
 
 def memory_text(done: StepsDone) -> str:

@@ -12,7 +12,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from legroom import invocation
 from legroom.cli import console
-from legroom.cli.follower import Follower, SweepState
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import launch, post_mortem, run_lock, supervise
@@ -20,7 +19,6 @@ from legroom.levers.parallelism import rules as parallelism
 from legroom.options import compose, hydra_errors, resume, validate
 from legroom.ranks.rank_info import current_rank
 from legroom.records import atomic_file, checkpoint_files, record, record_file, run_folder
-from legroom.records.messages import Message
 from legroom.report.page import run_page
 from legroom.tracking import trackers
 
@@ -144,12 +142,11 @@ def run_in(
     source: launch.WorkerSource | None = None,
     group: str | None = None,
     differs: Sequence[str] = (),
-    sweep: SweepState | None = None,
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
-    source: see `launch.start`. group, differs: for the tracker, the sweep's name and the overrides
-    in which the job differs from its others. sweep: for the page that follows it.
+    source: see `launch.start`. group, differs: for the tracker, the sweep's name and the overrides in which the job
+    differs from its others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if problems:
@@ -166,21 +163,11 @@ def run_in(
     outcome.warnings += parallelism.ignored(cfg, outcome.overrides) + validate.warnings(cfg)
     outcome.warnings += resume.begins_anew(cfg, folder)
     tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
-
-    follower = Follower(outcome, folder, " ".join(differs), sweep) if cfg.measure.live else None
-
-    def on_message(message: Message) -> None:
-        display.on_message(message)
-        if follower is not None:
-            follower.on_message(message)
-
     with display:
         for line in outcome.warnings:
             display.warn(line)
-        outcome = supervise.run(launch.Job(outcome, folder, current_rank()), on_message, source)
+        outcome = supervise.run(launch.Job(outcome, folder, current_rank()), display.on_message, source)
         new_warnings = write_page(outcome, folder, None if group is None else folder.parent)
-        if follower is not None:
-            follower.end(outcome)
         new_warnings += tracker.finish(outcome)
     if new_warnings:
         outcome.warnings += new_warnings

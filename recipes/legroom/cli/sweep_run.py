@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from legroom import config, invocation
 from legroom.cli import console, exit_codes, single_run, submitit_jobs
 from legroom.cli import sweep as sweeps
-from legroom.cli.follower import SweepState
+from legroom.cli.job_state import SweepState
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
@@ -23,7 +22,6 @@ from legroom.ranks import rank_info
 from legroom.records import checkpoint_files, record_file
 from legroom.records.record import Record
 from legroom.report import report, screen_table
-from legroom.report.page import live_page
 from legroom.tracking import trackers
 
 BASIC_SWEEPER = "BasicSweeper"  # Hydra's own, which compares nothing
@@ -54,7 +52,8 @@ def run_in_sweep(
     jobs, swept = sweeps.count_jobs(sweep)
     outcome.environment |= sweeps.job_environment(hydra_config, jobs)
     label = sweeps.distinguishing_overrides(outcome.overrides, swept)
-    state = _state(sweep, folder, cfg, jobs, alone=not in_task and outcome.environment["jobs_at_once"] == 1)
+    state = _states.setdefault(sweep.name, SweepState(jobs))
+    state.began = time.monotonic()
     job_folder = folder / outcome.config_key
     with submitit_jobs.preemptible(in_task) as requeue:
         before = sweeps.final_record(job_folder)
@@ -64,10 +63,10 @@ def run_in_sweep(
             if before is None:
                 quiet = in_task or outcome.environment["jobs_at_once"] > 1
                 display = console.Console(" ".join(label), number + 1, jobs, quiet, state.seconds_left)
-                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label, state)
+                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label)
             else:
                 outcome = before
-            state.job_ends(" ".join(label), outcome, ran=before is None)
+            state.job_ends(ran=before is None)
             line = sweeps.job_line(outcome, number + 1, label, before is not None)
             console.say(line)
             sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])
@@ -94,7 +93,6 @@ def _run_new(
     folder: Path,
     in_task: bool,
     differs: list[str],
-    state: SweepState,
 ) -> Record:
     """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record.
 
@@ -112,22 +110,7 @@ def _run_new(
         fork_server = None if problems or in_task else sweeps.fork_server()
         if fork_server is not None and number == 0:
             report.prepare()  # while the fork server imports
-        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs, state)
-
-
-def _state(sweep: sweeps.Sweep, folder: Path, cfg: Config, jobs: int | None, alone: bool) -> SweepState:
-    """The state of this process's sweep, at the start of a job.
-
-    alone: no other process runs jobs of it. Only then one page follows the whole sweep.
-    """
-    state = _states.setdefault(sweep.name, SweepState(jobs))
-    if cfg.measure.live and alone and state.folder is None:
-        state.folder = folder
-        with contextlib.suppress(OSError):
-            page = live_page.write(folder, f"A sweep of {jobs or 'several'} jobs", "", folder)
-            console.say(f"Follow it in a browser: {page}")
-    state.began = time.monotonic()
-    return state
+        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs)
 
 
 _states: dict[str, SweepState] = {}  # by the sweep's name
@@ -150,8 +133,6 @@ def conclude(sweep: sweeps.Sweep, folder: Path, statuses: list[str]) -> int:
             console.say(f"Table, pictures and page: {folder}{os.sep}{{{','.join(p.name for p in paths)}}}")
             if _saves_no_model(sweep, folder, jobs):
                 console.say("No model is saved by the jobs of a sweep. Type save.final=true for those of all of them.")
-            if sweep.name in _states:
-                _states[sweep.name].write(None, "ended")
             cfg = config.from_dict(record_file.read(folder / jobs[-1]["key"]).config)
             if line := trackers.sweep_line(cfg, folder):
                 console.say(line)

@@ -53,7 +53,6 @@ class Measure:
     warmup_steps: int = at_least(0)
     ledger: bool = UNSET
     operations: bool = key(identity=(RUN,))
-    live: bool = key(identity=())
     repeats: int = at_least(1, identity=())
     repeat: int = at_least(0, identity=(RUN,))
 

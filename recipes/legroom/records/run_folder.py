@@ -10,8 +10,7 @@ LOG_FILE = "log.txt"  # what the libraries print
 STEPS_FILE = "steps.jsonl"  # a line for every optimizer step
 
 
-LIVE_FILE = "page-live.js"  # what the page of a running job loads again and again
-PAGE_FILES = ("page.html", "page-data.js", "step.json.gz", LIVE_FILE)  # what shows the run in a browser
+PAGE_FILES = ("page.html", "page-data.js", "step.json.gz")  # what shows the run in a browser
 
 
 def log_name(rank: int) -> str:

@@ -1,2 +1,0 @@
-"use strict";
-livePage(legroom.live, document.getElementById("page"));
