@@ -6,13 +6,22 @@ installed package as `legroom fit`, or as `python -m legroom fit`.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
+from pathlib import Path
 
 from legroom import paths
 
 VARIABLE = "LEGROOM_CALLED_AS"  # workers inherit it; "python FOLDER" for a checkout's files
 MODULE, CONSOLE = "python -m legroom", "legroom"
+
+
+def path(text: str) -> Path:
+    """A path that was typed, for argparse. An empty one, as of $UNSET, would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty: is the shell's variable set?")
+    return Path(text)
 
 
 def remember(program: str) -> None:

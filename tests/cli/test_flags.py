@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import random_lines
 
-from legroom.cli import flags
+from legroom.cli import commands, flags
+from legroom.errors import Refusal
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,35 @@ def test_random_command_lines_are_refused_in_our_terms_and_without_delay():
     failed = [f"{outcome.typed}\n{outcome.problem}" for outcome in outcomes if outcome.kind == "failed"]
     assert not failed, "\n".join(failed)
     assert {outcome.kind for outcome in outcomes} == {"refused", "runs", "prints"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["chat", ""],
+        ["export", "", "--merge"],
+        ["export", "run", "--merge", "--to", " "],
+        ["report", "runs", ""],
+        ["report", "runs", "--into", ""],
+        ["app", "--models", ""],
+        ["check", "--into", "", "script.py"],
+        ["check", "--gpu", "l4_24gb", ""],
+        ["measure", "--share", "", "script.py"],
+        ["measure", " "],
+        ["fit", "model=gpt2_tiny", "gpu=l4_24gb", "fit.keep="],
+        ["fit", "model=gpt2_tiny", "gpu=l4_24gb", "model.pretrained="],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_not_the_current_folder(line, capsys, tmp_path, monkeypatch):
+    """`legroom chat $UNSET` would talk to whatever model lies here, and `report` would write its files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "__main__.py").write_text("print(1)")
+    name, *arguments = line
+    with pytest.raises((SystemExit, Refusal)) as ended:
+        code = importlib.import_module(commands.COMMANDS[name][0]).main(arguments)
+        raise SystemExit(code)
+    said = capsys.readouterr().err + str(ended.value)
+    assert "is empty: is the shell's variable set?" in said and "Traceback" not in said
+    assert isinstance(ended.value, Refusal) or ended.value.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["__main__.py"]

@@ -14,6 +14,8 @@ from conftest import compose, small
 from made_up_records import job
 
 from legroom.cli import brief
+from legroom.errors import Refusal
+from legroom.models import architectures
 from legroom.options import resume
 from legroom.records.record import Model
 from legroom.report import rows
@@ -165,6 +167,14 @@ def test_models_of_other_data_are_refused_in_words_before_loading(train, tmp_pat
     record = train(f"model.pretrained={tmp_path}", f"recipe={recipe}", status="refused").record
     assert said in record.error.message and architecture in record.error.message and "\n" not in record.error.message
     assert ("estimate_step (docs/api.md)" in record.error.message) == (recipe == "estimate")
+
+
+@pytest.mark.parametrize("kind", ["bart", "mbart", "mvp"])
+def test_the_labels_of_masked_tokens_are_given_to_no_decoder(kind):
+    """Their loss shifts the labels into the decoder's input: the model sees what it is to predict."""
+    config = transformers.AutoConfig.for_model(kind)
+    with pytest.raises(Refusal, match="sequence-to-sequence model.*Choose an encoder"):
+        architectures.check(compose(*small("model=bert_tiny")).cfg, config, "masked_lm")
 
 
 def test_a_classifier_of_sequence_to_sequence_weights_is_trained_and_estimated(train, folder):

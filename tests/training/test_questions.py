@@ -155,6 +155,38 @@ def test_what_is_left_out_or_counted_otherwise_is_told(tmp_path):
         built(*words(tmp_path, [row("q" * 63, "324 metres")] * 2), "data.eval_fraction=0")
 
 
+def test_an_answer_that_no_window_holds_whole_is_not_trained_as_none(tmp_path):
+    """Windows of 64 tokens share a quarter of what the question leaves: an answer of 30 lies between two of them."""
+    answer = "an answer of thirty characters"
+    long = [row("q?", answer, "x" * 40 + answer + "y" * 80) | {"answers": {"text": [answer], "answer_start": [40]}}]
+    data = built(*words(tmp_path, [*long, *[row(*ASKED[0])] * 3]), "data.eval_fraction=0")
+    (said,) = (line for line in data.warnings if "stands whole in no window of data.seq_len=64" in line)
+    assert said.startswith("1 of 4 questions") and "(first: squad.jsonl, line 1)" in said and "left out" in said
+    assert not any(ord("x") + 1 in each["input_ids"] for each in data.train)
+    with pytest.raises(Refusal, match="Type a larger data.seq_len"):
+        built(*words(tmp_path, long), "data.eval_fraction=0")
+    whole = built(*words(tmp_path, long), "data.eval_fraction=0", "data.seq_len=160", "model.positions=160")
+    assert not any("left out" in line for line in whole.warnings) and len(whole.train) == 1
+
+
+def test_spaces_around_an_answer_do_not_make_it_none(tmp_path):
+    """A tokenizer of words has no token for them; in bytes they are tokens, and no part of what is learned."""
+    spaced = row("q?", " 324 metres ")
+    (one,) = (
+        built(*words(tmp_path, [spaced]), "data.eval_fraction=0", "data.seq_len=160", "model.positions=160")
+    ).train
+    first, last = int(one["start_positions"]), int(one["end_positions"])
+    assert bytes((one["input_ids"][first : last + 1] - 1).tolist()) == b"324 metres"
+
+
+def test_columns_and_answers_that_are_not_used_are_told(tmp_path):
+    several = row(*ASKED[0]) | {"answers": {"text": ["324 metres", "324"], "answer_start": [CONTEXT.find("324")] * 2}}
+    rows = [several | {"title": "t"}, row(*ASKED[1]) | {"title": "t", "hint": "look"}, row(*ASKED[2])]
+    said = "\n".join(built(*words(tmp_path, rows), "data.eval_fraction=0").warnings)
+    assert "only question, context and answers are read of a row, and not title (2) and hint (1)" in said
+    assert "1 of 3 questions to train on have several answers" in said
+
+
 def test_a_saved_model_says_its_task():
     cfg = compose("model.pretrained=somewhere", "data=text", "data.path=squad.jsonl").cfg
     assert task.task_of(cfg, BertConfig(architectures=["BertForQuestionAnswering"])) == "question_answering"

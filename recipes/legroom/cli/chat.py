@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom import invocation
@@ -182,7 +181,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Talk to a trained model: a line is a message. Off a terminal each line of the input is answered.",
         epilog=f"In the conversation: {KEYS}.",
     )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder, or one with a model or an adapter")
+    parser.add_argument(
+        "folder", type=invocation.path, metavar="RUN", help="a run's folder, or of a model or an adapter"
+    )
     parser.add_argument("--compare", action="store_true", help="also show what the model said before the training")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
     parser.add_argument("--tokens", type=_tokens, default=256, metavar="N", help="of an answer, at most (256)")

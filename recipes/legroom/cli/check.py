@@ -9,7 +9,6 @@ import math
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from legroom import invocation
@@ -79,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--largest-batch", action="store_true", dest="batches", help="the largest batch that fits, as what to type")
     add("--batch-flag", metavar="NAME", help="the script's argument that is its batch; known of TrainingArguments")
     add("--strict", action="store_true", help="refuse a script that decides by a number that nobody computed")
-    add("--into", type=Path, metavar="FOLDER", help="write a record (result.json) and a page, of each GPU")
+    add("--into", type=invocation.path, metavar="FOLDER", help="write a record (result.json) and a page, of each GPU")
     return parser
 
 

@@ -151,12 +151,12 @@ def _parser() -> argparse.ArgumentParser:
         prog=invocation.command("export"),
         description="Make of a trained model what others can use. Nothing is sent anywhere without --hub.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or one with a model or an adapter")
+    parser.add_argument("run", type=invocation.path, metavar="RUN", help="a run's folder, or of a model or an adapter")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--merge", action="store_true", help="write base and adapter as one model, to RUN/merged")
     what.add_argument("--gguf", action="store_true", help="say how llama.cpp makes a GGUF file of it")
     what.add_argument("--hub", metavar="NAME", help="upload it to a new repository of the hub, a private one")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="with --merge: where, instead of RUN/merged")
+    parser.add_argument("--to", type=invocation.path, metavar="FOLDER", help="with --merge: where, if not RUN/merged")
     parser.add_argument("--public", action="store_true", help="with --hub: everyone may see it")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU where there is one")
     return parser

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
+from legroom import invocation
 from legroom.cli.check import Progress, parser_of, tail_of
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
     add("--no-prediction", action="store_true", help="do not run `check` beside it")
-    add("--share", type=Path, metavar="FILE", help="write the figures to a file that may be given to others")
+    add("--share", type=invocation.path, metavar="FILE", help="write the figures to a file that may be given to others")
     asked = parser.parse_args(argv)
     try:
         if asked.steps < 2:

@@ -39,9 +39,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Make the table, CSV, pictures and page of a sweep, or of several, from their records. Without "
         "--into the files are written to the folder given, or for several folders to outputs/report.",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder with runs, at any depth")
+    parser.add_argument("folders", nargs="+", type=invocation.path, metavar="FOLDER", help="with runs, at any depth")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="the folder for the files")
+    parser.add_argument("--into", type=invocation.path, metavar="DIR", help="the folder for the files")
     parser.add_argument(
         "--baseline",
         metavar="CONDITIONS",

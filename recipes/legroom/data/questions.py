@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,9 @@ import torch
 from legroom.config import Config
 from legroom.data import rows, tokens
 from legroom.data.text_data import Warn, encodable
-from legroom.data.text_files import Rows
+from legroom.data.text_files import Rows, Unread
 from legroom.errors import Refusal
+from legroom.options import data_sources
 from legroom.options.model_families import TOKEN_TYPES
 
 COLUMNS = ("question", "context", "answers")
@@ -32,10 +33,11 @@ LONGEST_ANSWER = 30  # tokens of a predicted one
 
 def collect(found: Rows, source: str, warn: Warn) -> datasets.Dataset:
     """Questions with `starts` and `texts` of their answers, and `place`. Raises Refusal for a row that is none."""
-    without: list[str] = []  # places of rows whose answers are null
+    without, unread = list[str](), Unread()  # places of rows whose answers are null; columns beside these
     columns: dict[str, list] = {name: [] for name in ("question", "context", "starts", "texts", "place")}
     for place, row in found:
         where = f"{source}: {place}:"
+        unread.add(row, COLUMNS)
         missing = [name for name in COLUMNS if name not in row]
         if missing:
             raise Refusal(
@@ -66,6 +68,8 @@ def collect(found: Rows, source: str, warn: Warn) -> datasets.Dataset:
     if without:
         said = f"in {len(without):,} of {len(columns['place']):,} rows answers is null (the first: {without[0]})"
         warn(f"{source}: {said}: these count as questions without an answer.")
+    if unread:
+        warn(f"{source}: only {data_sources.listed(COLUMNS)} are read of a row, and not {unread}.")
     kinds = {"starts": [datasets.Value("int64")], "texts": [datasets.Value("large_string")]}
     features = {name: kinds.get(name, datasets.Value("large_string")) for name in columns}
     return datasets.Dataset.from_dict(columns, datasets.Features(features))
@@ -138,6 +142,9 @@ def build(
     if not encoder.tokenizer.is_fast:
         raise Refusal(f"data.tokenizer={cfg.data.tokenizer} is slow, and answers need a fast one (tokenizer.json).")
     train = train.select(range(min(cfg.data.samples or len(train), len(train))))
+    several = sum(len(set(texts)) > 1 for texts in train["texts"])
+    if several:
+        warn(f"{several:,} of {len(train):,} questions to train on have several answers: the first one is learned.")
     made = _rows(cfg, train, encoder.tokenizer, warn)
     if held_out is None:
         return made, None, [], encoder, None
@@ -153,15 +160,15 @@ def build(
 def _rows(
     cfg: Config, part: datasets.Dataset, tokenizer: Any, warn: Warn, answers: Answers | None = None
 ) -> datasets.Dataset:
-    """The rows of questions, without those that are too long. answers: is given what the evaluation needs of each row.
+    """The rows of questions, without those that do not fit. answers: is given what the evaluation needs of each row.
 
-    Raises Refusal if all are.
+    Raises Refusal if none does.
     """
-    long: list[str] = []
-    made = rows.ragged(_windows(cfg, part, tokenizer, long, answers))
-    kept, length = len(part) - len(long), f"data.seq_len={cfg.data.seq_len}"
-    if long:
-        said = f"{len(long):,} of {len(part):,} questions leave no room for a context in {length} (first: {long[0]})"
+    left_out, length = defaultdict[str, list[str]](list), f"data.seq_len={cfg.data.seq_len}"
+    made = rows.ragged(_windows(cfg, part, tokenizer, left_out, answers))
+    kept = len(part) - sum(map(len, left_out.values()))
+    for why, places in left_out.items():
+        said = f"{len(places):,} of {len(part):,} questions {why} {length} (first: {places[0]})"
         if not kept:
             raise Refusal(f"{said}. Type a larger data.seq_len.")
         warn(f"{said}, and are left out.")
@@ -172,14 +179,14 @@ def _rows(
 
 
 def _windows(
-    cfg: Config, part: datasets.Dataset, tokenizer: Any, long: list[str], answers: Answers | None
+    cfg: Config, part: datasets.Dataset, tokenizer: Any, left_out: dict[str, list[str]], answers: Answers | None
 ) -> Iterator[dict]:
-    """The rows of questions. long: is given the places of those that leave no room for a context."""
+    """The rows of questions. left_out: is given why a question has none -> the places of such questions."""
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
     for number, row in enumerate(part.to_list()):
         room = cfg.data.seq_len - len(tokenizer(row["question"], "")["input_ids"])
         if room < 2:
-            long.append(row["place"])
+            left_out["leave no room for a context in"].append(row["place"])
             continue
         found = tokenizer(
             row["question"],
@@ -190,10 +197,15 @@ def _windows(
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        for window, ids in enumerate(found["input_ids"]):
+        all_spans = []
+        for window, places in enumerate(found["offset_mapping"]):
             of_context = numpy.array([kind == 1 for kind in found.sequence_ids(window)])
-            spans = numpy.where(of_context[:, None], numpy.array(found["offset_mapping"][window]), -1)
-            first, last = _labels(row, spans)
+            all_spans.append(numpy.where(of_context[:, None], numpy.array(places), -1))
+        labels = [_labels(row, spans) for spans in all_spans]
+        if answers is None and row["starts"] and not any(last for _, last in labels):  # it would be trained as none
+            left_out["have an answer that stands whole in no window of"].append(row["place"])
+            continue
+        for window, (ids, spans, (first, last)) in enumerate(zip(found["input_ids"], all_spans, labels)):
             if answers is not None:
                 answers.question_of.append(number)
                 answers.spans.append(spans)
@@ -207,7 +219,8 @@ def _labels(row: dict[str, Any], spans: numpy.ndarray) -> tuple[int, int]:
     """(the first token of the first answer, the last); the row's first token if the window lacks a part of it."""
     if not row["starts"]:
         return 0, 0
-    begin, behind = row["starts"][0], row["starts"][0] + len(row["texts"][0])
+    text, begin = row["texts"][0], row["starts"][0]
+    begin, behind = begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())  # tokens may lack the spaces
     within = numpy.flatnonzero((spans[:, 0] >= 0) & (spans[:, 0] < behind) & (spans[:, 1] > begin))
     if not len(within) or spans[within[0], 0] > begin or spans[within[-1], 1] < behind:
         return 0, 0

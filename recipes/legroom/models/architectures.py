@@ -19,7 +19,7 @@ from legroom.models import pretrained
 from legroom.options import hooks
 from legroom.options import model as model_options
 from legroom.options.model import AUTO
-from legroom.options.task import OF_ROWS
+from legroom.options.task import OF_ROWS, OF_TOKENS
 from legroom.parallelism import unwrap
 from legroom.records import record
 from legroom.records.printable import printable
@@ -114,9 +114,11 @@ def _check_inputs(name: str, config: PretrainedConfig, task: str) -> None:
             f"{name} needs {BESIDE_TEXT[config.model_type]} beside its text ({saved}), and only models of text alone "
             "are trained here."
         )
-    if config.is_encoder_decoder and (task == "language_modelling" or model_class(config, task) is None):
+    # A sequence-to-sequence model's loss of masked tokens gives its decoder the labels.
+    if config.is_encoder_decoder and (task in OF_TOKENS or model_class(config, task) is None):
+        instead = "an encoder" if task == "masked_lm" else "a decoder"
         raise Refusal(
-            f"{name} is a sequence-to-sequence model ({saved}), which is not trained here yet. Choose a decoder; or, "
+            f"{name} is a sequence-to-sequence model ({saved}), which is not trained here yet. Choose {instead}; or, "
             "for labels, data with data.task=classification and a model that has such a head."
         )
     kind = model_class(config, task)

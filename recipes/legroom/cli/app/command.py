@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--models",
-        type=Path,
+        type=invocation.path,
         nargs="*",
         default=[],
         metavar="FOLDER",

@@ -134,6 +134,8 @@ def _file(name: str, argv: list[str]) -> dict[str, Any] | None:
     """A file of Python, or a folder with a __main__.py; None where there is none of that name. Raises Refusal for
     others' files."""
     path = Path(name).expanduser()
+    if not name.strip():
+        raise Refusal("the script's name is empty: is the shell's variable set?")
     if not path.exists():
         if path.suffix or os.sep in name:
             raise Refusal(f"{name}: there is no such file{'' if path.is_absolute() else f' in {os.getcwd()}'}.")

@@ -61,6 +61,8 @@ def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
         key, _, text = override.partition("=")
         if not key.startswith("fit."):
             others.append(override)
+        elif (empty := suggestions.if_empty(key, text)) is not None:
+            problems.append(empty)
         elif key in READERS:
             name, read, instead = READERS[key]
             found[name] = read(text)
