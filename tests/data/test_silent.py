@@ -7,6 +7,7 @@ import json
 
 import datasets
 import pytest
+from conftest import compose
 from test_data import CLASSES, built, decoded, ids_of, refusal
 
 KINDS = ["csv", "tsv", "jsonl", "json", "parquet", "hub"]
@@ -183,3 +184,39 @@ def test_a_warm_up_that_never_ends_is_said(train, recipe):
         for steps in (3, 4)
     ]
     assert found[0] == [] and "the 4 steps" in found[1][0]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "task", "typed", "ignored"),
+    [
+        ("bert_tiny", "text", "question_answering", "text_column=body", True),
+        ("bert_tiny", "text", "question_answering", "label_column=y", True),
+        ("bert_tiny", "text", "masked_lm", "label_column=y", True),
+        ("gpt2_tiny", "text", "null", "label_column=y", True),
+        ("gpt2_tiny", "hub", "null", "pair_column=y", True),
+        ("gpt2_tiny", "hub", "chat", "text_column=y", True),
+        ("gpt2_tiny", "hub", "null", "train_on=all", True),
+        ("bert_tiny", "hub", "regression", "messages_column=x", True),
+        ("bert_tiny", "text", "null", "label_column=y", False),
+        ("bert_tiny", "hub", "multi_label", "pair_column=y", False),
+        ("gpt2_tiny", "hub", "chat", "train_on=all", False),
+        ("gpt2_tiny", "text", "null", "text_column=y", False),
+        ("gpt2_tiny", "text", "null", "eval_fraction=0.3", False),
+        ("gpt2_tiny", "text", "null", "eval_path=PATH data.eval_fraction=0", False),
+        ("gpt2_tiny", "text", "null", "eval_path=PATH data.eval_fraction=0.3", True),
+    ],
+)
+def test_a_key_that_the_rows_have_no_use_for_is_refused(tmp_path, model, name, task, typed, ignored):
+    path = write(tmp_path, "hub" if name == "hub" else "csv", ROWS)
+    words = [f"model={model}", f"data={name}", f"data.path={path}", f"data.task={task}", "device=cpu"]
+    problems = compose(*words, *f"data.{typed}".replace("PATH", str(path)).split()).problems
+    key = f"data.{typed}".split()[-1].split("=")[0]
+    assert [key in line and "would be ignored" in line for line in problems] == [True] * ignored, problems
+    assert compose(*words).problems == []
+
+
+def test_the_task_of_trained_weights_may_be_open(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    words = [f"model.pretrained={tmp_path}", "data=hub", f"data.path={tmp_path}", "data.tokenizer=bytes", "device=cpu"]
+    found = compose(*words, "data.label_column=y", "data.text_column=x", "data.pair_column=z").problems
+    assert not any("ignored" in line for line in found)

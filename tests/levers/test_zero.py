@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from legroom import third_party
 from legroom.checkpoint import saver
+from legroom.levers.parallelism import zero_rules
 from legroom.machine import host
 from legroom.parallelism import zero
 
@@ -96,6 +97,27 @@ def test_deepspeed_is_told_what_the_recipe_is():
     assert configuration["zero_optimization"]["stage"] == 2
     assert "offload_param" not in configuration["zero_optimization"]
     assert told("train.max_grad_norm=0")["gradient_clipping"] == 0
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
+def test_each_stage_is_told_what_it_moves(stage, offload):
+    if offload == "all" and stage < 3:
+        return  # refused
+    found = told(f"parallelism.stage={stage}", f"parallelism.offload={offload}")["zero_optimization"]
+    assert found["stage"] == stage
+    assert found["offload_optimizer"]["device"] == ("none" if offload == "none" else "cpu")
+    weights = found.get("offload_param")
+    assert weights == ({"device": "cpu" if offload == "all" else "none"} if stage == 3 else None)
+
+
+def test_what_is_not_saved_and_what_the_ledger_does_not_see_is_said():
+    cfg = compose(*small(*TWO)).cfg
+    quiet = {"save.on_signal=false": "no checkpoint when a signal", "measure.ledger=false": "the ledger counts only"}
+    assert [line.startswith("parallelism=zero") for line in zero_rules.warnings(cfg)] == [True, True]
+    for off, word in quiet.items():
+        assert any(word in line for line in zero_rules.warnings(cfg))
+        assert not any(word in line for line in zero_rules.warnings(compose(*small(*TWO, off)).cfg))
 
 
 def test_bf16_is_autocast_over_fp32_weights():

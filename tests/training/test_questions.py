@@ -80,7 +80,7 @@ def test_every_window_is_labelled_with_its_own_part_of_the_answer(tmp_path):
 
 
 def test_the_best_span_of_all_windows_is_the_answer_and_is_scored_as_squad_does(tmp_path):
-    data = built(*words(tmp_path), f"data.eval_path={tmp_path / 'squad.jsonl'}", "model.width=32")
+    data = built(*words(tmp_path), f"data.eval_path={tmp_path / 'squad.jsonl'}", "data.eval_fraction=0")
     answers, found = data.answers, []
     for number, each in enumerate(data.eval):
         start, end = torch.zeros(2, len(each["input_ids"]))
@@ -141,7 +141,12 @@ def test_a_row_that_is_no_question_is_refused_by_its_place(tmp_path, changed, sa
 def test_what_is_left_out_or_counted_otherwise_is_told(tmp_path):
     """Null answers, questions that fill a row, and questions that are several windows."""
     odd = [row(*ASKED[0]) | {"answers": None}, row("q" * 63, "324 metres"), *[row(*ASKED[1])] * 4]
-    words_of = [*words(tmp_path, odd), f"data.eval_path={tmp_path / 'squad.jsonl'}", "eval.max_samples=5"]
+    words_of = [
+        *words(tmp_path, odd),
+        f"data.eval_path={tmp_path / 'squad.jsonl'}",
+        "eval.max_samples=5",
+        "data.eval_fraction=0",
+    ]
     data = built(*words_of, "data.samples=3", "data.seq_len=96", "model.positions=96")
     said = "\n".join(data.warnings)
     assert "in 1 of 6 rows answers is null (the first: squad.jsonl, line 1)" in said

@@ -14,6 +14,7 @@ from legroom.options import data_sources, hooks, task
 from legroom.options.data_sources import BYTE_VOCAB
 
 ENDLESS = ("dummy", "source")  # data that is made; of other data null means all rows
+OF_TALKS = ("data.messages_column", "data.prompt_column", "data.completion_column", "data.train_on")
 TASKS_OF_ANY = ("chat", *task.OF_TOKENS, *task.OF_ROWS, "question_answering")  # in files and data sets of any kind
 OTHER_INPUTS = {"image_size", "num_mel_bins", "feat_extract_norm", "conv_dim"}  # keys of a configuration
 # Files of which a folder has at least one if it holds a tokenizer.
@@ -48,7 +49,22 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return found + [f"data.task={data.task} with data={data.name}: its rows are for {', '.join(possible)} alone."]
     if data.name == "hub":
         found += _hub_problems(cfg)
-    return found + _file_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
+    return found + _ignored(cfg, given) + _file_problems(cfg) + _group_problems(cfg) + _mask_problems(cfg)
+
+
+def _ignored(cfg: Config, given: Collection[str]) -> list[str]:
+    """Keys that were typed and say nothing of these rows. The task of pretrained weights may be open."""
+    data, kind, talks = cfg.data, task.task(cfg), task.has_conversations(cfg)
+    used = {
+        "data.text_column": not talks and kind != "question_answering",
+        **dict.fromkeys(("data.label_column", "data.pair_column"), kind is None or kind in task.OF_ROWS),
+        **dict.fromkeys(OF_TALKS, talks),
+    }
+    found = [f"{key} would be ignored: data.task={data.task or kind} has no use for it. Leave it out." for key in used]
+    found = [line for key, line in zip(used, found) if key in given and not used[key]]
+    if "data.eval_fraction" in given and data.eval_fraction and (data.eval_path or data.eval_split):
+        found.append("data.eval_fraction would be ignored: the rows to evaluate on are named. Leave it out.")
+    return found
 
 
 def _file_problems(cfg: Config) -> list[str]:

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from legroom.foresight.programs import command, process
+from legroom.foresight.programs import command, process, warden
 
 SUPPORT = os.path.join(os.path.dirname(__file__), "..", "..", "support")
 STEP = """
@@ -23,6 +23,19 @@ def step():
     weight.sum().backward()
     optimizer.step()
 """
+
+
+def test_the_memory_of_a_process_is_its_own_and_nothing_once_it_has_ended():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "x = bytearray(50_000_000); print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    one = psutil.Process(child.pid)
+    child.stdout.readline()
+    assert 50_000_000 < warden._private_bytes(one) < 90_000_000
+    child.communicate(b"\n")
+    assert warden._private_bytes(one) == 0
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from legroom.errors import Refusal
-from legroom.foresight.programs import steps
+from legroom.foresight.programs import called, steps
 
 
 def optimizer(**settings):
@@ -78,3 +78,38 @@ def test_nothing_is_watched_afterwards():
         one = optimizer()
     stepping(one)
     assert watch.done == 0 and torch.optim.Optimizer.__init__.__qualname__ == "Optimizer.__init__"
+
+
+@pytest.mark.parametrize("inner", [0, 1, 2], ids=["first", "second", "none"])
+def test_a_part_that_is_also_called_by_itself_is_no_second_model(inner):
+    """As of an encoder whose texts are encoded before the whole model is called."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    other = torch.nn.Linear(2, 2)
+    begun = []
+    watched = called.CalledModules(lambda: begun.append(1))
+    try:
+        for one in (*model[inner : inner + 1], model):
+            one(torch.zeros(1, 2))
+        sgd = torch.optim.SGD(model.parameters())
+        assert watched.model([sgd]) is model and len(begun) == 1 + (inner < 2)
+        other(torch.zeros(1, 2))
+        both = watched.model([sgd])
+        assert isinstance(both, torch.nn.ModuleList) and [*both] == [model, other]
+    finally:
+        watched.remove()
+
+
+def test_weights_of_a_module_whose_forward_was_called_by_itself_are_found():
+    watched = called.CalledModules(lambda: None)
+    try:
+        head, tail = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        head(torch.zeros(1, 2))
+        tail.forward(torch.zeros(1, 2))  # no hook sees it
+        found = watched.model([torch.optim.SGD([*head.parameters(), *tail.parameters()])])
+        assert {id(weight) for weight in found.parameters()} == {
+            id(w) for one in (head, tail) for w in one.parameters()
+        }
+        with pytest.raises(Refusal, match="no module has a parameter"):
+            called.CalledModules(lambda: None).model([torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])])
+    finally:
+        watched.remove()

@@ -130,6 +130,9 @@ def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
     place = head.index("sync_each_batch")
     assert [line[place : place + 15].strip() for line in lines] == ["false", "true", "", ""]
     assert "sync_each_batch" not in present.results_table([(search, found) for found in rows[2:]])
+    report = present.report(search, runner.Result(rows, ["why not"], 4, 4), 1.0)
+    assert "memory and what is left are of one GPU, samples/s of all together." in report
+    assert report.endswith("Refused: why not") and "1. python" in report and "4. python" in report
 
 
 @pytest.mark.slow
