@@ -486,7 +486,6 @@ def test_every_file_is_written_and_nothing_else(tmp_path):
         "table.md",
         "bars.png",
         "tradeoff.png",
-        "parts.png",
         "page.html",
     }
     assert sorted([*paths, tmp_path / "new/out/page"]) == sorted((tmp_path / "new" / "out").iterdir())
@@ -623,10 +622,9 @@ def test_pictures_are_not_blank_and_nothing_is_cut_off(drawn, records):
 def test_bars_grow_with_the_jobs_and_letters_do_not_overlap(drawn):
     few, many = drawn(sixty()[:3]), drawn(sixty())
     assert many["bars.png"][1].shape[0] > 5 * few["bars.png"][1].shape[0]
-    for name in ("bars.png", "parts.png"):
-        boxes = [label.get_window_extent() for label in many[name][0].axes[0].get_yticklabels()]
-        assert len(boxes) == 60
-        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), name
+    boxes = [label.get_window_extent() for label in many["bars.png"][0].axes[0].get_yticklabels()]
+    assert len(boxes) == 60
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_numbers_in_the_tradeoff_are_each_there_once_and_those_of_near_jobs_together(drawn):
@@ -678,14 +676,12 @@ def test_cards_that_wait_for_the_host_are_alike_and_not_ranked(drawn):
     assert not any(line in each for each in tables.remarks(rows.table(cards(5.0, 9.0, host=1))))
 
 
-def test_a_sweep_over_cards_has_a_picture_of_speed_free_memory_and_price(drawn):
+def test_a_sweep_over_cards_has_no_tradeoff(drawn):
     records = cards(5.0, 9.0, 20.0, host=1)
     records[0].status, records[0].estimate = "oom", Estimate(False, -(2**30), 2**34, "does not fit")
     pictures = drawn(records)
-    assert list(pictures) == ["gpus.png", "parts.png"]
-    words = texts_of(pictures["gpus.png"][0])
-    assert {"Throughput, samples/s", "Memory that stays free, GiB", "Price of a million tokens"} <= {*words}
-    assert "20 host" in words and words.count("does not fit") == 3
+    assert list(pictures) == ["bars.png"]
+    assert "does not fit" in texts_of(pictures["bars.png"][0])
 
 
 def test_of_five_hundred_jobs_a_picture_shows_the_baseline_and_the_fastest():
@@ -714,21 +710,6 @@ def test_jobs_without_figures_are_in_every_picture_with_the_word(drawn):
         slots = 2 if name == "bars.png" else 1
         assert words.count("oom") == words.count("killed") == slots, name
         assert "precision=bf16" in words and "precision=tf32" in words
-
-
-def test_a_job_whose_parts_were_not_counted_says_so(drawn):
-    bare = job("precision=bf16", device="cuda")
-    for part in PARTS:
-        setattr(bare.memory, part, None)
-    figures = drawn([job(device="cuda"), bare])
-    assert "not counted" in texts_of(figures["parts.png"][0]) and "not counted" not in texts_of(figures["bars.png"][0])
-
-
-def test_the_parts_are_stacked_to_their_sum(drawn):
-    figure = drawn([job(memory=500 * MIB)])["parts.png"][0]
-    bars = figure.axes[0].patches
-    assert [bar.get_width() for bar in bars] == pytest.approx([100] * 5)
-    assert [bar.get_x() for bar in bars] == pytest.approx([0, 100, 200, 300, 400])
 
 
 def test_the_spread_of_repeats_is_drawn(drawn):
@@ -764,9 +745,9 @@ def test_long_names_are_cut_and_never_the_same(drawn):
         assert len(cut) == 2 and all(len(text) < 75 for text in cut)
 
 
-def test_the_parts_have_their_unit_in_the_heading(drawn):
-    assert "MiB" in texts_of(drawn([job(memory=500 * MIB)])["parts.png"][0])
-    assert "GiB" in texts_of(drawn([job(memory=5000 * MIB)])["parts.png"][0])
+def test_memory_has_its_unit_in_the_heading(drawn):
+    assert "MiB" in " ".join(texts_of(drawn([job(memory=500 * MIB)])["bars.png"][0]))
+    assert "GiB" in " ".join(texts_of(drawn([job(memory=5000 * MIB)])["bars.png"][0]))
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,13 @@ What can be explored is on the report's page.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.report import predicted, tradeoff_plot
+from legroom.report import tradeoff_plot
 from legroom.report.rows import Row, Spread, Table
-from legroom.report.sheet import BLUE, GREEN, ORANGE, PART_COLOURS, SMALL, no_figure, panels, png, style, write
+from legroom.report.sheet import BLUE, ORANGE, no_figure, panels, png, style, write
 from legroom.report.tables import number, percent
-from legroom.units import GIB, MIB, PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,10 +29,8 @@ def draw(made: Table) -> dict[str, bytes]:
 
 def figures(made: Table) -> dict[str, Figure]:
     """Name -> matplotlib figure of each picture; to be made and saved within `style`."""
-    some = _fastest(made)
-    if made.of_gpus:
-        return {"gpus.png": _gpus(some), "parts.png": _parts(some)}
-    return {"bars.png": _bars(some), "tradeoff.png": tradeoff_plot.figure(made), "parts.png": _parts(some)}
+    tradeoff = {} if made.of_gpus else {"tradeoff.png": tradeoff_plot.figure(made)}  # which would rank the cards' sizes
+    return {"bars.png": _bars(_fastest(made))} | tradeoff
 
 
 def _fastest(made: Table) -> Table:
@@ -106,50 +102,3 @@ def _bar_panel(
         write(axes, max(high, other), y, text + (f"  (◇ {number(other, 3)})" if other else ""))
     if base and len(made.rows) > 1:
         axes.axvline(base.median / scale, color="black", linewidth=0.7, linestyle=":", zorder=0.5)
-
-
-def _gpus(made: Table) -> Figure:
-    """Speed, memory that stays free and price of each card: memory against throughput would rank the cards' sizes."""
-    speeds = [speed.median if speed and row.done else None for row, speed in zip(made.rows, map(made.speed, made.rows))]
-    free = [row.fit.margin_bytes / GIB if row.fit and row.done else None for row in made.rows]
-    costs = [predicted.cost_of_million_tokens(row.runs[0]) if row.done else None for row in made.rows]
-    columns: dict[str, tuple[Sequence[float | None], str]] = {"Throughput, samples/s": (speeds, ORANGE)}
-    columns |= {"Memory that stays free, GiB": (free, BLUE)}
-    columns |= {"Price of a million tokens": (costs, GREEN)} if any(costs) else {}
-    waiting = ["host: waits for the host; alike, and not ranked."] * any(row.waits for row in made.rows)
-    figure, sheet = panels(made, list(columns), ["All predicted.", *waiting])
-    for axes, (values, colour) in zip(sheet, columns.values()):
-        axes.set_xlim(0, (max(filter(None, values), default=0) or 1) * 1.42)
-        for y, (row, value) in enumerate(zip(made.rows, values)):
-            if value is None:
-                no_figure(axes, y, row, "not measured")
-                continue
-            axes.barh(y, value, 0.68, color=colour + "55", edgecolor=colour)
-            write(axes, value, y, predicted.two_digits(value) + " host" * (values is speeds and row.waits))
-    return figure
-
-
-def _parts(made: Table) -> Figure:
-    """The size of each part of memory at the peak, as stacked bars."""
-    peaks = [row.spread("memory", "peak_tensor_bytes") for row in made.rows]
-    largest = max((peak.high for peak in peaks if peak), default=0)
-    unit, size = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
-    notes = ["Live tensors at the moment of the peak: the parts sum to the figure at the end of the bar."]
-    notes += ["Pale bars: estimates."] * any(row.estimate for row in made.rows)
-    figure, (axes,) = panels(made, [unit], notes)
-    axes.set_xlim(0, (largest / size or 1) * 1.15)
-    for y, (row, peak) in enumerate(zip(made.rows, peaks)):
-        counted = [spread for _, field in PARTS if (spread := row.spread("memory", f"{field}_bytes"))]
-        if peak is None or len(counted) < len(PARTS) or not row.done:
-            no_figure(axes, y, row, "not counted")
-            continue
-        left = 0.0
-        for spread, colour in zip(counted, PART_COLOURS):
-            axes.barh(y, spread.median / size, 0.68, left, color=colour, alpha=0.45 if row.estimate else 1)
-            left += spread.median / size
-        write(axes, left, y, number(left, 3))
-    from matplotlib.patches import Patch
-
-    parts = [Patch(color=colour, label=name) for (name, _), colour in zip(PARTS, PART_COLOURS)]
-    axes.legend(handles=parts, loc="upper left", bbox_to_anchor=(1, 1), fontsize=SMALL, frameon=False)
-    return figure

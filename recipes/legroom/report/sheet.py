@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#767676"
-PART_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#BBBBBB")
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#767676"
 ROW, PANEL = 0.27, 3.6  # inches
 FONT, SMALL = 9, 7  # points
 MAX_NAME = 60  # characters of a job's name
