@@ -14,9 +14,7 @@ import run_fit
 from conftest import ROOT, SMALL
 from played_gpu import MIB, NAME
 
-from legroom.cli import fit
 from legroom.doctor import checks, faults, page, probe
-from legroom.foresight.search import plan, request
 from legroom.foresight.speed import calibrated
 
 pytest_plugins = ["gpu_fixtures"]
@@ -115,22 +113,6 @@ def test_predictions_are_compared_with_the_card(gpus, borrowed, tmp_path, capsys
     assert accuracy.run(comparison, tmp_path) == 0
     text = (tmp_path / "accuracy_l4.md").read_text()
     assert "1 of 1 configurations measured" in text and "1 of 1 finished" in text and "| allocated |" in text
-
-
-@pytest.mark.slow
-def test_fit_measures_on_the_card(gpus, capsys):
-    from legroom.foresight.search import runner
-
-    fork_server = gpus()
-    words = [*TINY, "gpu=l4_24gb", "model=gpt2_tiny", "batch.effective=4"]
-    search, problems = plan.plan(words, request.Options(measure=1))
-    assert not problems
-    chosen = {"precision": "bf16", "batch.per_device": 2}
-    outcome, why = runner.predict(search.overrides_of(chosen))
-    assert not why
-    (measured,) = fit.measure(search, [runner.Found(outcome, "", chosen)], fork_server)
-    assert measured.status == "ok" and measured.environment["device"] == "cuda"
-    assert measured.memory.peak_reserved_bytes > 64 * MIB and "measured" in capsys.readouterr().out
 
 
 def test_efficiencies_are_fitted_on_measured_runs(on_gpu, monkeypatch, capsys):

@@ -1,28 +1,18 @@
-"""The command `fit`: search for the fastest configurations that fit, print and measure them."""
+"""The command `fit`: search for the fastest configurations that fit, and print them."""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from legroom import invocation, paths
+from legroom import invocation
 from legroom.cli import console, exit_codes
 from legroom.errors import Refusal
-from legroom.foresight.search import plan, pool, present, request, space
-from legroom.jobs import fork_client, launch, supervise
-from legroom.options import compose
-from legroom.records.record import Record
-from legroom.units import MIB
-
-if TYPE_CHECKING:
-    from legroom.foresight.search.runner import Found  # imports torch
+from legroom.foresight.search import plan, pool, present, request
 
 HELP = """The fastest configurations that fit a GPU, with the commands to paste.
 
@@ -43,17 +33,8 @@ the best configuration of each.
     fit.gpus=4                   how many GPUs train together; [1,2,4] compares
     fit.prices={{l4_24gb:0.7}}     of a GPU and hour; then the table of several GPUs has the cost of a million tokens
     fit.sort=cost                the table of several GPUs by cost; speed otherwise
-    fit.measure=3                run the first 3 rows on the installed GPU, and print predicted beside measured
 
 Exit code 0 when something fits, 3 when nothing does, 2 for a refusal."""
-# Columns of predicted beside measured: heading, part of the record, field, unit, decimals.
-COMPARED = (
-    ("reserved MiB", "memory", "peak_reserved_bytes", MIB, 0),
-    ("device MiB", "memory", "device_used_bytes", MIB, 0),
-    ("samples/s", "speed", "samples_per_second", 1, 2),
-)
-# What a measured run differs in from the command that is printed.
-MEASURED = ["recipe=accelerate", "train.max_steps=8", "eval.enabled=false", "tracker=none", "measure.ledger=false"]
 
 
 def main(argv: list[str]) -> int:
@@ -103,8 +84,6 @@ def _find_one(overrides: list[str], options: request.Options) -> int:
             console.say(present.heading(search))
         result = runner.run(search, options.top, workers, show_status)
     console.say(present.report(search, result, time.monotonic() - start))
-    if options.measure and result.fits:
-        measure(search, result.rows[: options.measure])
     return 0 if result.fits else exit_codes.OUT_OF_MEMORY
 
 
@@ -143,43 +122,3 @@ def status_line() -> Iterator[Callable[[str], None]]:
     terminal = Console(stderr=True)
     with terminal.status("", spinner=console.spinner(terminal.encoding)) as line:
         yield line.update
-
-
-def measure(
-    search: space.SearchSpace, rows: list[Found], fork_server: fork_client.ForkServer | None = None
-) -> list[Record]:
-    """Run configurations for a few steps on the installed GPU, and print predicted beside measured.
-
-    Returns the records of the runs.
-    """
-    records = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for number, found in enumerate(rows, 1):
-            outcome = compose.compose_record(paths.CONF, *search.overrides_of(found.chosen), *MEASURED)
-            if outcome.status != "refused":
-                folder = Path(scratch, str(number))
-                folder.mkdir()
-                outcome = supervise.run(launch.Job(outcome, folder), lambda *_: None, fork_server)
-            records.append(outcome)
-    console.say(comparison([found.record for found in rows], records))
-    return records
-
-
-def comparison(predicted: list[Record], measured: list[Record]) -> str:
-    """Predicted beside measured, one row per configuration, and the errors of the runs that failed."""
-    cells = []
-    for number, (estimate, run) in enumerate(zip(predicted, measured), 1):
-        row = [str(number), run.status]
-        for _, part, field, unit, decimals in COMPARED:
-            expected, found = values = [getattr(getattr(record, part), field) for record in (estimate, run)]
-            row += [f"{value / unit:,.{decimals}f}" if value else "" for value in values]
-            row.append(f"{expected / found - 1:+.1%}" if expected is not None and found else "")
-        cells.append(row)
-    headings = [f"{name} {kind}" for name, *_ in COMPARED for kind in ("predicted", "measured", "error")]
-    lines = ["", present.terminal_table(["", "status", *headings], cells, 2)]
-    lines += [
-        f"{number}. {run.status}: {run.error.message}"
-        for number, run in enumerate(measured, 1)
-        if run.error is not None
-    ]
-    return "\n".join(lines)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 
 import pytest
-from conftest import CONF, ROOT, small
+from conftest import CONF, ROOT
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
 from legroom.cli import fit
@@ -35,7 +35,7 @@ ALL = ("precision", "optim", "adapter")
             "Searched when they are allowed are precision, optim, optim.in_backward, adapter.",
         ),
         ("fit.top=0", "1 or more"),
-        ("fit.measure=few", "0 or more"),
+        ("fit.measure=3", "there is no such key"),
         ("fit.gpus=²", "1 or more"),
     ],
 )
@@ -177,16 +177,6 @@ def test_what_the_gpu_lacks_is_left_out_and_said():
     assert said == ["precision=bf16, bf16_pure", "precision=tf32"]
 
 
-def test_a_measurement_needs_the_gpu_that_is_asked_for(monkeypatch, pretend_gpu):
-    monkeypatch.setattr(host, "gpus", lambda: ())
-    search, problems = plan.plan(tiny(), request.Options(measure=3))
-    assert search is None and "here is none, not gpu=rtx4090_24gb" in problems[0]
-    pretend_gpu((8, 9), "NVIDIA L4")
-    assert "here is NVIDIA L4" in plan.plan(tiny(), request.Options(measure=3))[1][0]
-    pretend_gpu((8, 9), "NVIDIA GeForce RTX 4090")
-    assert plan.plan(tiny(), request.Options(measure=3))[0] is not None
-
-
 def test_a_choice_is_the_configuration_that_its_command_composes():
     search = planned("batch.effective=8", "optim=sgd", allow=ALL)
     for chosen in (
@@ -309,20 +299,6 @@ def test_where_nothing_fits_it_says_what_comes_closest():
     text = present.report(search, result, 1.0)
     assert f"Nothing fits. What comes closest misses by {-margins[0] / MIB:,.0f} MiB" in text
     assert search.command(result.rows[0].chosen) in text
-
-
-def test_predicted_stands_beside_measured(fork_server, capsys):
-    from legroom.foresight.search import runner
-
-    words = small("model=gpt2_tiny")
-    search = space.SearchSpace(words, None, 2)
-    outcome, _ = runner.predict([word for word in words if word != "device=cpu"] + [GPU])
-    (measured,) = fit.measure(search, [runner.Found(outcome, "", {"precision": "bf16"})], fork_server)
-    assert (
-        measured.status == "ok" and measured.config["precision"]["name"] == "bf16" and measured.recipe == "accelerate"
-    )
-    said = capsys.readouterr().out
-    assert "samples/s measured" in said and f"{outcome.speed.samples_per_second:,.2f}" in said
 
 
 def test_ctrl_c_while_it_plans_is_no_traceback(monkeypatch):

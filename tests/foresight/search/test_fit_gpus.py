@@ -7,10 +7,8 @@ import shlex
 from dataclasses import asdict
 
 import pytest
-from conftest import small
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
-from legroom.cli import fit
 from legroom.foresight.search import plan, present, request, space
 from legroom.machine import host
 from legroom.records import record_file
@@ -173,9 +171,7 @@ def test_the_gpus_at_hand_are_counted(monkeypatch):
     gpus = tuple(host.Gpu(f"GPU-{index}", "NVIDIA GeForce RTX 4090", 24 * 2**30, (8, 9)) for index in range(2))
     monkeypatch.setattr(host, "gpus", lambda: gpus)
     assert "Type fit.gpus=2" in refused("gpu=auto", gpus=4)
-    assert "Type fit.gpus=2" in refused(gpus=4, measure=1)
-    assert "Type fit.gpus=2" in refused("parallelism=ddp", "parallelism.num_processes=4", measure=1)
-    here = planned("gpu=auto", gpus=2, measure=1, keep=ALL_ELSE)
+    here = planned("gpu=auto", gpus=2, keep=ALL_ELSE)
     assert here.values["parallelism"] == list(space.MODES)
     assert "one GPU of the 2 that are visible; fit.gpus=2" in space.not_searched(planned("gpu=auto", keep=ALL_ELSE))
     assert "fit.gpus=4" in space.not_searched(planned(keep=ALL_ELSE)), (
@@ -324,17 +320,6 @@ def test_its_commands_give_what_its_table_says(command, tmp_path):
     assert (
         "parallelism" in text and "fsdp shard_grad_op" in text and "are of one GPU, samples/s of all together" in text
     )
-
-
-def test_its_commands_start_the_ranks_that_are_measured(fork_server):
-    from legroom.foresight.search import runner
-
-    search = planned("batch.effective=2", gpus=2, keep=ALL_ELSE)
-    outcome, _ = runner.predict(search.overrides_of({"parallelism": "ddp", "batch.per_device": 1}))
-    search.overrides = small("model=gpt2_tiny", "batch.per_device=1")
-    (measured,) = fit.measure(search, [runner.Found(outcome, "", {"parallelism": "ddp"})], fork_server)
-    assert measured.status == "ok" and len(measured.memory.per_rank) == 2
-    assert (measured.config["parallelism"]["name"], measured.training.samples) == ("ddp", 16)
 
 
 def test_ranks_that_share_out_long_rows_are_searched():

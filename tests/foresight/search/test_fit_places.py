@@ -49,7 +49,6 @@ def test_gpus_by_name_by_pattern_and_by_number(monkeypatch):
         (["gpu=l4_24gb", "optim=adamw,sgd"], "optim=adamw,sgd names several values. fit searches what is left open"),
         (["gpu=l4_24gb", "fit.prices={t4_16gb:1}"], "t4_16gb is not among the GPUs of the search"),
         (["gpu=l4_24gb,t4_16gb", "fit.sort=cost"], "fit.sort=cost needs prices"),
-        (["gpu=l4_24gb,t4_16gb", "fit.measure=1"], "name one GPU"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(words, said):

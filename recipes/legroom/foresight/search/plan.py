@@ -23,7 +23,7 @@ from legroom.foresight.search.space import (
     typed_value,
 )
 from legroom.levers.parallelism import rules as parallelism
-from legroom.machine import gpu_specs, host
+from legroom.machine import host
 from legroom.options import menus
 from legroom.options.overrides import FOLDER_KEYS
 from legroom.paths import CONF
@@ -86,7 +86,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
             problems = [problem for problem in problems if getattr(problem, "key", None) != "batch.effective"]
             problems.append(_uneven(cfg.batch.effective, replicas))
     if cfg is not None and not problems:
-        problems = _device_problems(cfg, options) or _count_problems(cfg, options, request.given)
+        problems = _device_problems(cfg) or _count_problems(cfg, options, request.given)
     if cfg is None or problems:
         return None, problems
     if cfg.accumulation.name != "none":
@@ -218,8 +218,8 @@ def _plans(
 # --- problems -----------------------------------------------------------------------------------------
 
 
-def _device_problems(cfg: Config, options: Options) -> list[str]:
-    """No GPU to fit, no predicted speed, or no GPU to measure on."""
+def _device_problems(cfg: Config) -> list[str]:
+    """No GPU to fit, or no predicted speed."""
     if host.device(cfg) == "cpu":
         return ["fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."]
     if cfg.parallelism.cpu_offload:
@@ -227,12 +227,6 @@ def _device_problems(cfg: Config, options: Options) -> list[str]:
             "fit searches for the fastest configuration, and with parallelism.cpu_offload=true the optimizer's step "
             "runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a "
             "rank."
-        ]
-    if options.measure and cfg.gpu.name != "auto" and not gpu_specs.is_installed(cfg.gpu.name):
-        installed = host.gpus()[0].name if host.gpus() else "none"
-        return [
-            f"fit.measure={options.measure} runs on the installed GPU, and here is {installed}, not "
-            f"gpu={cfg.gpu.name}. Leave one of them out."
         ]
     return []
 
@@ -260,11 +254,6 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
         ]
     if asked and cfg.gpu.name == "auto" and asked > visible:
         return [f"fit.gpus={asked}, and {are_visible}. Type fit.gpus={visible}, or name the GPU: gpu=rtx4090_24gb."]
-    if options.measure and mode.num_processes > visible:
-        return [
-            f"fit.measure={options.measure} runs on the installed GPUs, and {are_visible}, not {mode.num_processes}. "
-            f"Type fit.gpus={visible}, or leave fit.measure out."
-        ]
     return []
 
 

@@ -20,12 +20,10 @@ KEYS = (
     "fit.top=5",
     "fit.keep=[optim]",
     "fit.allow=[precision]",
-    "fit.measure=3",
     "fit.gpus=4",
     "fit.sort=speed",
     "fit.prices={a100_80gb:2}",
 )
-LEAST = {"fit.top": 1, "fit.measure": 0}  # of the keys that are numbers
 SORTED_BY = ("speed", "cost")
 
 CHANGING = [key for key, dimension in DIMENSIONS.items() if dimension.changes_numbers]
@@ -38,14 +36,13 @@ class Options:
     """What a person asks of the search.
 
     top: rows to print. keep: levers that are not searched. allow: levers that change the numbers a training computes,
-    and are searched all the same. measure: how many of the rows to run on the installed GPU.
-    gpus: the number of GPUs; over several, parallelism is searched. None: not given. counts: several numbers of GPUs,
-    which are compared. sort: what several GPUs are sorted by, speed or cost. prices: option of gpu -> price per hour.
+    and are searched all the same. gpus: the number of GPUs; over several, parallelism is searched. None: not given.
+    counts: several numbers of GPUs, which are compared. sort: what several GPUs are sorted by, speed or cost. prices:
+    option of gpu -> price per hour.
     """
 
     top: int = 5
     keep: tuple[str, ...] = ()
-    measure: int = 0
     gpus: int | None = None
     allow: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
@@ -67,11 +64,6 @@ def read_options(argv: list[str]) -> tuple[Options, list[str], list[str]]:
             name, read, instead = READERS[key]
             found[name] = read(text)
             problems += [f"{override}: must be {instead}."] if found[name] is None else []
-        elif key in LEAST:
-            if text.isdecimal() and int(text) >= LEAST[key]:
-                found[key.removeprefix("fit.")] = int(text)
-            else:
-                problems.append(f"{override}: must be a whole number, {LEAST[key]} or more.")
         elif key in LISTS:
             which, known = LISTS[key]
             names = tuple(_lever(name.strip(), known) for name in text.strip("[]").split(",") if name.strip())
@@ -109,6 +101,10 @@ def _counts(text: str) -> tuple[int, ...] | None:
     return tuple(sorted({int(number) for number in numbers}))
 
 
+def _rows(text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) else None
+
+
 def _prices(text: str) -> dict[str, float] | None:
     """{a100_80gb:2,l4_24gb:0.7}. None where it cannot be read."""
     prices = {}
@@ -124,6 +120,7 @@ def _prices(text: str) -> dict[str, float] | None:
 # Key -> the field of Options, what reads it, and what it must be.
 READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "fit.gpus": ("counts", _counts, "a whole number, 1 or more, or several: fit.gpus=[1,2,4]"),
+    "fit.top": ("top", _rows, "a whole number, 1 or more"),
     "fit.prices": ("prices", _prices, "prices per hour by GPU: fit.prices={a100_80gb:2,l4_24gb:0.7}"),
     "fit.sort": ("sort", lambda text: text if text in SORTED_BY else None, " or ".join(SORTED_BY)),
 }
@@ -194,8 +191,6 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
         problems.append(
             "fit.sort=cost needs prices. Add gpu.price_per_hour=2, or fit.prices={a100_80gb:2,l4_24gb:0.7}."
         )
-    if len(places) > 1 and options.measure:
-        problems.append(f"fit.measure={options.measure} runs on the installed GPU: name one GPU, and one fit.gpus.")
     return places, others, problems
 
 
