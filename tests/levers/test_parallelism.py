@@ -121,6 +121,27 @@ def test_groups_of_ranks_train_as_one(train, recipe):
         assert (training.samples, training.tokens) == (alone.samples, alone.tokens)
 
 
+SMALL_LAYER = ["layers=1", "width=32", "heads=4", "kv_heads=4", "feed_forward=64", "vocab=512"]
+PARTS = [f"model.{size}" for size in SMALL_LAYER]
+KINDS = {  # words of a model: whose plan has products, fused products, norms of heads, latent heads, experts
+    "mixtral_tiny": ["train.max_grad_norm=0.1", "optim=adamw_fused"],
+    "mixtral_tiny parallelism.split=experts": ["train.max_grad_norm=0.1", "optim=adamw_fused"],
+    "phi3_mini": PARTS,
+    "gemma3_1b": [*PARTS, "model.config.head_dim=8"],
+    "deepseek_v2_lite": [*PARTS, "model.experts=4", "model.experts_per_token=2"],
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+def test_layers_split_by_the_plans_of_transformers_train_as_one(train, kind):
+    """Experts stay whole, some on each rank; clipping and the fused kernel go over weights of two meshes."""
+    model, *split = kind.split()
+    words = [f"model={model}", *EIGHT, *KINDS[kind]]
+    alone = train(*words, "batch.per_device=8").record.training.losses
+    mode = ["parallelism=fsdp_tp", "parallelism.num_processes=4", "batch.per_device=4", *split]
+    assert train(*words, *mode).record.training.losses == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.parametrize("model, length", [("bert_tiny", 48), ("gpt2_tiny", 48)])
 def test_rows_of_different_lengths_and_a_rank_without_any(train, tmp_path, model, length):
     """Nineteen rows over three ranks: the last step has one row, so two ranks only come along."""
@@ -289,6 +310,8 @@ def problems_of(*words):
         (["parallelism=fsdp_tp", TWO], "parallelism=fsdp"),
         (["parallelism=fsdp_tp", "parallelism.num_processes=3", "model=llama_tiny"], "tensor_size=2"),
         (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "model.kv_heads=1"], "model.kv_heads=1"),
+        (["parallelism=fsdp_tp", TWO, "model=llama_tiny", "parallelism.split=experts"], "has no experts"),
+        (["parallelism=fsdp_tp", TWO, "model=mixtral_tiny", "model.experts=3"], "model.experts=3"),
         (["parallelism=ddp", TWO, "batch.effective=6", "batch.per_device=2"], "x 2 devices"),
         (
             ["parallelism=ddp", TWO, "parallelism.static_graph=true", "batch.effective=8", "batch.per_device=2"],

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
+from conftest import CONF
 from packaging.requirements import Requirement
 from transformers import (
+    CONFIG_MAPPING,
     BertConfig,
     BloomForCausalLM,
     GPT2Config,
@@ -24,6 +27,7 @@ from transformers import (
 from transformers.integrations import hub_kernels
 from transformers.utils import import_utils
 
+from legroom.options import model_families
 from legroom.third_party import transformers_models_private
 
 
@@ -110,6 +114,22 @@ def test_tensor_parallel_plan():
     sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
     plan = transformers_models_private.tensor_parallel_plan(LlamaForCausalLM(LlamaConfig(**sizes)))
     assert plan["layers.*.self_attn.q_proj"] == "colwise" and plan["layers.*.mlp.down_proj"] == "rowwise"
+
+
+def test_families_without_a_tensor_parallel_plan():
+    """Those that the rules refuse are those without one."""
+    known = {yaml.safe_load(file.read_text())["family"] for file in (CONF / "model").glob("*.yaml")}
+    without = {family for family in known if not CONFIG_MAPPING[family].base_model_tp_plan}
+    assert without == model_families.NO_TENSOR_PLAN
+
+
+def test_expanded():
+    """Tensors come before the module that they are in, and layers have their numbers."""
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=16)
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
+    found = transformers_models_private.expanded(model.base_model, {"layers.*.mlp.up_proj": "colwise"})
+    names = [f"layers.{layer}.mlp.up_proj{end}" for layer in (0, 1) for end in (".weight", "")]
+    assert found == dict.fromkeys(names, "colwise") and [*found] == names
 
 
 @pytest.fixture

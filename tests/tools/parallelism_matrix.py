@@ -54,6 +54,8 @@ MODES = (
     "fsdp parallelism.num_processes=2 parallelism.strategy=no_shard",
     f"{HYBRID} parallelism.num_processes=4",
     "fsdp_tp parallelism.num_processes=4",
+    "fsdp_tp parallelism.num_processes=4 model=mixtral_tiny",
+    "fsdp_tp parallelism.num_processes=4 parallelism.split=experts model=mixtral_tiny",
     *(f"zero parallelism.num_processes=2 parallelism.stage={stage}" for stage in (1, 2, 3)),
     "ddp parallelism.num_processes=2 adapter=qlora",
     "fsdp parallelism.num_processes=2 adapter=lora",
@@ -149,7 +151,8 @@ class Matrix:
         peak = counted[0]["peak_tensor_bytes"] if counted else record.memory.peak_tensor_bytes
         assert peak and foreseen, "the ledger of a training and an estimate have a peak"
         error = foreseen / peak - 1
-        why = f": {ROUTES}" if abs(error) > SAME_BYTES and any("experts" in word for word in words) else ""
+        routed = any("experts" in word or "mixtral" in word for word in words)
+        why = f": {ROUTES}" if abs(error) > SAME_BYTES and routed else ""
         return f"{YES if abs(error) <= SAME_BYTES else 'no'} ({error:+.2%}){why}"
 
 

@@ -205,6 +205,7 @@ class Parallelism(Menu):
     strategy: str = one_of("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     shard_size: int | None = at_least(1)
     tensor_size: int = at_least(2)
+    split: str = one_of("all", "experts")
     experts: int | None = at_least(2)
     context: int | None = at_least(2)
     wrap: str = one_of("layer", "size", "none")

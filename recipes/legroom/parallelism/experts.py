@@ -6,7 +6,6 @@ FSDP shards the copies of an expert over the ranks that have it.
 
 from __future__ import annotations
 
-import fnmatch
 from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,9 +23,8 @@ def split(model: PreTrainedModel, size: int, ranks: int, device: str, settings: 
 
     settings: of `fully_shard`. Raises Refusal for a model without a plan, or experts that do not divide.
     """
-    base, plan = model.base_model, transformers_models_private.expert_parallel_plan(model)
-    names = [name for name, _ in (*base.named_parameters(), *base.named_modules())]  # tensors are split first
-    split = {name: plan[rule] for name in names for rule in plan if fnmatch.fnmatch(name, rule)}
+    base: Any = model.base_model
+    split = transformers_models_private.expanded(base, transformers_models_private.expert_parallel_plan(model))
     layers = [base.get_submodule(name) for name, style in split.items() if style == DISPATCHED]
     if not layers:
         raise Refusal(

@@ -6,7 +6,6 @@ The five strategies have the names of FSDP1. FSDP2 has `reshard_after_forward` a
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
 from legroom.config import Config
@@ -27,7 +25,6 @@ from legroom.ranks import collectives, rank_info
 from legroom.third_party import transformers_models_private
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precision -> dtype of the computation
-TENSOR_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 def build_sharded(cfg: Config, build_model: Callable[..., PreTrainedModel], device: str) -> PreTrainedModel:
@@ -112,7 +109,7 @@ def _mesh(cfg: Config, model: PreTrainedModel, device: str) -> DeviceMesh:
     if own.name == "fsdp_tp":
         shape = (ranks // own.tensor_size, own.tensor_size)
         mesh = init_device_mesh(device, shape, mesh_dim_names=("shard", "tensor"))
-        split(model, mesh["tensor"])
+        split(model, mesh["tensor"], own.split)
         return mesh["shard"]
     if own.in_groups:
         size = gpu.sharding_group(cfg)
@@ -158,19 +155,22 @@ def _size_units(model: nn.Module, min_parameters: int) -> list[nn.Module]:
     return chosen
 
 
-def split(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Splits the matrices of the layers over a mesh, by the plan that transformers has for the model.
+def split(model: PreTrainedModel, mesh: DeviceMesh, what: str) -> None:
+    """Splits a model over the ranks of a mesh, which train on the same rows, by transformers' own plans.
 
-    Raises Refusal for a model without a plan, or with styles that torch does not have.
+    what: 'all' for the matrices of the layers, of whose experts each rank keeps some whole; 'experts' for these alone.
+    Raises Refusal for a model without a plan.
     """
-    plan = transformers_models_private.tensor_parallel_plan(model)
-    if not plan or not set(plan.values()) <= TENSOR_STYLES.keys():
+    base: Any = model.base_model
+    whole = transformers_models_private.expert_parallel_plan(model)
+    plan = transformers_models_private.tensor_parallel_plan(model) if what == "all" else {}
+    if not plan and (what == "all" or not whole):
         raise Refusal(
-            f"{type(model).__name__} has no plan for tensor parallelism that torch supports. Choose parallelism=fsdp."
+            f"transformers has no plan for parallelism.split={what} of {type(model).__name__}. Choose parallelism=fsdp."
         )
-    names = [name for name, _ in model.base_model.named_modules()]
-    parallelize_module(
-        model.base_model,
-        mesh,
-        {name: TENSOR_STYLES[style]() for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)},
-    )
+    plan = {name: style for name, style in plan.items() if name not in whole}
+    transformers_models_private.split_tensors(base, mesh, transformers_models_private.expanded(base, plan))
+    try:
+        transformers_models_private.split_experts(base, mesh, mesh, transformers_models_private.expanded(base, whole))
+    except ValueError as error:  # experts that do not divide, which a pretrained model alone says
+        raise Refusal(f"parallelism.tensor_size={mesh.size()}: {error} Change it.") from error

@@ -116,11 +116,21 @@ def tied_weights(model: PreTrainedModel) -> dict[str, str]:
 
 
 def tensor_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Module pattern -> style of tensor parallelism ('colwise', 'rowwise', ...), empty without a plan.
-
-    transformers applies a plan only in `from_pretrained`, in processes that torchrun started.
-    """
+    """Pattern of a module or a tensor -> style of tensor parallelism ('colwise', ...), empty without a plan."""
     return getattr(model.config, "base_model_tp_plan", None) or {}
+
+
+def expanded(base: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
+    """A plan with the name of each module and tensor in the place of its pattern; tensors first, since they are split
+    first."""
+    return base._expand_parallel_plan(plan)
+
+
+def split_tensors(base: PreTrainedModel, mesh: DeviceMesh, split: dict[str, str]) -> None:
+    """Splits the tensors of a base model (name -> style) over a mesh. `from_pretrained` alone calls it."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    apply_tensor_parallelism(base, mesh, split)
 
 
 def expert_parallel_plan(model: PreTrainedModel) -> dict[str, str]:

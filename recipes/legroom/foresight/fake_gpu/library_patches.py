@@ -149,7 +149,7 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
         streams = patched(torch.accelerator, current_stream=Stream)
         sums = patched(collectives, all_reduce_sum=all_reduce_sum)
         even = transformers_models_private.replaced_routes(_even_routes, _same_counts)
-        routes = even if cfg.parallelism.experts else contextlib.nullcontext()
+        routes = even if cfg.parallelism.experts or cfg.parallelism.name == "fsdp_tp" else contextlib.nullcontext()
         with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams, routes, _engine(cfg):
             yield
     finally:

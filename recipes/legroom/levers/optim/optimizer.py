@@ -43,7 +43,7 @@ def _of_transformers_table(args: TrainingArguments, model: torch.nn.Module, with
     for group in optimizer.param_groups:
         group["params"] = [weight for weight in group["params"] if id(weight) not in without]
     # transformers keeps a group without parameters; DeepSpeed cannot partition one.
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    optimizer.param_groups[:] = [one for group in optimizer.param_groups for one in _by_mesh(group)]
     return optimizer
 
 
@@ -85,6 +85,14 @@ class CombinedOptimizer(Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
         return None
+
+
+def _by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group in parts whose weights are sharded over the same ranks: one fused kernel takes no others."""
+    meshes: dict[Any, list[torch.Tensor]] = {}
+    for weight in group["params"]:
+        meshes.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+    return [group | {"params": weights} for weights in meshes.values()]
 
 
 def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -97,11 +97,10 @@ def memory_levers(cfg: Config) -> list[Lever]:
     """Optimizers with smaller states, or with smaller temporaries in the step; steps inside the backward pass."""
     name, mode = cfg.optim.name, cfg.parallelism.name
     whole_weights = mode in ("single", "dp", "ddp")  # 8-bit optimizers work on no others
-    fused = name == "adamw" and mode != "fsdp_tp"
     in_8_bits = name in ("adamw", "adamw_fused") and whole_weights
     levers = [
         # The fused kernel has no temporary copy of all weights.
-        Lever("optim=adamw_fused", Cost.NO_SPEED if fused else None, (STEP,)),
+        Lever("optim=adamw_fused", Cost.NO_SPEED if name == "adamw" else None, (STEP,)),
         Lever("optim=adafactor"),
         Lever("optim=adam8bit", Cost.LOW_PRECISION_STATES if in_8_bits else None),
     ]

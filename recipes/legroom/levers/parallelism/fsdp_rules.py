@@ -7,8 +7,9 @@ from packaging.version import Version
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import gpu as gpu_options
+from legroom.options import model_families
 
-EXPERTS_SINCE = "5.23"  # of transformers: the first that was tried
+PLANS_SINCE = "5.23"  # of transformers: the first that was tried
 
 
 def problems(cfg: Config, on_gpu: bool) -> list[str]:
@@ -40,7 +41,7 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
 
 def _experts_problems(cfg: Config) -> list[str]:
     own, model, size, count = cfg.parallelism, cfg.model, cfg.parallelism.experts or 1, cfg.parallelism.num_processes
-    typed, installed = f"parallelism.experts={size}", host.version("transformers") or "0"
+    typed = f"parallelism.experts={size}"
     found = [
         f"{typed} does not go with {other}. {instead}"
         for other, instead, chosen in (
@@ -49,15 +50,10 @@ def _experts_problems(cfg: Config) -> list[str]:
             (f"adapter={cfg.adapter.name}", "Leave parallelism.experts out.", cfg.adapter.is_used),
             ("compile=true", "Leave compile out: how many tokens travel differs by step.", cfg.compile),
             (f"kernels={cfg.kernels.name}", "Choose kernels=none.", cfg.kernels.name != "none"),
-            (f"optim={cfg.optim.name}", "Choose optim=adamw.", cfg.optim.facts.needs_uniform_sharding),
         )
         if chosen
     ]
-    if Version(installed) < Version(EXPERTS_SINCE):
-        found.append(
-            f"{typed} needs transformers>={EXPERTS_SINCE}, and {installed} is installed: pip install "
-            f"'transformers>={EXPERTS_SINCE}', or leave it out."
-        )
+    found += since(typed)
     if count is not None and count % size:
         found.append(f"{count} ranks cannot be put into groups of {typed}. Change one of them.")
     if model.pretrained:
@@ -89,20 +85,31 @@ def _tensor_problems(cfg: Config) -> list[str]:
             f"{own.num_processes} ranks cannot be put into groups of parallelism.tensor_size="
             f"{own.tensor_size}. Change one of them."
         )
-    if cfg.optim.facts.needs_uniform_sharding:
-        found.append(
-            f"optim={cfg.optim.name} needs all weights sharded alike, and fsdp_tp shards some twice. "
-            "Choose optim=adamw."
-        )
+    typed = f"parallelism.tensor_size={own.tensor_size}"
+    found += since(typed)
     if cfg.model.pretrained:
         return found  # whether it has a plan is checked when it is loaded
-    if cfg.model.family != "llama":
+    if own.split == "all" and cfg.model.family in model_families.NO_TENSOR_PLAN:
         found.append(
-            f"model={cfg.model.name} has no plan for tensor parallelism; the llama models have. Choose one of "
-            "them, or parallelism=fsdp."
+            f"model={cfg.model.name}: transformers has no plan for tensor parallelism of its family. Choose another "
+            "model, or parallelism=fsdp."
         )
-    typed = f"parallelism.tensor_size={own.tensor_size}"
-    return found + split_problems(cfg, typed, own.tensor_size, ("heads", "kv_heads", "feed_forward"))
+    if own.split == "experts" and cfg.model.experts is None:
+        found.append(f"parallelism.split=experts: model={cfg.model.name} has no experts. Leave it out.")
+    divided = ("heads", "kv_heads") if own.split == "all" else ()
+    inner = "experts" if cfg.model.experts else "feed_forward"
+    return found + split_problems(cfg, typed, own.tensor_size, (*divided, inner))
+
+
+def since(typed: str) -> list[str]:
+    """A line where transformers is older than its own plans, as this project uses them."""
+    installed = host.version("transformers") or "0"
+    if Version(installed) >= Version(PLANS_SINCE):
+        return []
+    return [
+        f"{typed} needs transformers>={PLANS_SINCE}, and {installed} is installed: pip install "
+        f"'transformers>={PLANS_SINCE}', or leave it out."
+    ]
 
 
 def split_problems(cfg: Config, typed: str, ranks: int, keys: tuple[str, ...]) -> list[str]:
