@@ -6,6 +6,7 @@ import datetime
 import json
 import multiprocessing
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,11 +25,14 @@ TASK, RANKS, T, WINDOW = "language_modelling", 2, 24, 5
 CLOSE = 2e-5
 
 
-def compare(kinds: list[str], folder: Path) -> dict[str, str]:
+def compare(
+    kinds: list[str], folder: Path, difference: Callable[[str], str] | None = None, allowed: set[str] | None = None
+) -> dict[str, str]:
     """Kind -> "" where both compute the same loss and gradients, or else what differs. Also of kinds that are
-    refused by their name. folder: for the rendezvous."""
+    refused by their name, which are put into `allowed`. folder: for the rendezvous."""
+    chosen = difference or _difference, model_families.CONTEXT if allowed is None else allowed
     processes = multiprocessing.get_context("fork")  # the libraries are imported
-    ranks = [processes.Process(target=_rank, args=(rank, kinds, folder)) for rank in range(RANKS)]
+    ranks = [processes.Process(target=_rank, args=(rank, kinds, folder, *chosen)) for rank in range(RANKS)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -36,12 +40,12 @@ def compare(kinds: list[str], folder: Path) -> dict[str, str]:
     return json.loads((folder / "0.json").read_text())
 
 
-def _rank(rank: int, kinds: list[str], folder: Path) -> None:
-    model_families.CONTEXT.update(kinds)
+def _rank(rank: int, kinds: list[str], folder: Path, difference: Callable[[str], str], allowed: set[str]) -> None:
+    allowed.update(kinds)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=20))
-    found = {kind: _difference(kind) for kind in kinds}
+    found = {kind: difference(kind) for kind in kinds}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

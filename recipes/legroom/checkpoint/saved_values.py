@@ -43,12 +43,12 @@ def check_dtype(name: str, saved: torch.dtype, ours: torch.dtype) -> None:
         raise Refusal(f"{name} is {saved} in the checkpoint and {ours} in this model: it is of another training.")
 
 
-def group_indices(groups: list[list[str]], saved_groups: list[dict]) -> list[int]:
+def group_indices(groups: list[list[str]], saved_groups: list[dict], ours: set[str]) -> list[int]:
     """For each parameter group, the index of the saved group with its parameters.
 
-    groups: the names of each group's parameters. The groups depend on the parallelism: an optimizer of a model that
-    tensor parallelism split in part has the split parameters in groups of their own. Raises Refusal if a group's
-    parameters were not in one group, or were in several.
+    groups: the names of each group's parameters. ours: of those of all ranks. The groups depend on the parallelism: an
+    optimizer of a model that tensor parallelism split in part has the split parameters in groups of their own. Raises
+    Refusal if a group's parameters were not in one group, or were in several.
     """
     if not any(PARAMETERS in saved for saved in saved_groups):  # saved before checkpoints had these names
         if len(saved_groups) != len(groups):
@@ -61,7 +61,6 @@ def group_indices(groups: list[list[str]], saved_groups: list[dict]) -> list[int
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named):
         raise Refusal("a parameter group of the checkpoint does not name its parameters: it is damaged.")
     index = {name: i for i, names in enumerate(named) for name in names or []}
-    ours = {name for names in groups for name in names}
     if sum(len(names or []) for names in named) != len(index) or index.keys() != ours:
         raise Refusal("the parameter groups of the checkpoint are not of this model: it is of another training.")
     settings = [{key: value for key, value in saved.items() if key != PARAMETERS} for saved in saved_groups]

@@ -20,7 +20,7 @@ from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.measure.step_log import StepLog
 from legroom.options.task import OF_ROWS
-from legroom.parallelism import unwrap
+from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records import checkpoint_files, model_card, run_folder
 from legroom.records.checkpoint_files import Checkpoint
@@ -238,6 +238,9 @@ def _write_model(
 def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:
     """The whole state dictionary of a sharded model on the CPU of rank 0, of one with an adapter what is trained; None
     for a model that is not sharded."""
+    split = pipeline.of(loop.bare_model)
+    if split is not None:
+        return split.gathered()
     deepspeed = loop.accelerator.deepspeed_plugin
     if deepspeed is not None and deepspeed.zero_stage == 3:
         return loop.accelerator.get_state_dict(loop.model)

@@ -7,6 +7,7 @@ Names are those of the model's state dictionary, and `<name>/<key>` for the opti
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from legroom.checkpoint import saved_values
 from legroom.checkpoint.shard_reader import ShardReader
 from legroom.errors import Refusal
-from legroom.parallelism import unwrap
+from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records.checkpoint_files import Checkpoint
 from legroom.records.printable import printable
@@ -48,13 +49,14 @@ def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
 
     Rank 0 saves what all ranks have. Raises Refusal for an optimizer state that cannot be saved.
     """
-    rank = collectives.rank_index()
+    rank, split = collectives.rank_index(), pipeline.of(loop.bare_model)
+    saver = rank if split is None else split.copy  # each rank of the first pipeline saves what it has
     named = named_tensors(loop)
     names = {id(tensor): name for name, tensor in named.items()}
     shards: dict[str, dict[str, torch.Tensor]] = {"weights": {}, "optimizer": {}}
     boxes: dict[str, dict] = {}  # name -> shape of the whole tensor, and offset of the shard in it
     for name, tensor in named.items():
-        _add_shard(shards["weights"], boxes, name, tensor, rank)
+        _add_shard(shards["weights"], boxes, name, tensor, saver)
     optimizer = unwrap.inner_optimizer(loop.optimizer)
     plain: dict[str, dict] = {}  # a weight's name -> what its optimizer state has besides tensors
     for group in optimizer.param_groups:
@@ -67,12 +69,17 @@ def collect(loop: Any) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
                             f"the optimizer's {key} of a sharded weight is not sharded as the weight is, so it cannot "
                             "be saved. Choose optim=adamw."
                         )
-                    _add_shard(shards["optimizer"], boxes, name, value, rank)
+                    _add_shard(shards["optimizer"], boxes, name, value, saver)
                 else:
                     plain.setdefault(names[id(weight)], {})[key] = value
+    group_names = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+    if split is not None:
+        everywhere = collectives.all_gather((group_names, plain))[: split.ranks]
+        group_names = [list(dict.fromkeys(itertools.chain(*each))) for each in zip(*(one for one, _ in everywhere))]
+        plain = {name: state for _, one in everywhere for name, state in one.items()}
     values = {"boxes": boxes, "random": random_states()}
     if rank == 0:
-        values |= _shared_values(loop, optimizer, names, plain)
+        values |= _shared_values(loop, optimizer, group_names, plain)
     return values, shards
 
 
@@ -85,13 +92,13 @@ def _with_parts(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _shared_values(loop: Any, optimizer: Any, names: dict[int, str], plain: dict[str, dict]) -> dict[str, Any]:
+def _shared_values(loop: Any, optimizer: Any, group_names: list[list[str]], plain: dict[str, dict]) -> dict[str, Any]:
     """The states of optimizer, scheduler and gradient scaler that are not tensors, for JSON."""
     scaler = loop.accelerator.scaler
     groups = [
         {key: saved_values.plain(value) for key, value in group.items() if key != "params"}
-        | {saved_values.PARAMETERS: [names[id(weight)] for weight in group["params"]]}
-        for group in optimizer.param_groups
+        | {saved_values.PARAMETERS: names}
+        for group, names in zip(optimizer.param_groups, group_names, strict=True)
     ]
     return {
         "optimizer": {"groups": groups, "states": plain},
@@ -176,9 +183,12 @@ def _restore(loop: Any, checkpoint: Checkpoint, rank: int) -> None:
     values = checkpoint.values
     optimizer = unwrap.inner_optimizer(loop.optimizer)
     saved_groups, states = values["optimizer"]["groups"], values["optimizer"]["states"]
-    saved_values.check_states(states, set(names.values()))
+    ours = set(names.values())
+    if pipeline.of(loop.bare_model) is not None:
+        ours.update(*collectives.all_gather(ours))
+    saved_values.check_states(states, ours)
     group_names = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
-    origins = saved_values.group_indices(group_names, saved_groups)
+    origins = saved_values.group_indices(group_names, saved_groups, ours)
     for group, origin in zip(optimizer.param_groups, origins, strict=True):
         saved_values.restore_group(group, saved_groups[origin])
         for weight in group["params"]:

@@ -208,6 +208,9 @@ class Parallelism(Menu):
     split: str = one_of("all", "experts")
     experts: int | None = at_least(2)
     context: int | None = at_least(2)
+    stages: int = at_least(2)
+    schedule: str = one_of("gpipe", "1f1b", "interleaved")
+    chunks: int | None = at_least(2)
     wrap: str = one_of("layer", "size", "none")
     wrap_min_parameters: int = at_least(1)
     cpu_offload: bool = UNSET
@@ -218,8 +221,8 @@ class Parallelism(Menu):
 
     @property
     def together(self) -> int:
-        """How many ranks train on the same rows: those that share each layer, or the tokens of a row."""
-        return self.tensor_size or self.context or 1
+        """How many ranks train on the same rows: those that share each layer, the tokens of a row, or the layers."""
+        return self.tensor_size or self.context or self.stages or 1
 
     @property
     def one_process(self) -> bool:
@@ -243,8 +246,8 @@ class Parallelism(Menu):
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is computed while GPUs send: DataParallel, and DeepSpeed's stages 1 and 2."""
-        return self.name == "dp" or (self.name == "zero" and not self.fetches_ahead)
+        """Whether nothing is computed while GPUs send: DataParallel, pipelines, and DeepSpeed's stages 1 and 2."""
+        return self.name in ("dp", "pipeline") or (self.name == "zero" and not self.fetches_ahead)
 
     @property
     def fetches_ahead(self) -> bool:

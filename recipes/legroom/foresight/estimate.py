@@ -98,7 +98,7 @@ def _write_step_file(
     operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
     outcome.operations = operations.summary
     try:
-        step_file.write({"rank": 0, "timeline": timeline, "operations": operations.details}, folder)
+        step_file.write({"rank": simulated.rank, "timeline": timeline, "operations": operations.details}, folder)
     except OSError as error:
         outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
 

@@ -80,7 +80,7 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
         outcome.warnings.append(NO_CPU_TIME)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
     memory.per_rank = [
-        {"rank": 0}
+        {"rank": simulated.rank}
         | {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
     ]
 

@@ -21,7 +21,7 @@ from legroom.config import Config
 from legroom.data import collate, data_loader
 from legroom.data.dataset import Data
 from legroom.data.rows import samples_in
-from legroom.foresight import evaluation_memory, uneven_lengths
+from legroom.foresight import evaluation_memory, fullest_rank, uneven_lengths
 from legroom.foresight.fake_gpu import library_patches, zero_ranks
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
@@ -32,7 +32,7 @@ from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
 from legroom.machine import host
 from legroom.models import architectures, quantized
-from legroom.parallelism import fsdp
+from legroom.parallelism import fsdp, pipeline
 from legroom.ranks import collectives
 from legroom.records.record import Model
 from legroom.training import setup
@@ -74,6 +74,8 @@ class SimulatedStep:
     error_share: float = 0.0  # of the reserved memory, by which the prediction may be too low, beyond the usual margin
     evaluation_events: list[tuple[int, int]] | None = None  # of steps and an evaluation behind them, if there is one
     unknown_settings: list[str] = field(default_factory=list)  # of the allocator, a warning for each
+    rank: int = 0
+    own_layers: int = 0  # of a rank of a pipeline
 
     @property
     def beside_frozen(self) -> bool:
@@ -102,7 +104,9 @@ def simulate_step(
     With compile=true it is the step as written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    written = _simulate(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, build_data)
+    settings = (folder, capacity_bytes, record_origins, draw_lengths, build_data)
+    ranks = fullest_rank.simulated_ranks(cfg)
+    written = fullest_rank.of(cfg, [_simulate(cfg.as_written(), rank, *settings) for rank in ranks])
     if not cfg.compile:
         return written
     checkpointed = cfg.checkpointing.name != "none"
@@ -115,31 +119,30 @@ def simulate_step(
 
 def _simulate(
     cfg: Config,
+    rank: int,
     folder: str,
     capacity_bytes: int,
     record_origins: bool,
     draw_lengths: bool,
     build_data: Callable[..., Data] | None,
 ) -> SimulatedStep:
-    """`simulate_step` of a configuration that is not compiled."""
+    """`simulate_step` of one rank of a configuration that is not compiled."""
     gpu = host.gpu(cfg)
     fake = FakeDevice(None if gpu is None else AS_AMPERE if is_amd(cfg) else gpu.capability)
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(fake)
         eight_bit, quantised = cfg.optim.facts.package == "bitsandbytes", bool(cfg.adapter.bits)
         contexts.enter_context(library_patches.libraries_on(fake, quantised, cfg.model.attention, eight_bit))
-        contexts.enter_context(library_patches.rank_0_of(cfg, fake))
+        contexts.enter_context(library_patches.rank_of(cfg, fake, rank))
         make_arguments = functools.partial(library_patches.arguments_for, device=fake.device)
         training = setup.build(cfg, folder, make_arguments, functools.partial(_fake_model, fake), build_data)
         args, rows, model, loop = training.args, training.data, training.model, training.loop
         steps = min(args.gradient_accumulation_steps, len(data_loader.largest_step(rows, args)))
-        parameter_count, described = sum(quantized.counts(model).values()), architectures.describe(cfg, model)
+        parameter_count, described = quantized.count(model), architectures.describe(cfg, model)
         training.warnings.extend(_played_mode(cfg, loop))
-        bare_optimizer = getattr(loop.optimizer, "optimizer", loop.optimizer)
-        trace = OpTrace(fake, model, bare_optimizer, record_origins)
-        even = rows.collate is collate.stack
-        few = min(steps, MICRO_BATCHES + collectives.is_distributed())
-        enough = few if even else steps
+        trace = OpTrace(fake, model, getattr(loop.optimizer, "optimizer", loop.optimizer), record_origins)
+        even, split = rows.collate is collate.stack, pipeline.of(model)  # whose micro-batches are under way together
+        enough = min(steps, MICRO_BATCHES + collectives.is_distributed()) if even and split is None else steps
         # Shorter micro-batches that are not run are not held as if they were as long as the first.
         tokens, held = _two_steps(training, trace, enough, steps - enough if even else 0)
         events = trace.allocator_events(REPEATS) if gpu is not None and capacity_bytes else []
@@ -149,7 +152,7 @@ def _simulate(
             settings = _allocator(capacity_bytes, gpu.memory_bytes)[1]
             first_steps, drawn = uneven_lengths.draw(loop, fake, trace.ledger.optimizer, steps, events, settings)
         if gpu is not None and draw_lengths:
-            evaluated = evaluation_memory.requests(cfg, training, fake, bare_optimizer)
+            evaluated = evaluation_memory.requests(cfg, training, fake, trace.ledger.optimizer)
     batch = args.train_batch_size * rows.ranks
     samples = min(batch * steps, len(rows.train))  # a step larger than the data has all samples
     scale = samples / min(batch * enough, len(rows.train))  # from the micro-batches that were run to the whole step
@@ -162,7 +165,7 @@ def _simulate(
         model_flops=None if trace.ledger.model_flops is None else round(trace.ledger.model_flops * scale),
         events=events,
         paged_bytes=trace.paged_bytes,
-        tally=_tally_of_mode(cfg, loop, trace.step_tally(steps), steps),
+        tally=_tally_of_mode(cfg, loop, trace.step_tally(steps if split is None else len(trace.passes)), steps),
         model=described,
         warnings=training.warnings + list(fake.warnings) + _too_few(samples, batch * cfg.accumulation.steps),
         trace=trace,
@@ -170,6 +173,8 @@ def _simulate(
         uneven=not even,
         drawn=drawn,
         evaluation_events=evaluated,
+        rank=rank,
+        own_layers=0 if split is None else split.layers,
     )
     return simulated if gpu is None or not capacity_bytes else within(simulated, capacity_bytes, gpu.memory_bytes)
 
@@ -227,6 +232,8 @@ def _fake_model(fake: FakeDevice, cfg: Config, build_model: setup.BuildModel) ->
     with fake.building():
         model = build_model(weights=False)
         model.tie_weights()  # part of the initialisation that `building` leaves out
+    if cfg.parallelism.stages:
+        pipeline.split(model, cfg.parallelism)
     if cfg.parallelism.sharded:
         fsdp.shard(cfg, model, fake.device.type)
     return model

@@ -282,7 +282,7 @@ def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreT
     """`setup.model_on_device`; notes the number of parameters and, on a GPU, the bytes that the weights take."""
     before_bytes = device_memory.nvml_used_bytes()
     model = setup.model_on_device(cfg, build_model)
-    memory.parameter_count = sum(quantized.counts(model).values())
+    memory.parameter_count = quantized.count(model)
     if host.device(cfg) == "cuda":
         memory.weights_device_bytes = device_memory.difference(device_memory.nvml_used_bytes(), before_bytes)
         torch.cuda.reset_peak_memory_stats()

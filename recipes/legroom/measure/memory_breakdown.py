@@ -72,7 +72,7 @@ def _set_flops(cfg: Config, record: Record, model_flops: int, step_tokens: int, 
     speed = record.speed
     processes = cfg.parallelism.num_processes or 1
     all_ranks_flops = model_flops * processes  # with dp one process runs all replicas
-    if cfg.parallelism.experts:  # of which some get more tokens than others
+    if cfg.parallelism.experts or cfg.parallelism.stages:  # of which some have more to compute than others
         all_ranks_flops = sum(collectives.all_gather(model_flops))
     speed.model_flops_per_step = round(all_ranks_flops * mean_tokens / step_tokens)
     gpus = max(processes, cfg.parallelism.replicas)

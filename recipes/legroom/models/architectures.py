@@ -20,7 +20,7 @@ from legroom.options import hooks
 from legroom.options import model as model_options
 from legroom.options.model import AUTO
 from legroom.options.task import OF_ROWS, OF_TOKENS
-from legroom.parallelism import unwrap
+from legroom.parallelism import pipeline, unwrap
 from legroom.records import record
 from legroom.records.printable import printable
 from legroom.third_party import transformers_models_private
@@ -227,7 +227,9 @@ def _reserved_positions(config: PretrainedConfig) -> int:
 
 def describe(cfg: Config, model: PreTrainedModel) -> record.Model:
     """The model as it was built, for the record."""
+    split = pipeline.of(model)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    trained = trained if split is None else split.trained
     model = unwrap.base_model(model)
     text, asked = model.config.get_text_config(), cfg.model.attention
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from legroom.errors import Refusal
-from legroom.parallelism import four_bits
+from legroom.parallelism import four_bits, pipeline
 from legroom.third_party import transformers_models_private
 
 OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in 16 bits (Dettmers et al. 2022)
@@ -185,6 +185,12 @@ def counts(model: nn.Module) -> dict[nn.Parameter, int]:
     """Weight -> how many numbers it has; one in 4 bits holds two in a byte."""
     found = {weight: weight.numel() for weight in model.parameters()}
     return found | {weight: math.prod(layer.quant_state.shape) for layer, weight in four_bits.layers(model)}
+
+
+def count(model: nn.Module) -> int:
+    """How many numbers the weights of a model have, with those of the other ranks of a pipeline."""
+    split = pipeline.of(model)
+    return sum(counts(model).values()) if split is None else split.parameters
 
 
 def scales(model: nn.Module) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     slides = " and ".join(typed[key] for key in ("window", "stride") if key in typed)
     off, dummy, causal = not cfg.eval.enabled, cfg.data.name == "dummy", task.is_causal(cfg)
     talks = task.has_conversations(cfg)
-    one, sharded = "Leave one of them out.", cfg.parallelism.name in ("fsdp", "fsdp_tp", "zero")
+    one, sharded = "Leave one of them out.", cfg.parallelism.name in ("fsdp", "fsdp_tp", "pipeline", "zero")
     precision = f"eval.precision={cfg.eval.precision}, which rounds the weights that are trained on"
     rules = (
         (every or slides, off, f" is not supported with eval.enabled=false. {one}"),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,3 +98,57 @@ def replaced_ddp(ddp: type) -> Iterator[None]:
         patched(_distributed, _verify_param_shape_across_processes=lambda *_: True),
     ):
         yield
+
+
+# --- pipelining --------------------------------------------------------------------------------------
+
+
+def pipeline_stage(
+    module: torch.nn.Module, index: int, count: int, device: torch.device, given: Any, made: Any, group: ProcessGroup
+) -> Any:
+    """A stage of a pipeline whose shapes are known: given and made (on the meta device) are its input and output.
+
+    Private because torch lets the ranks vote in each new schedule whether all know their shapes, and waits for them.
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    class KnownStage(PipelineStage):
+        def _warmup_forward_vote(self, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.ones(1, dtype=torch.int32, device="cpu")
+
+        def _warmup_backward_result(self, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.ones(1, dtype=torch.int32, device="cpu")
+
+    return KnownStage(module, index, count, device, input_args=given, output_args=made, group=group)
+
+
+class _HeldWork:
+    """A message under way, which keeps its tensor as a real one does. The fake process group's keeps none."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor):
+        self.work, self.tensor = work, tensor
+
+    def wait(self) -> bool:
+        return self.work is None or self.work.wait()
+
+
+@contextlib.contextmanager
+def messages_keep_tensors() -> Iterator[None]:
+    """Inside, what `isend` and `irecv` return keeps the tensor, under both names that torch's schedules compare."""
+
+    def held(send: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, *args, **kwargs: _HeldWork(send(tensor, *args, **kwargs), tensor)
+
+    names = {"isend": held(distributed_c10d.isend), "irecv": held(distributed_c10d.irecv)}
+    with patched(dist, **names), patched(distributed_c10d, **names):
+        yield
+
+
+def pipeline_schedule(name: str, stages: list[Any], micro_batches: int, loss: Callable[..., torch.Tensor]) -> Any:
+    """The schedule 'gpipe', '1f1b' or 'interleaved' of a rank's stages. loss: of the last one's output."""
+    from torch.distributed import pipelining
+
+    if name == "interleaved":
+        return pipelining.ScheduleInterleaved1F1B(stages, micro_batches, loss, scale_grads=False)
+    kind = pipelining.ScheduleGPipe if name == "gpipe" else pipelining.Schedule1F1B
+    return kind(stages[0], micro_batches, loss, scale_grads=False)

@@ -138,6 +138,11 @@ def expert_parallel_plan(model: PreTrainedModel) -> dict[str, str]:
     return getattr(model.config, "base_model_ep_plan", None) or {}
 
 
+def pipeline_plan(model: PreTrainedModel) -> list[str]:
+    """Modules beside the layers in the order in which they run, the layers among them; empty without a plan."""
+    return list(getattr(model.config, "base_model_pp_plan", None) or ())
+
+
 def split_experts(base: torch.nn.Module, experts: DeviceMesh, same_batch: DeviceMesh, split: dict[str, str]) -> None:
     """Keeps a rank's own experts of those in `split` (name -> style), and lets tokens travel to them. experts: the
     ranks that have all of them together. same_batch: the ranks with one batch. `from_pretrained` alone calls it."""

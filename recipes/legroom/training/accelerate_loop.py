@@ -19,7 +19,7 @@ from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks
-from legroom.parallelism import unwrap
+from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import AfterStep
 from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
@@ -38,7 +38,7 @@ class Loop:
             mixed_precision=args.mixed_precision, **hooks.accelerator_arguments(cfg, args)
         )
         self.loader = data_loader.batch_loader(data, data.train, args, args.train_batch_size, shuffle=True)
-        self.bare_model = model
+        self.bare_model, self.pipeline = model, pipeline.attach(self.accelerator, model)
         self.model: Any
         self.optimizer: Any
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer.build_optimizer(cfg, args, model))
@@ -78,6 +78,10 @@ class Loop:
         gradients, tokens without padding) of all ranks."""
         losses = []
         shares, samples, tokens, unpadded = step_shares(batches)
+        if self.pipeline is not None:
+            with hooks.around_step(self.levers):
+                losses.append(self.pipeline.step(batches, shares))
+            batches = []
         for index, (batch, share) in enumerate(zip(batches, shares)):
             last = self.accelerator.sync_gradients = index == len(batches) - 1
             sync = nullcontext() if last else self.accelerator.no_sync(self.model)

@@ -7,6 +7,7 @@ import math
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
@@ -17,7 +18,7 @@ from legroom.data.dataset import Data
 from legroom.levers.optim import optimizer
 from legroom.measure.step_log import StepLog
 from legroom.options import hooks
-from legroom.parallelism import unwrap
+from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.third_party import accelerate_private
 from legroom.third_party.transformers_trainer_private import HookedTrainer
@@ -32,6 +33,7 @@ class LegroomTrainer(HookedTrainer):
         self.cfg, self.data, self.levers = cfg, data, hooks.behaviours(cfg)
         self.under_ledger = False  # the step for the memory ledger runs on the largest batches of the data
         super().__init__(model=model, args=args, train_dataset=data.train, data_collator=data.collate)
+        self.pipeline = pipeline.attach(self.accelerator, model)
 
     def extra_accelerator_arguments(self) -> dict[str, Any]:
         return hooks.accelerator_arguments(self.cfg, self.args)
@@ -55,11 +57,18 @@ class LegroomTrainer(HookedTrainer):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         shares, *self.step_size = step_shares(batches)
         self.step_loss: Tensor | None = None
-        self._shares = iter(shares)
+        self._shares, self._left = iter(shares), len(batches)
+        self._all = batches, shares
         return batches, None  # the shares replace the Trainer's own count of items
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        self._left -= 1
+        if self.pipeline is not None and self._left:  # a pipeline takes all micro-batches of a step with the last
+            return torch.zeros((), device=self.args.device)
         with hooks.around_step(self.levers):
+            if self.pipeline is not None:
+                self.step_loss = self.pipeline.step(*self._all)
+                return self.step_loss
             batch = cast(Batch, inputs)  # of our own data loader
             loss = forward_backward(self.accelerator, model, batch, next(self._shares), self.optimizer)
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss

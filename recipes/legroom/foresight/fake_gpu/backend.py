@@ -70,6 +70,13 @@ class _Backend(BackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
+    def get_rng_state(self, *_: Any) -> torch.Tensor:
+        """Nothing is drawn."""
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def set_rng_state(self, *_: Any) -> None:
+        """Nothing is drawn."""
+
     def empty_cache(self) -> None:
         """Nothing is cached."""
 

@@ -125,8 +125,8 @@ def _paged_state(*shape: int, dtype: torch.dtype = torch.float32, device: Any = 
 
 
 @contextlib.contextmanager
-def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
-    """Inside, this process is rank 0 of `parallelism.num_processes`, whose collectives return at once.
+def rank_of(cfg: Config, fake: FakeDevice, rank: int) -> Iterator[None]:
+    """Inside, this process is one rank of `parallelism.num_processes`, whose collectives return at once.
 
     They run on torch's "fake" process group, which communicates nothing.
     """
@@ -137,10 +137,11 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
         yield
         return
     environment = dict(os.environ)  # Accelerate writes to it, too
-    rank_info.export_environment(rank_info.RankInfo(0, count, 0, gpu_options.ranks_per_machine(cfg)))
+    here = gpu_options.ranks_per_machine(cfg)
+    rank_info.export_environment(rank_info.RankInfo(rank, count, rank % here, here))
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
     dist.init_process_group(
-        backend, store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=count
+        backend, store=torch_distributed_private.fake_process_group_store(), rank=rank, world_size=count
     )
     try:
         all_reduce_sum = functools.partial(_all_reduce_sum, collectives.all_reduce_sum)
@@ -150,7 +151,8 @@ def rank_0_of(cfg: Config, fake: FakeDevice) -> Iterator[None]:
         sums = patched(collectives, all_reduce_sum=all_reduce_sum)
         even = transformers_models_private.replaced_routes(_even_routes, _same_counts)
         routes = even if cfg.parallelism.experts or cfg.parallelism.name == "fsdp_tp" else contextlib.nullcontext()
-        with torch_distributed_private.replaced_ddp(FakeDDP), sums, streams, routes, _engine(cfg):
+        kept = torch_distributed_private.messages_keep_tensors() if cfg.parallelism.stages else contextlib.nullcontext()
+        with torch_distributed_private.replaced_ddp(FakeDDP), kept, sums, streams, routes, _engine(cfg):
             yield
     finally:
         dist.destroy_process_group()

@@ -228,6 +228,11 @@ def _device_problems(cfg: Config) -> list[str]:
             "runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a "
             "rank."
         ]
+    if cfg.parallelism.stages:
+        return [
+            "fit does not search parallelism=pipeline yet, whose time and memory recipe=estimate predicts. Choose "
+            "parallelism=fsdp, or ddp."
+        ]
     return []
 
 

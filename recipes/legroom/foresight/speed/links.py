@@ -81,6 +81,8 @@ def collective_seconds(operation: Operation, gpu: Gpu, num_processes: int, reach
     steps = (ranks - 1) * (2 if all_reduce else 1)
     sent = steps / ranks * operation.bytes
     rate, bound_by = _bytes_per_second(ranks, stride, gpu, num_processes, reached)
+    if operation.name.startswith("recv"):  # a message from one rank; what it sends itself goes the other way
+        return reached.link_seconds + operation.bytes / rate, bound_by
     if is_awaited(operation) and bound_by == BY_MACHINE_LINK:
         members = _members(ranks, stride, gpu, num_processes)
         sent = members * (ranks - members) / ranks * operation.bytes

@@ -24,7 +24,16 @@ from legroom.third_party import torch_distributed_private, torch_private
 FUSIBLE = (ops.ELEMENTWISE, ops.REDUCTION, ops.COPY)  # torch.compile makes few kernels of them
 OPTIMIZER_PHASE = "step"
 AWAITED_COLLECTIVES = ("alltoall", "all_to_all")  # part of the name: whose results the next operation needs
-MOVING_COLLECTIVES = ("allreduce", "all_reduce", "gather", "scatter", "broadcast", "reduce", *AWAITED_COLLECTIVES)
+MOVING_COLLECTIVES = (
+    "allreduce",
+    "all_reduce",
+    "gather",
+    "scatter",
+    "broadcast",
+    "reduce",
+    "recv",
+    *AWAITED_COLLECTIVES,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class Tally:
     places: dict[str, Counter] = field(default_factory=dict)  # phase -> (module, operation) -> calls; where known
     unknown: set[str] = field(default_factory=set)  # names of operations whose bytes are estimated
     waits: bool = False  # nothing is computed while ranks send
+    idle: float = 0.0  # for how long a rank of a pipeline waits for others, as a share of its own passes
     seen: dict = field(default_factory=dict, repr=False)  # signature -> operation; several tallies may share it
 
     def add(

@@ -16,7 +16,7 @@ from legroom.config import Gpu
 from legroom.foresight.speed import efficiencies, intervals, links
 from legroom.foresight.speed import operation_names as ops
 from legroom.foresight.speed.efficiencies import Efficiencies
-from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.speed.operations import OPTIMIZER_PHASE, Operation, Tally
 from legroom.foresight.speed.products import joined, product_flops
 
 # Rows that a multiprocessor works on at once, by the threads of a row's block: torch's softmax has up to 1024 of the
@@ -103,13 +103,14 @@ def predict(
     """
     reached = reached or efficiencies.of_gpu(gpu)
     by_kind: dict[str, float] = defaultdict(float)  # seconds
-    arithmetic_seconds = 0.0
-    for counts in tally.counts.values():
+    arithmetic_seconds = passes_seconds = 0.0
+    for phase, counts in tally.counts.items():
         for operation, times in counts.items():
             if operation.kind == ops.COLLECTIVE:
                 continue
             seconds = times * device_seconds(operation, gpu, precision, reached)
             by_kind[operation.kind] += seconds
+            passes_seconds += seconds * (phase != OPTIMIZER_PHASE)
             if operation.flops and is_arithmetic(operation, gpu, precision, reached):
                 arithmetic_seconds += seconds
     if paging.homeless_bytes:
@@ -117,21 +118,20 @@ def predict(
     waited = links.transfers(tally, gpu, num_processes, reached, awaited=True)
     by_kind[ops.COLLECTIVE] = waited.seconds
     device, copying = sum(by_kind.values()), by_kind[ops.HOST_COPY]
-    least = copying
-    if paging.homeless_bytes:
-        least -= links.host_copy_seconds(2 * (paging.bytes - paging.homeless_bytes), gpu)
+    housed_bytes = paging.bytes - paging.homeless_bytes if paging.homeless_bytes else 0
+    least = copying - links.host_copy_seconds(2 * housed_bytes, gpu)
     error, computing = reached.error[ERROR_OF.get(precision, precision)], device - copying - waited.seconds
     shortest, longest = intervals.device(gpu, reached, error, beside_frozen)
     low = computing * shortest + least * links.HOST_LINK / links.HOST_LINK_BEST + waited.low_seconds(error)
     high = computing * longest + copying * links.HOST_LINK / links.HOST_LINK_WORST + waited.high_seconds(error)
     host, sent = _host_seconds(tally, gpu, precision, reached), links.transfers(tally, gpu, num_processes, reached)
     fastest, slowest = intervals.host(gpu, reached, error)
-    if tally.waits:  # as a single collective, which overlaps with nothing
-        sent = replace(sent, collectives=1)
+    sent = replace(sent, collectives=1) if tally.waits else sent  # a single one overlaps with nothing
+    longer = 1 + tally.idle * passes_seconds / device if device else 1.0
     return Prediction(
-        overlapped(device, host, sent.seconds, sent.collectives),
-        overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),
-        overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives),
+        longer * overlapped(device, host, sent.seconds, sent.collectives),
+        longer * overlapped(low, host * fastest, sent.low_seconds(error), sent.collectives),
+        longer * overlapped(high, host * slowest, sent.high_seconds(error), sent.collectives),
         device,
         host,
         sent.seconds,
@@ -275,6 +275,11 @@ def _copies_note(copying: float, gpu: Gpu) -> list[str]:
 
 def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
     notes = []
+    if tally.idle:
+        share = tally.idle / (1 + tally.idle)
+        notes.append(
+            f"speed: every rank of the pipeline is taken to wait for others in {share:.0%} of the passes' time."
+        )
     if reached.source == "published":
         notes.append(f"speed: efficiencies of {gpu.chip} as others published them, not fitted to measured runs.")
     elif reached.source == "assumed":

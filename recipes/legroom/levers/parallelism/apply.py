@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options.hooks import Behaviour
-from legroom.parallelism import accelerate_plugins, context, fsdp, unwrap, zero
+from legroom.parallelism import accelerate_plugins, context, fsdp, pipeline, unwrap, zero
 from legroom.third_party import accelerate_private
 
 
@@ -18,6 +18,8 @@ class Apply(Behaviour):
     def check_model(self, name: str, architecture: PretrainedConfig, task: str) -> None:
         if self.cfg.parallelism.context:
             context.check(self.cfg.parallelism.context, name, architecture, task)
+        if self.cfg.parallelism.stages:
+            pipeline.check(name, architecture, task)
 
     def model_on_device(self, model: Any) -> None:
         if self.cfg.parallelism.context:
@@ -32,11 +34,14 @@ class Apply(Behaviour):
 
 
 def model_on_device(cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    """The model on the device that the configuration runs on: whole, or this rank's shards under FSDP or ZeRO-3."""
+    """The model on the device that the configuration runs on: whole, this rank's shards under FSDP
+    or ZeRO-3, or its layers in a pipeline."""
     device = host.device(cfg)
     if cfg.parallelism.sharded:
         return fsdp.build_sharded(cfg, build_model, device)
     model = build_model()
+    if cfg.parallelism.stages:
+        pipeline.split(model, cfg.parallelism)
     if cfg.parallelism.name == "zero":
         zero.to_device(cfg, model, device)
     else:

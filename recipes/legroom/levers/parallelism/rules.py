@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 
 from legroom.config import Config
-from legroom.levers.parallelism import context_rules, fsdp_rules, launcher_conflicts, zero_rules
+from legroom.levers.parallelism import context_rules, fsdp_rules, launcher_conflicts, pipeline_rules, zero_rules
 from legroom.machine import host
 from legroom.options import hooks, model_families
 from legroom.options.hooks import Dimension
@@ -58,6 +58,8 @@ def resolve(cfg: Config) -> list[str]:
             "--num_processes N, or say how many with parallelism.num_processes=N."
         ]
     cfg.parallelism.num_processes, cfg.parallelism.replicas = processes(cfg), replicas(cfg)
+    if cfg.parallelism.schedule == "interleaved":
+        cfg.parallelism.chunks = cfg.parallelism.chunks or 2
     if cfg.parallelism.sync_each_batch is None and mode in ("fsdp", "fsdp_tp"):
         cfg.parallelism.sync_each_batch = cfg.parallelism.strategy != "no_shard"
     return []
@@ -99,6 +101,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found += zero_rules.problems(cfg, on_gpu)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg, on_gpu)
+    elif cfg.parallelism.stages:
+        found += pipeline_rules.problems(cfg)
     found += context_rules.problems(cfg) if cfg.parallelism.context and not cfg.parallelism.one_process else []
     return found + _typed_problems(cfg, given)
 
@@ -130,6 +134,7 @@ def warnings(cfg: Config) -> list[str]:
     """More ranks than cores; what a mode does not do."""
     count, cores = cfg.parallelism.num_processes, host.usable_cores()
     found = zero_rules.warnings(cfg) if cfg.parallelism.name == "zero" else []
+    found += pipeline_rules.warnings(cfg) if cfg.parallelism.stages else []
     if _is_played_dp(cfg):
         found.append(
             f"parallelism=dp: GPU 0 of {count} is estimated, which holds most. Sending weights, outputs and gradients "
@@ -187,6 +192,7 @@ HOOKS = hooks.register(
         chosen=lambda cfg: True,
         resolve=resolve,
         problems=problems,
+        conflicts=pipeline_rules.CONFLICTS,
         warnings=warnings,
         search=(
             Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),

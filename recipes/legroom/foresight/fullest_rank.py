@@ -1,0 +1,51 @@
+"""The ranks of a pipeline that an estimate simulates, and what becomes of their figures.
+
+The ranks between the first and the last have layers alone, the earlier ones no fewer, and with schedule=1f1b more
+micro-batches at a time: the second stands for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from legroom.config import Config
+from legroom.levers.parallelism import pipeline_rules
+
+
+def simulated_ranks(cfg: Config) -> list[int]:
+    """The ranks that are simulated."""
+    last = (cfg.parallelism.stages or 1) - 1
+    return sorted({0, min(1, last), last})
+
+
+def of(cfg: Config, steps: Sequence[Any]) -> Any:
+    """The `SimulatedStep` of a job from those of `simulated_ranks`: the memory of the fullest, the operations of the
+    one that computes most, and for how long that waits for the others."""
+    if len(steps) == 1:
+        return steps[0]
+    fullest = max(steps, key=lambda step: (_needed(step), step.parts["peak_tensor_bytes"]))
+    slowest = max(steps, key=lambda step: step.model_flops or 0)
+    share, ranks = pipeline_rules.idle_share(cfg), cfg.parallelism.stages
+    slowest.tally.idle = share / (1 - share)
+    first, *between, last = steps
+    flops = None
+    if all(step.model_flops is not None for step in steps):
+        layers = first.model.layers - first.own_layers - last.own_layers  # of all between
+        flops = sum(step.model_flops for step in (first, last))
+        flops += sum(step.model_flops / step.own_layers * layers for step in between)
+    said = (
+        f"parallelism=pipeline: the memory is that of rank {fullest.rank} of {cfg.parallelism.world_size}, which needs "
+        f"most, and the time that of rank {slowest.rank}, which computes most."
+    )
+    return replace(
+        fullest,
+        tally=slowest.tally,
+        model_flops=None if flops is None else round(flops / ranks),
+        warnings=[*fullest.warnings, said],
+    )
+
+
+def _needed(step: Any) -> int:
+    return 0 if step.demand is None else step.demand.missing_bytes + step.demand.peak_reserved_bytes

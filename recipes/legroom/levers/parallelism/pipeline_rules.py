@@ -1,0 +1,75 @@
+"""parallelism=pipeline: what does not go with ranks that share out the layers, and how long they wait for others."""
+
+from __future__ import annotations
+
+from packaging.version import Version
+
+from legroom.config import Config
+from legroom.levers.parallelism import fsdp_rules
+from legroom.machine import host
+from legroom.options.hooks import Conflict
+
+SINCE = {"torch": "2.13", "transformers": "5.23"}  # the first that were tried
+MOST_IDLE = 0.2  # of the passes, from which on a warning names what makes it less
+MODE = "parallelism=pipeline"
+
+CONFLICTS = (
+    Conflict(MODE, "adapter=lora,qlora", " yet", "Choose parallelism=fsdp, or ddp."),
+    Conflict(MODE, "precision=fp16", ": numbers would overflow on one rank alone", "Choose precision=bf16."),
+    Conflict(MODE, "precision=fp8", " yet", "Choose precision=bf16."),
+    Conflict(MODE, "data.packing=true", " yet", "Leave data.packing out."),
+    Conflict(MODE, "kernels=liger", " yet", "Choose kernels=none."),
+    Conflict(MODE, "compile=true", " yet", "Leave compile out."),
+    Conflict(MODE, "model.attention=flex_attention", ", which is compiled", "Choose sdpa."),
+    Conflict(MODE, "optim.in_backward=true", ", which adds up micro-batches", "Leave optim.in_backward out."),
+    Conflict(MODE, "eval.precision=fp16,bf16", " yet", "Leave eval.precision out."),
+)
+
+
+def idle_share(cfg: Config) -> float:
+    """The part of the passes' time in which a rank waits for the others, where all take as long: (p - 1) / (m + p - 1)
+    for p ranks and m micro-batches (Huang et al. 2019, arXiv 1811.06965), and as with m v for v parts on each
+    (Narayanan et al. 2021, arXiv 2104.04473)."""
+    own = cfg.parallelism
+    waits = own.stages - 1
+    return waits / ((cfg.accumulation.steps or 1) * (own.chunks or 1) + waits)
+
+
+def problems(cfg: Config) -> list[str]:
+    """For parallelism=pipeline alone."""
+    own, count, steps = cfg.parallelism, cfg.parallelism.num_processes, cfg.accumulation.steps
+    typed, found = f"parallelism.stages={own.stages}", []
+    for package, least in SINCE.items():
+        if Version(host.version(package) or "0") < Version(least):
+            found.append(f"{MODE} needs {package}>={least}: pip install '{package}>={least}', or choose fsdp.")
+    if count is not None and count % own.stages:
+        found.append(f"{count} ranks cannot be put into groups of {typed}. Change one of them.")
+    if own.chunks and own.schedule != "interleaved":
+        found.append(
+            f"parallelism.chunks is for parallelism.schedule=interleaved, not for {own.schedule}. Leave it out."
+        )
+    parts = own.stages * (own.chunks or 1)
+    if not cfg.model.pretrained and cfg.model.layers is not None and cfg.model.layers < parts:
+        found.append(
+            f"model.layers={cfg.model.layers} cannot be split into {parts} parts ({typed}). Change one of them."
+        )
+    several = steps % own.stages if own.schedule == "interleaved" else own.schedule == "1f1b" and steps < own.stages
+    if steps and several:
+        more = -(-steps // own.stages) * own.stages
+        how = "a multiple of it" if own.schedule == "interleaved" else "at least as many"
+        found.append(
+            f"{typed} with parallelism.schedule={own.schedule} needs {how} as micro-batches, and accumulation.steps="
+            f"{steps}. Type accumulation.steps={more}, or parallelism.schedule=gpipe."
+        )
+    return found + fsdp_rules.machines_problems(cfg, "parallelism.stages", own.stages)
+
+
+def warnings(cfg: Config) -> list[str]:
+    """For parallelism=pipeline alone."""
+    share = idle_share(cfg)
+    if share < MOST_IDLE or cfg.recipe.name == "estimate":  # which says so of its time
+        return []
+    return [
+        f"{MODE}: a rank waits for the others in {share:.0%} of the passes: {cfg.accumulation.steps} micro-batches for "
+        f"{cfg.parallelism.stages} ranks. A larger accumulation.steps with a smaller batch.per_device makes it less."
+    ]
