@@ -13,6 +13,7 @@ from conftest import compose, small
 
 from legroom.cli import entry_point
 from legroom.data import data_loader
+from legroom.errors import Refusal
 from legroom.levers.parallelism import rules
 from legroom.machine import host, worker_environment
 from legroom.parallelism import fsdp
@@ -530,3 +531,14 @@ def test_one_core_is_enough_for_one_process(monkeypatch):
     cfg = compose(*small()).cfg
     cfg.parallelism.num_processes = None
     assert rules.warnings(cfg) == []
+
+
+def test_a_plan_with_packed_matrices_is_refused_before_anything_is_split():
+    """torch would load their strided parts as contiguous ones, without an error."""
+    from transformers import Llama4TextConfig, PreTrainedModel
+
+    class Packed(PreTrainedModel):
+        config_class = Llama4TextConfig
+
+    with pytest.raises(Refusal, match=r"experts\.gate_up_proj as packed matrices.*Choose parallelism=fsdp"):
+        fsdp.split(Packed(Llama4TextConfig()), None, "all")

@@ -159,7 +159,7 @@ def split(model: PreTrainedModel, mesh: DeviceMesh, what: str) -> None:
     """Splits a model over the ranks of a mesh, which train on the same rows, by transformers' own plans.
 
     what: 'all' for the matrices of the layers, of whose experts each rank keeps some whole; 'experts' for these alone.
-    Raises Refusal for a model without a plan.
+    Raises Refusal for a model without a plan, and for one whose plan has matrices that are packed.
     """
     base: Any = model.base_model
     whole = transformers_models_private.expert_parallel_plan(model)
@@ -169,6 +169,12 @@ def split(model: PreTrainedModel, mesh: DeviceMesh, what: str) -> None:
             f"transformers has no plan for parallelism.split={what} of {type(model).__name__}. Choose parallelism=fsdp."
         )
     plan = {name: style for name, style in plan.items() if name not in whole}
+    packed = sorted(name for name, style in plan.items() if style.startswith("packed"))
+    if packed:  # torch loads whole weights into such strided parts as if the parts were contiguous, without an error
+        raise Refusal(
+            f"transformers' plan for {type(model).__name__} splits {', '.join(packed)} as packed matrices, which "
+            "cannot be loaded and saved in parts yet. Choose parallelism=fsdp."
+        )
     transformers_models_private.split_tensors(base, mesh, transformers_models_private.expanded(base, plan))
     try:
         transformers_models_private.split_experts(base, mesh, mesh, transformers_models_private.expanded(base, whole))
