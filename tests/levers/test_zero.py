@@ -138,7 +138,7 @@ def test_deepspeed_gathers_what_stage_3_has_in_pieces(stage, gathered):
     accelerator = SimpleNamespace(
         deepspeed_plugin=SimpleNamespace(zero_stage=stage), get_state_dict=lambda model: {"of": model}
     )
-    loop = SimpleNamespace(accelerator=accelerator, model="wrapped")
+    loop = SimpleNamespace(accelerator=accelerator, model="wrapped", bare_model=torch.nn.Linear(1, 1))
     assert saver._gathered_weights(loop, torch.nn.Linear(1, 1)) == gathered
 
 

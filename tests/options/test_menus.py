@@ -62,7 +62,9 @@ def told(tmp_path_factory):
                 needed.append("train.schedule=constant")
             if group == "parallelism" and option not in ("single", "dp"):
                 needed.append("parallelism.num_processes=2")
-        return words(options) + needed
+            if option == "pipeline":  # one layer for each rank, and the one micro-batch of the default
+                needed.append("parallelism.schedule=gpipe")
+        return words(options) + ["model.layers=2"] + needed
 
     return told
 
@@ -120,7 +122,8 @@ def test_what_is_refused_without_a_gpu_is_what_needs_one(refused):
         | {frozenset([("parallelism", "fsdp_tp"), option]) for option in unplanned}
         | {
             frozenset([("parallelism", mode), ("adapter", name)])
-            for mode, name in (("fsdp_tp", "lora"), ("fsdp_tp", "qlora"))
+            for mode in ("fsdp_tp", "pipeline")
+            for name in ("lora", "qlora")
         }
         | {
             frozenset([("loss", "chunked"), option])

@@ -26,12 +26,13 @@ CLOSE = 2e-5
 
 
 def compare(
-    kinds: list[str], folder: Path, difference: Callable[[str], str] | None = None, allowed: set[str] | None = None
+    kinds: list[str], folder: Path, difference: Callable[[str], str] | None = None, allowed: str = "CONTEXT"
 ) -> dict[str, str]:
     """Kind -> "" where both compute the same loss and gradients, or else what differs. Also of kinds that are
-    refused by their name, which are put into `allowed`. folder: for the rendezvous."""
-    chosen = difference or _difference, model_families.CONTEXT if allowed is None else allowed
-    processes = multiprocessing.get_context("fork")  # the libraries are imported
+    refused by their name, which are put into the list `allowed` of model_families. folder: for the rendezvous."""
+    chosen = difference or _difference, allowed
+    # Not forked: where a test before has started autograd's threads, a forked process cannot run a backward pass.
+    processes = multiprocessing.get_context("spawn")
     ranks = [processes.Process(target=_rank, args=(rank, kinds, folder, *chosen)) for rank in range(RANKS)]
     for rank in ranks:
         rank.start()
@@ -40,11 +41,11 @@ def compare(
     return json.loads((folder / "0.json").read_text())
 
 
-def _rank(rank: int, kinds: list[str], folder: Path, difference: Callable[[str], str], allowed: set[str]) -> None:
-    allowed.update(kinds)
+def _rank(rank: int, kinds: list[str], folder: Path, difference: Callable[[str], str], allowed: str) -> None:
+    getattr(model_families, allowed).update(kinds)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=20))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=60))
     found = {kind: difference(kind) for kind in kinds}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from legroom.data.data_loader import Batch
 from legroom.errors import Refusal
 from legroom.models import behaviour, shifted_loss
-from legroom.options import model_families
 from legroom.parallelism import pipeline
 
 tiny, TASK, T = context_ranks.tiny, context_ranks.TASK, context_ranks.T
@@ -22,7 +21,7 @@ OWN = SimpleNamespace(together=2, schedule="gpipe", chunks=None)
 
 def compare(kinds: list[str], folder: Path) -> dict[str, str]:
     """As `context_ranks.compare`."""
-    return context_ranks.compare(kinds, folder, difference, model_families.PIPELINE)
+    return context_ranks.compare(kinds, folder, difference, "PIPELINE")
 
 
 def difference(kind: str) -> str:

@@ -145,7 +145,7 @@ def test_an_empty_cell_has_none_of_the_labels_and_a_row_without_it_is_left_out(t
 def test_one_label_that_some_rows_lack_is_enough(tmp_path, held_out):
     from test_data import built
 
-    words = labelled(tmp_path, [["toxic"], [], ["toxic"], []])
+    words = [word for word in labelled(tmp_path, [["toxic"], [], ["toxic"], []]) if "eval_fraction" not in word]
     words.append(rows_file(tmp_path, [{"text": "other", "label": each} for each in held_out], "h.jsonl"))
     words[-1] = words[-1].replace("data.path", "data.eval_path")
     data = built("model=bert_tiny", *words, "data.task=multi_label", task="multi_label")
