@@ -56,10 +56,10 @@ def problems(cfg: Config) -> list[str]:
     several = steps % own.stages if own.schedule == "interleaved" else own.schedule == "1f1b" and steps < own.stages
     if steps and several:
         more = -(-steps // own.stages) * own.stages
-        how = "a multiple of it" if own.schedule == "interleaved" else "at least as many"
+        how = "a multiple of" if own.schedule == "interleaved" else "at least"
         found.append(
-            f"{typed} with parallelism.schedule={own.schedule} needs {how} as micro-batches, and accumulation.steps="
-            f"{steps}. Type accumulation.steps={more}, or parallelism.schedule=gpipe."
+            f"{typed} with parallelism.schedule={own.schedule} needs {how} {own.stages} micro-batches a step, and "
+            f"accumulation.steps={steps}. Type accumulation.steps={more}, or parallelism.schedule=gpipe."
         )
     return found + fsdp_rules.machines_problems(cfg, "parallelism.stages", own.stages)
 
