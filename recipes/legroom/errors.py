@@ -35,13 +35,19 @@ OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "can't start new thread",  # no memory for its stack, or more processes than the system allows
 )
+# What oneDNN says, whole, where the code of a kernel or its buffers find no memory. A kernel that it lacks is
+# 'could not create a primitive descriptor for ...'.
+NO_ROOM_FOR_A_KERNEL = ("could not create a primitive", "could not create a memory object")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that a device or the host has no memory left."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, (RuntimeError, OSError)) and any(text in str(error) for text in OUT_OF_MEMORY)
+    said = str(error)
+    return isinstance(error, (RuntimeError, OSError)) and (
+        said.strip() in NO_ROOM_FOR_A_KERNEL or any(text in said for text in OUT_OF_MEMORY)
+    )
 
 
 class UnknownOperation(Exception):

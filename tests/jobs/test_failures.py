@@ -20,6 +20,7 @@ from legroom.jobs import failures
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
         OSError(12, "Cannot allocate memory"),
         RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -33,6 +34,7 @@ def test_a_lack_of_memory_is_known_in_all_its_forms(error):
     [
         RuntimeError("shape mismatch"),
         ValueError("out of range"),
+        RuntimeError("could not create a primitive descriptor for a matmul primitive"),  # a kernel that oneDNN lacks
         KeyError("memory"),
         OSError(28, "No space left on device"),
     ],
