@@ -98,3 +98,28 @@ def test_verbose_shows_all_figures(command):
     assert short.code == long.code == 0
     assert "bytes a parameter" in long.out and "bytes a parameter" not in short.out
     assert short.out.splitlines()[0].split()[:3] == long.out.splitlines()[0].split()[:3]
+
+
+@pytest.mark.parametrize(
+    "limit, memory, said",
+    [
+        (
+            1.5,
+            {"host_peak_rss_bytes": 2 * GIB},
+            "2 GiB of the host's memory in use at most, with the libraries; the limit is 1.5",
+        ),
+        (
+            None,
+            {"peak_reserved_bytes": 3 * GIB, "host_peak_rss_bytes": GIB},
+            "3 GiB reserved by CUDA's allocator; A has 4 GiB",
+        ),
+        (None, {"device_used_bytes": 3 * GIB, "peak_reserved_bytes": 1}, "3 GiB of the GPU; A has 4 GiB"),
+    ],
+)
+def test_a_run_out_of_memory_says_what_it_used_and_what_there_was(outcome, columns, limit, memory, said):
+    outcome.status, outcome.error, outcome.memory = "oom", Error("step", "MemoryError", "no"), Memory(**memory)
+    outcome.config["launch"]["memory_limit_gib"] = limit
+    outcome.environment |= {"device_memory_bytes": 4 * GIB, "device_name": "A"}
+    assert said in " ".join(brief.answer(outcome).split())
+    outcome.status = "failed"
+    assert said.partition(";")[2] not in " ".join(brief.answer(outcome).split())

@@ -230,6 +230,16 @@ def test_the_table_sorts_filters_and_compares(opened, sweep):
     assert page.errors == []
 
 
+def test_no_speed_within_the_spread_is_called_different(opened, tmp_path):
+    speeds = {"adamw": 10.0, "sgd": 10.9, "lion": 20.0}
+    folder = put(tmp_path / "s", [job(f"optim={name}", speed=speed) for name, speed in speeds.items()])
+    report.make([folder], folder)
+    page = opened(folder / "page.html")
+    page.wait_for_selector("#table")
+    found = dict(zip(cells(page, "optim"), cells(page, "speed diff.")))
+    assert found == {"adamw": "baseline", "sgd": "within spread", "lion": "+100.0 %"}
+
+
 def test_a_click_opens_a_jobs_page_and_leads_back(opened, sweep):
     page = opened(sweep / "page.html")
     page.locator("#table tbody tr a").first.click()

@@ -719,6 +719,22 @@ def test_the_spread_of_repeats_is_drawn(drawn):
     assert [tuple(x for x, _ in segment) for segment in throughput.collections[0].get_segments()] == [(10, 15)]
 
 
+def test_bars_call_no_speed_different_that_lies_within_the_spread(drawn):
+    records = [job("optim=adamw", speed=10.0), job("optim=sgd", speed=10.9), job("optim=lion", speed=20.0)]
+    memory, speed = (
+        [text.get_text() for text in axes.texts if "." in text.get_text()]
+        for axes in drawn(records)["bars.png"][0].axes
+    )
+    assert any("10.9  within spread" in text for text in speed) and any("20.0  +100.0 %" in text for text in speed)
+    assert not any("spread" in text for text in memory)
+
+
+def test_where_optimizers_are_compared_their_states_have_a_column():
+    found = columns(rows.table([job("optim=adamw"), job("optim=sgd")]))
+    assert len([heading for heading in found if heading.startswith("optimizer states ")]) == 1
+    assert not any("optimizer" in heading for heading in columns(rows.table([job(), job("precision=bf16")])))
+
+
 def test_values_far_apart_have_a_logarithmic_scale(drawn):
     records = [job(f"batch.per_device={n + 1}", memory=10**n * MIB, speed=10.0 + n) for n in range(4)]
     axes = drawn(records)["tradeoff.png"][0].axes[0]
@@ -786,7 +802,7 @@ def test_the_table_fits_the_terminal(width):
     assert width < 40 or width >= 80 or all(word in text.split("60 jobs")[0] for word in made.rows[0].name.split()), (
         "no word of a label is split"
     )
-    assert ("Not shown" in text) == (width < 130)
+    assert ("Not shown" in text) == (width < 170)
 
 
 def test_brackets_in_a_name_are_no_markup():

@@ -125,7 +125,23 @@ def _memory(outcome: Record) -> str:
         shown = ", ".join(f"{part} {size / unit:.2g}" for part, size in parts if size * 200 >= memory.peak_tensor_bytes)
         when = f" (in the {memory.peak_phase})" if memory.peak_phase else ""
         found.append(f"{memory.peak_tensor_bytes / unit:.3g} {name} of tensors at the peak{when}: {shown}")
-    return "; ".join(found)
+    return "; ".join(found + _had(outcome) * (outcome.status == "oom" and outcome.estimate is None))
+
+
+def _had(outcome: Record) -> list[str]:
+    """What a run that is out of memory was using, where `_memory` does not say, and what there was."""
+    reserved, host = outcome.memory.peak_reserved_bytes, outcome.memory.host_peak_rss_bytes
+    limit, whole = outcome.config["launch"].get("memory_limit_gib"), outcome.environment.get("device_memory_bytes")
+    found = []
+    if outcome.memory.device_used_bytes is None and reserved:
+        found.append(f"{reserved / GIB:.3g} GiB reserved by CUDA's allocator")
+    elif outcome.memory.device_used_bytes is None and host:
+        found.append(f"{host / GIB:.3g} GiB of the host's memory in use at most, with the libraries")
+    if limit is not None:
+        found.append(f"the limit is {limit:g} GiB (launch.memory_limit_gib)")
+    elif whole:
+        found.append(f"{outcome.environment['device_name']} has {whole / GIB:.3g} GiB")
+    return found
 
 
 def _setup(outcome: Record) -> str:

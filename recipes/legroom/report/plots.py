@@ -5,13 +5,14 @@ What can be explored is on the report's page.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.report import tradeoff_plot
 from legroom.report.rows import Row, Spread, Table
 from legroom.report.sheet import BLUE, ORANGE, no_figure, panels, png, style, write
-from legroom.report.tables import number, percent
+from legroom.report.tables import difference, number, speed_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,8 +68,9 @@ def _bars(made: Table) -> Figure:
     said += [f"◇: published by {', '.join(sorted(sources))}."] if sources else []
     titles = [f"{made.memory_name.capitalize()}, {unit}", "Throughput, samples/s"]
     figure, axes = panels(made, titles, said)
-    for panel, (key, (colour, scale, spreads)) in zip(axes, of_panels.items()):
-        _bar_panel(panel, made, spreads, scale, colour, published[key])
+    differences = [[difference(made, row, made.memory), speed_difference(made, row)] for row in made.rows]
+    for panel, (key, (colour, scale, spreads)), texts in zip(axes, of_panels.items(), zip(*differences)):
+        _bar_panel(panel, made, spreads, scale, colour, published[key], texts)
     return figure
 
 
@@ -80,13 +82,19 @@ def _published(made: Table, key: str, scale: int, spreads: list[Spread | None]) 
 
 
 def _bar_panel(
-    axes: Axes, made: Table, spreads: list[Spread | None], scale: int, colour: str, published: list[float]
+    axes: Axes,
+    made: Table,
+    spreads: list[Spread | None],
+    scale: int,
+    colour: str,
+    published: list[float],
+    differences: Sequence[str],
 ) -> None:
     """A bar for each row, with its figure, its difference from the baseline's, and the published figure."""
     base = spreads[made.rows.index(made.baseline)] if made.baseline else None
     highs = [spread.high / scale for spread in spreads if spread]
     axes.set_xlim(0, (max([*highs, *published], default=0) or 1) * (1.8 if any(published) else 1.42))
-    for y, (row, spread, other) in enumerate(zip(made.rows, spreads, published)):
+    for y, (row, spread, other, differs) in enumerate(zip(made.rows, spreads, published, differences)):
         if other:
             axes.plot(other, y, "D", markersize=5.5, markerfacecolor="none", markeredgecolor="black")
         if spread is None or not row.done:
@@ -97,8 +105,8 @@ def _bar_panel(
         whiskers = [[median - low], [high - median]] if low != high else None
         axes.barh(y, median, 0.68, xerr=whiskers, color=pale, edgecolor=colour)
         text = number(median, 3) + "*" * (row.jobs_at_once > 1)
-        if base and base.median and row is not made.baseline:
-            text += f"  {percent(spread.median, base.median, 0)}".replace("-", "−")
+        if row is not made.baseline:
+            text += f"  {differs}".replace("-", "−").rstrip()
         write(axes, max(high, other), y, text + (f"  (◇ {number(other, 3)})" if other else ""))
     if base and len(made.rows) > 1:
         axes.axvline(base.median / scale, color="black", linewidth=0.7, linestyle=":", zorder=0.5)

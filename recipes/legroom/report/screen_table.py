@@ -27,6 +27,8 @@ OPTIONAL_COLUMNS = (
     "runs",
     "samples/s diff.",
     "memory diff.",
+    "optimizer states MiB",
+    "optimizer states GiB",
 )
 
 

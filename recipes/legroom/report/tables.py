@@ -101,7 +101,7 @@ def alike(row: Row, other: Row) -> bool:
     return speeds_differ(row, other) is False
 
 
-def _speed_difference(made: Table, row: Row) -> str:
+def speed_difference(made: Table, row: Row) -> str:
     """The difference of a speed from the baseline's; one within the spread is none."""
     base = made.baseline
     differ = True if base is None or row is base or row.estimate or base.estimate else speeds_differ(row, base)
@@ -138,12 +138,15 @@ def columns(made: Table) -> dict[str, list[str]]:
         "status": lambda row: row.status,
         f"{made.memory_name} {unit}": lambda row: spread_text(made.memory(row), size),
         "memory diff.": lambda row: difference(made, row, made.memory),
+        f"optimizer states {unit}": figure("memory", "optimizer_bytes", size)
+        if "optim" in made.keys
+        else lambda row: "",
         f"capacity {unit}": lambda row: number(row.fit.capacity_bytes / size) if row.fit else "",
         f"left {unit}": lambda row: _signed(row.fit.margin_bytes / size) if row.fit else "",
         "verdict": lambda row: verdict_of(row.fit) if row.fit else "",
         f"published device memory {unit}": published("device_used_bytes", size),
         "samples/s": lambda row: _predicted(row, predicted.samples_per_second) or spread_text(made.speed(row)),
-        "samples/s diff.": lambda row: _speed_difference(made, row),
+        "samples/s diff.": lambda row: speed_difference(made, row),
         "samples/s spread": _spread,
         "steps measured": _steps,
         "published samples/s": published("samples_per_second"),

@@ -93,7 +93,7 @@ def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> di
     peak = row.spread("memory", "peak_tensor_bytes")
     fit = row.fit
     return figures | {
-        "speed_spread": _range(speed_range(row)),
+        "speed_spread": (around := speed_range(row)) and [around.low, around.high],
         "name": row.name,
         "label": row.label,
         "status": row.status,

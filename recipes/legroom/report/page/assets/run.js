@@ -72,12 +72,13 @@ function speedNumbers(record) {
 /** Why a run has ended without a result: in a line; of one that ran out of memory also how much it had and used. */
 function ended(run) {
   const { record } = run, { error, memory, environment } = record, oom = record.status === "oom";
+  // A limit on the host leaves the libraries out, so what is in use may be more: no sentence joins the two.
   const first = error.message.split("\n")[0], limit = (record.config.launch || {}).memory_limit_gib;
   const whole = limit ? `${limit} GiB` : bytes(environment.device_memory_bytes);
   const used = [[memory.device_used_bytes, "of the GPU in use"], [memory.peak_reserved_bytes, "reserved by CUDA's allocator"], [memory.peak_tensor_bytes, "live tensors at the peak"],
-    [memory.host_peak_rss_bytes, "of the host's memory in use, at most"]].find(([size]) => size) || [];
+    [memory.host_peak_rss_bytes, "of the host's memory in use, at most, with the libraries"]].find(([size]) => size) || [];
   return h("section", { class: "card verdict bad", id: "why" },
-    h("div", { class: "headline" }, oom ? `Out of memory in the ${error.phase === "step" ? "optimizer's step" : `${error.phase}${/ward$/.test(error.phase) ? " pass" : ""}`}${used[0] && whole ? `: ${bytes(used[0])} of ${whole} in use, and more was needed` : ""}` : `${record.status[0].toUpperCase()}${record.status.slice(1)}: ${first}`),
+    h("div", { class: "headline" }, oom ? `Out of memory in the ${error.phase === "step" ? "optimizer's step" : `${error.phase}${/ward$/.test(error.phase) ? " pass" : ""}`}${used[0] && whole && !(limit && environment.device === "cpu") ? `: ${bytes(used[0])} of ${whole} in use, and more was needed` : ""}` : `${record.status[0].toUpperCase()}${record.status.slice(1)}: ${first}`),
     oom ? numbers([[whole, limit ? "the limit, launch.memory_limit_gib" : `memory of ${environment.device_name}`], [bytes(used[0]), used[1]]]) : "",
     error.type === "Refusal" ? error.message.split("\n").slice(1).map((line) => h("p", {}, line)) : h("p", {}, `${error.type} in ${error.phase}${oom || error.message !== first ? `: ${error.message}` : ""}`),
     error.hint ? h("p", {}, h("b", {}, "What to change. "), typed(error.hint)) : "",

@@ -51,6 +51,12 @@ function alike(row, other) {
   return row.estimate && other.estimate ? Math.abs(row.speed / other.speed - 1) <= 0.01 : within(row, other) || within(other, row);
 }
 
+/** The difference of a speed from the baseline's; one within the spread is none. */
+function speedChange(row, base) {
+  if (row.speed === null || !base.speed || row.estimate || base.estimate) return change(row.speed, base.speed);
+  return !row.speed_spread || !base.speed_spread ? "not known" : alike(row, base) ? "within spread" : change(row.speed, base.speed);
+}
+
 /** The rows that no other one beats in both memory and throughput, by memory; one that is as fast as the last is none. */
 function front(rows) {
   const found = [];
@@ -93,7 +99,7 @@ function tableColumns(sweep, state) {
   const spread = (row, key, format) => format(row[key]) + (row[key + "_range"] ? ` (${row[key + "_range"].map(format).join(" to ")})` : "");
   const figure = (name, key, format) => ({ name, number: true, key: (row) => row[key], text: (row) => (row[key] === null ? "" : spread(row, key, format)) });
   const versus = (name, key) => ({ name, number: true, hidden: innerWidth < 600, key: (row) => (row[key] !== null && base()[key] ? row[key] / base()[key] : null),
-    text: (row) => (row.index === state.baseline ? "baseline" : change(row[key], base()[key])) });
+    text: (row) => (row.index === state.baseline ? "baseline" : key === "speed" ? speedChange(row, base()) : change(row[key], base()[key])) });
   const columns = [...(many ? [job] : []), ...keys,
     { name: "status", key: (row) => row.status, text: (row) => chip(row.status), hidden: sweep.rows.every((row) => row.status === "ok") },
     figure(sweep.memory_name, "memory", bytes), versus("memory diff.", "memory"),
