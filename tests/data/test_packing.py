@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_refused_in_words(talks, words, expected):
 
 def test_a_batch_of_more_rows_than_were_packed_says_so(train, talks):
     words = [*told(talks), "batch.per_device=16"]
-    assert "rows of packed samples" in train(*words, status="refused").record.error.message
+    assert "packed rows" in train(*words, status="refused").record.error.message
 
 
 def test_a_resumed_training_goes_on_with_the_same_rows(train, again, talks):

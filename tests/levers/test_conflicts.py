@@ -21,7 +21,7 @@ def plain():
 
 def each_value(choice: str) -> list[tuple[str, str]]:
     key, _, values = choice.partition("=")
-    return [(key, value) for value in values.split(",")]
+    return [(key, value) for value in (values or "2").split(",")]
 
 
 def put(cfg, key: str, value: str) -> None:

@@ -216,8 +216,8 @@ def not_with(lever: str) -> str:
     """What the levers' rules say does not go with one of them, as typed."""
     key, _, value = lever.partition("=")
     pairs = [(each.this, each.other) for hook in hooks.registered().values() for each in hook.conflicts]
-    both = [(*this.split("="), other) for pair in pairs for this, other in (pair, pair[::-1])]
-    found = [other for name, values, other in both if name == key and value in values.split(",")]
+    both = [(*this.partition("=")[::2], other) for pair in pairs for this, other in (pair, pair[::-1])]
+    found = [other for name, values, other in both if name == key and (not values or value in values.split(","))]
     return ", ".join(f"`{choice}`" for choice in dict.fromkeys(found))
 
 

@@ -217,7 +217,8 @@ def check_batch(cfg: Config, data: Data) -> list[str]:
     if cfg.recipe.name == "estimate":
         return []
     if count < at_once:
-        raise Refusal(batch.larger_than_data(cfg, count))
+        packed = "position_ids" in data.train.column_names
+        raise Refusal(batch.larger_than_data(cfg, count, "packed row" if packed else "sample"))
     if count < at_once * cfg.accumulation.steps:
         return [
             f"a step is to have {at_once * cfg.accumulation.steps:,} samples, and there are {count:,} to train on: "

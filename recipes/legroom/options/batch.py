@@ -34,16 +34,15 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return [larger_than_data(cfg, count)] if count < cfg.batch.per_device * devices else []
 
 
-def larger_than_data(cfg: Config, count: int) -> str:
-    """What is wrong with a batch of more samples than there are. count: samples to train on."""
+def larger_than_data(cfg: Config, count: int, kind: str = "sample") -> str:
+    """What is wrong with a batch of more samples than there are. count: samples of that kind to train on."""
     size, devices = cfg.batch.per_device, cfg.parallelism.replicas
     asked = f"batch.per_device={size}" + (
         f" on {devices} devices is a batch of {size * devices}" if devices > 1 else ""
     )
     most = count // devices
     smaller = f"Type batch.per_device={most} or less" if most else f"Choose at most {count} devices"
-    samples = f"{count:,} {'row' if cfg.data.packing else 'sample'}{'s' * (count != 1)}"
-    samples += " of packed samples" * bool(cfg.data.packing)
+    samples = f"{count:,} {kind}{'s' * (count != 1)}"
     return f"{asked}: larger than the data, which has {samples} to train on. {smaller}, or give more data."
 
 

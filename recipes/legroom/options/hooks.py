@@ -86,8 +86,8 @@ class Dimension:
 class Conflict:
     """Two choices that do not go together: what is refused, tried in pairs by tests, and left out by hints.
 
-    this, other: as typed, with commas between several values: "optim=sgd", "parallelism=dp,zero". why: what follows
-    the two in the line, with the punctuation before it. instead: what to type.
+    this, other: as typed, with commas between several values: "optim=sgd", "parallelism=dp,zero"; a key alone: with
+    whatever value. why: what follows the two in the line, with the punctuation before it. instead: what to type.
     """
 
     this: str
@@ -109,7 +109,8 @@ def _chosen(cfg: Config, choice: str, more: str) -> str | None:
         found = getattr(found, part)
     text = str(found).lower() if isinstance(found, bool) else str(getattr(found, "name", found))
     text = more.partition("=")[2] if more.startswith(f"{key}=") else text
-    return f"{key}={text}" if text in values.split(",") else None
+    has = text in values.split(",") if values else text not in ("None", "false")
+    return f"{key}={text}" if has else None
 
 
 def is_possible(cfg: Config, choice: str) -> bool:

@@ -11,7 +11,7 @@ import yaml
 _FACTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 SIZES, OTHER_SIZES, DROPOUTS, FIXED = (_FACTS[key] for key in ("sizes", "other_sizes", "dropouts", "fixed"))
 ENCODERS, TOKEN_TYPES, ROTARY = (set(_FACTS[key]) for key in ("encoders", "token_types", "rotary"))
-EXPERTS, LIGER, PACKED = (set(_FACTS[key]) for key in ("experts", "liger", "packed"))
+EXPERTS, PACKED = (set(_FACTS[key]) for key in ("experts", "packed"))
 CONTEXT, PIPELINE = (set(_FACTS[key]) for key in ("context", "pipeline"))
 NO_TENSOR_PLAN = set(_FACTS["no_tensor_plan"])
 PERIODS: dict[str, int] = _FACTS["periods"]

@@ -10,8 +10,10 @@ from collections.abc import Collection
 from legroom.config import Config
 from legroom.levers.compile.rules import gpu_problems
 from legroom.machine import host
-from legroom.options import hooks, model_families
+from legroom.options import hooks
 from legroom.options.hooks import Conflict
+
+FAMILIES = {"llama", "mixtral", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3"}
 
 
 def chosen(cfg: Config) -> bool:
@@ -24,7 +26,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if not chosen(cfg):
         return []
     found = []
-    if not cfg.model.pretrained and cfg.model.family not in model_families.LIGER:
+    if not cfg.model.pretrained and cfg.model.family not in FAMILIES:
         found.append(
             f"kernels=liger has no kernels for model={cfg.model.name} ({cfg.model.family}). Choose model=llama_tiny or "
             "another llama, or kernels=none."
@@ -37,6 +39,8 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
 CONFLICTS = (
     Conflict("loss=chunked", "kernels=liger", ", which computes the loss in chunks itself"),
     Conflict("kernels=liger", "compile=true"),
+    Conflict("kernels=liger", "parallelism=pipeline", " yet", "Choose kernels=none."),
+    Conflict("kernels=liger", "parallelism.context", "", "Choose kernels=none."),
     Conflict(
         "kernels=liger",
         "parallelism=dp,fsdp,fsdp_tp,zero",

@@ -20,12 +20,6 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return []
     if not task.is_causal(cfg):
         return [NOT_CAUSAL]
-    slides = [f"eval.{key}={value}" for key in ("window", "stride") if (value := getattr(cfg.eval, key))]
-    if slides:
-        return [
-            f"{' and '.join(slides)}: a window slides over one long text, not over those that data.packing=true "
-            "keeps apart. Leave it out."
-        ]
     if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
         return [
             f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
@@ -34,7 +28,14 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     return []
 
 
-CONFLICTS = (Conflict("data.group_by_length=true", "data.packing=true", ", whose rows are about equally long"),)
+ONE_TEXT = ", which keeps texts apart: a window slides over one long text"
+CONFLICTS = (
+    Conflict("data.group_by_length=true", "data.packing=true", ", whose rows are about equally long"),
+    Conflict("eval.window", "data.packing=true", ONE_TEXT),
+    Conflict("eval.stride", "data.packing=true", ONE_TEXT),
+    Conflict("parallelism.context", "data.packing=true", ": a sample may lie on several ranks"),
+    Conflict("parallelism=pipeline", "data.packing=true", " yet"),
+)
 
 NOT_SEARCHED = "rows and batches of another kind: compare two estimates"
 

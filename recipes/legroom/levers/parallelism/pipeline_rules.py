@@ -17,8 +17,6 @@ CONFLICTS = (
     Conflict(MODE, "adapter=lora,qlora", " yet", "Choose parallelism=fsdp, or ddp."),
     Conflict(MODE, "precision=fp16", ": numbers would overflow on one rank alone", "Choose precision=bf16."),
     Conflict(MODE, "precision=fp8", " yet", "Choose precision=bf16."),
-    Conflict(MODE, "data.packing=true", " yet", "Leave data.packing out."),
-    Conflict(MODE, "kernels=liger", " yet", "Choose kernels=none."),
     Conflict(MODE, "compile=true", " yet", "Leave compile out."),
     Conflict(MODE, "model.attention=flex_attention", ", which is compiled", "Choose sdpa."),
     Conflict(MODE, "optim.in_backward=true", ", which adds up micro-batches", "Leave optim.in_backward out."),

@@ -181,7 +181,7 @@ def context_has_effect(cfg: Config) -> bool:
     """Whether fit lets ranks share out the tokens of a row: rows that are long, of a model that allows it."""
     model, several = cfg.model, cfg.parallelism.name in ("ddp", "fsdp") and cfg.parallelism.world_size > 1
     known = not model.pretrained and not model.experts and model.family in model_families.CONTEXT
-    return several and known and not cfg.data.packing and cfg.data.seq_len >= LONG_ROWS
+    return several and known and hooks.is_possible(cfg, f"{CONTEXT}=2") and cfg.data.seq_len >= LONG_ROWS
 
 
 # Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
@@ -192,7 +192,7 @@ HOOKS = hooks.register(
         chosen=lambda cfg: True,
         resolve=resolve,
         problems=problems,
-        conflicts=pipeline_rules.CONFLICTS,
+        conflicts=context_rules.CONFLICTS + pipeline_rules.CONFLICTS,
         warnings=warnings,
         search=(
             Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),
