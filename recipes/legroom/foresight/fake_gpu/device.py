@@ -41,6 +41,8 @@ class FakeDevice(DispatchMode):
     line each. Raises UnknownOperation for an operation whose result cannot be inferred.
     """
 
+    unknown_leaves = False  # integers that nobody computed may be copied to the host, and are fake there
+
     def __init__(self, capability: tuple[int, int] | None):
         super().__init__()
         if capability is not None:
@@ -155,7 +157,8 @@ class FakeDevice(DispatchMode):
         else:
             result_device = self.device if torch.device(device).type == DEVICE_TYPE else torch.device(device)
         leaves_device = func is torch.ops.aten._to_copy.default and result_device == CPU and not tensors[0].is_cpu
-        if leaves_device and not tensors[0].is_floating_point() and not self._packing:
+        is_read = leaves_device and not tensors[0].is_floating_point() and not self._packing
+        if is_read and (known_values.value_of(tensors[0]) is not None or not self.unknown_leaves):
             return func(known_values.on_host(tensors[0]), *args[1:], **kwargs)
         result = op_cache.build_result(description, tensors, result_device)
         made = [result] if isinstance(result, torch.Tensor) else result if isinstance(result, (list, tuple)) else ()

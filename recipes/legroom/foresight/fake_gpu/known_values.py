@@ -30,7 +30,13 @@ SHAPE_FROM_VALUES = frozenset(
         aten._unique2.default,
     }
 )
+# What was in the first operand does not matter.
+_OVERWRITES = {"copy_", "fill_", "zero_"} | {f"{name}_like" for name in ("zeros", "ones", "full")}
+_OVERWRITES |= {f"new_{name}" for name in ("zeros", "ones", "full")}
 MAX_ELEMENTS = 2**20  # of a tensor whose value is computed
+# Whatever the other operand is, the result is the one that is all zeros, or all ones.
+_DECIDED_BY = {"bitwise_and": 0, "logical_and": 0, "__and__": 0, "mul": 0}
+_DECIDED_BY |= dict.fromkeys(("bitwise_or", "logical_or", "__or__"), 1)
 _OWN_FOLDERS = tuple(
     str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[1]), str(measure.__file__))
 )
@@ -42,11 +48,17 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], resul
     result: a tensor, or several of `split` and its kin.
     """
     values = {id(tensor): value_of(tensor) for tensor in tensors}
-    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in op_name(func)
+    name = op_name(func)
+    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
     made: list[Any] = [result] if isinstance(result, torch.Tensor) else list(result)
+    if name in _OVERWRITES and values.get(id(args[0]), args) is None and made[0].numel() <= MAX_ELEMENTS:
+        values[id(args[0])] = torch.empty(args[0].shape, dtype=args[0].dtype)
     if random or any(value is None for value in values.values()) or sum(one.numel() for one in made) > MAX_ELEMENTS:
         for one in made:
-            one.known_value = None
+            found = None if random else _decided(func, args, values, one)
+            if found is None and values.get(id(one)) is not None:  # written over: so are all views of it
+                values[id(one)].untyped_storage().is_unknown = True  # type: ignore[union-attr]
+            one.known_value = found
         return
     on_host = functools.partial(replace_tensors, replacements=values)
     host_kwargs = {name: torch.device("cpu") if name == "device" else on_host(value) for name, value in kwargs.items()}
@@ -58,9 +70,30 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], resul
         one.known_value = value
 
 
+def _decided(func: Any, args: Any, values: dict[int, Any], result: torch.Tensor) -> torch.Tensor | None:
+    """The value of `unknown & False`, `unknown | True` and their like; None where the known operand does not decide."""
+    number = _DECIDED_BY.get(op_name(func).removesuffix("_"))
+    if number is None or (number and result.dtype != torch.bool) or result.numel() > MAX_ELEMENTS:
+        return None
+    known = [values[id(one)] if isinstance(one, torch.Tensor) else torch.tensor(one) for one in args[:2]]
+    alike = any(one is not None and one.numel() and bool(((one != 0) == number).all()) for one in known)
+    return torch.full(result.shape, number, dtype=result.dtype) if alike else None
+
+
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of a tensor, on the host; None for a fake tensor whose values are unknown."""
-    return getattr(tensor, "known_value", None) if is_fake(tensor) else tensor
+    value = getattr(tensor, "known_value", None) if is_fake(tensor) else tensor
+    return None if value is None or _has_unknown(value) else value
+
+
+def is_uncertain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is fake, or real and has taken in numbers that are not known."""
+    return is_fake(tensor) or _has_unknown(tensor)
+
+
+def _has_unknown(real: torch.Tensor) -> bool:
+    """Whether a fake tensor's unknown values were written to the storage of a real one."""
+    return real.layout is torch.strided and real.numel() > 0 and hasattr(real.untyped_storage(), "is_unknown")
 
 
 def without_masks(args: Any) -> Any:
@@ -83,8 +116,9 @@ def computed(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> 
 
 def read(tensor: Any, warnings: dict[str, None]) -> bool | int | float:
     """The number in a tensor of one element. If it is unknown: 1, with a warning that names the line that reads it."""
-    if getattr(tensor, "known_value", None) is not None:
-        return tensor.known_value.item()
+    known = value_of(tensor)
+    if known is not None:
+        return known.item()
     warnings[f"the step reads a number from the device ({reader()}), and it is taken as 1."] = None
     return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
 

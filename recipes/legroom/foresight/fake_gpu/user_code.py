@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from legroom.errors import Refusal
-from legroom.foresight.fake_gpu import fake_storages, known_values, library_patches
+from legroom.foresight.fake_gpu import known_values, library_patches
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.third_party import accelerate_private, torch_private, transformers_trainer_private
@@ -124,7 +124,7 @@ class UserCode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and fake_storages.is_fake(first):
+        if isinstance(first, torch.Tensor) and known_values.is_uncertain(first):
             if func in _NUMBERS or func in _ARRAYS or func is torch.Tensor.__bool__:
                 return self._read(func, args, kwargs)
             if func is torch.Tensor.__repr__:

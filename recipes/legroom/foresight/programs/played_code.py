@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from legroom.errors import Refusal
@@ -46,6 +50,7 @@ class Decisions:
 
 
 _BINARY = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
+_COMPARES = ("COMPARE_OP", "CONTAINS_OP")  # of Python's bytecode
 _CALCULATED = (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "abs")
 
 
@@ -62,8 +67,15 @@ def _number(base: type) -> type:
 
         return calculate
 
-    def compared(self: Any, *_: Any) -> bool:
-        return self.decisions.no(here())
+    def compared(name: str) -> Any:
+        def compare(self: Any, *others: Any) -> bool:
+            frame = inspect.currentframe()
+            caller = frame.f_back if frame is not None else None
+            if name == "eq" and caller and dis.opname[caller.f_code.co_code[caller.f_lasti]] not in _COMPARES:
+                return base(self) == others[0]  # a dictionary or a set, of a key
+            return self.decisions.no(here())
+
+        return compare
 
     def make(cls: Any, value: Any, decisions: Decisions) -> Any:
         number = base.__new__(cls, value)
@@ -71,7 +83,7 @@ def _number(base: type) -> type:
         return number
 
     methods = {f"__{name}__": calculated(f"__{name}__") for name in _CALCULATED}
-    methods |= {f"__{name}__": compared for name in ("lt", "le", "gt", "ge", "eq", "ne", "bool")}
+    methods |= {f"__{name}__": compared(name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "bool")}
     methods |= {"__new__": make, "__hash__": base.__hash__, "__reduce__": lambda self: (base, (1,))}
     return type(f"Unknown{base.__name__.title()}", (base,), methods)
 
@@ -127,18 +139,56 @@ class PlayedCode(UserCode):
         kind = UnknownFloat if tensor.is_floating_point() else UnknownInt
         if func is torch.Tensor.item:
             return self.decisions.no(here()) if tensor.dtype == torch.bool else kind(1, self.decisions)
+        if func is torch.Tensor.__index__ and torch.is_grad_enabled():
+            raise Refusal(f"{here()}: a size or a position is a number that only a run computes. Pad to a fixed size.")
+        if kind is UnknownInt and func is not torch.Tensor.__float__:
+            self._taken_as_1()
         return self.numbers[func](1)
 
+    def _taken_as_1(self) -> None:
+        self.fake.warnings[f"{here()} reads numbers that nobody computed; they are taken as 1."] = None
+
     def _array(self, func: Any, tensor: torch.Tensor) -> Any:
-        """`numpy` and `tolist` of numbers that nobody computed: ones, where they are not sizes or indices."""
-        if not tensor.is_floating_point() and tensor.dtype != torch.bool:
-            raise Refusal(
-                f"{here()}: the script reads the values of a tensor ({func.__name__}), which only a run computes."
-            )
+        """`numpy` and `tolist` of numbers that nobody computed: ones. Integers may be sizes: in a training step they
+        are numbers that are not known."""
+        whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
         if tensor.numel() > known_values.MAX_ELEMENTS:
             raise Refusal(f"{here()}: the script copies {tensor.numel():,} numbers that nobody computed to the host.")
-        self.fake.warnings[f"{here()} reads numbers that nobody computed; they are taken as 1."] = None
+        self._taken_as_1()
+        if whole and torch.is_grad_enabled():
+            one = UnknownInt(1, self.decisions)
+            return _nested(tensor.shape, one) if func is torch.Tensor.tolist else UnknownArray.of(tensor, one)
         return func(torch.ones(tensor.shape, dtype=tensor.dtype, device=CPU))
+
+
+class UnknownArray(numpy.ndarray):
+    """Ones whose elements are numbers that are not known."""
+
+    one: Any = None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, one: Any) -> UnknownArray:
+        made = torch.ones(tensor.shape, dtype=tensor.dtype, device=CPU).numpy().view(cls)
+        made.one = one
+        return made
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.one = getattr(source, "one", None)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return found if isinstance(found, numpy.ndarray) or self.one is None else self.one
+
+    def __iter__(self) -> Any:
+        return (self[place] for place in range(len(self)))
+
+    def tolist(self) -> Any:
+        return super().tolist() if self.one is None else _nested(self.shape, self.one)
+
+
+def _nested(shape: Sequence[int], number: Any) -> Any:
+    """A list of lists, as `tolist` returns it."""
+    return [_nested(shape[1:], number) for _ in range(shape[0])] if shape else number
 
 
 _ANSWERS = {
@@ -150,7 +200,7 @@ _ANSWERS = {
 
 
 def _is_unknown(value: Any) -> bool:
-    if isinstance(value, (UnknownInt, UnknownFloat)):
+    if isinstance(value, (UnknownInt, UnknownFloat, UnknownArray)):
         return True
     if isinstance(value, slice):
         return any(map(_is_unknown, (value.start, value.stop, value.step)))

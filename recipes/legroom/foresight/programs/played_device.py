@@ -33,6 +33,7 @@ class PlayedDevice(FakeDevice):
     rows in other processes.
     """
 
+    unknown_leaves = True
     is_loading = False
     lengths: frozenset[int] = frozenset()  # of the rows that were read
 

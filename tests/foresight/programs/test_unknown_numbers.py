@@ -1,0 +1,110 @@
+"""Integers that nobody computed: generation that must end, and figures of an evaluation before the first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from played_scripts import play
+
+from legroom import Refusal
+from legroom.foresight.fake_gpu import known_values
+from legroom.foresight.programs.played_device import PlayedDevice
+
+GENERATES = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=2, pad_token_id=0)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    prompts = torch.full((2, 5), 7).cuda()
+    rows = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=8, {settings})
+    assert rows.shape == (2, 13) and rows[:, :5].tolist() == [[7] * 5] * 2
+    ended = rows == 2
+    ends = torch.full((2,), rows.shape[1], device="cuda")
+    ends[ended.any(1)] = ended.int().argmax(1)[ended.any(1)]
+    kept = torch.arange(rows.shape[1], device="cuda").expand(2, -1) < ends[:, None]
+    assert [len(row[mask].tolist()) for row, mask in zip(rows, kept)] == [13, 13]
+    model(rows, labels=rows).loss.backward()
+    optimizer.step()
+"""
+EVALUATES = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Embedding(20, 32), nn.Linear(32, 20)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.arange(24).view(4, 6).remainder(20).cuda()
+{read}
+while True:
+    nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("settings", ["do_sample=False", "do_sample=True, top_k=4", "num_beams=3, do_sample=False"])
+def test_generation_runs_to_its_greatest_length_and_ends(tmp_path, settings):
+    found = play(tmp_path, GENERATES.format(settings=settings))
+    assert [note for note in found.notes if "script.py:9: generate is taken to end no row" in note]
+    assert not [note for note in found.notes if "decides" in note]
+
+
+def value(tensor):
+    known = known_values.value_of(tensor)
+    return None if known is None else known.tolist()
+
+
+def test_the_known_operand_decides():
+    fake = PlayedDevice((8, 0))
+    with fake:
+        unknown = torch.randint(0, 2, (3,), device=fake.device)
+        no, yes = (torch.full((3,), value, device=fake.device) for value in (False, True))
+        maybe = unknown.bool()
+        assert value(maybe & no) == value(no.logical_and(maybe)) == [0] * 3
+        assert value(maybe | yes) == [1] * 3 and value(unknown * 0) == [0] * 3
+        assert value(torch.ones_like(unknown)) == [1] * 3
+        for one in (maybe & yes, maybe | no, unknown | 1, maybe ^ yes, unknown * 2, torch.empty_like(unknown)):
+            assert value(one) is None
+
+
+def test_a_tensor_that_took_in_unknown_numbers_is_not_known_any_more():
+    fake = PlayedDevice((8, 0))
+    with fake:
+        unknown = torch.randint(0, 9, (3,), device=fake.device)
+        rows, real = torch.zeros(2, 3, dtype=torch.int64, device=fake.device), torch.zeros(2, 3, dtype=torch.int64)
+        kept = rows.clone()
+        for one in (rows, real):
+            one[0] = unknown
+            assert value(one) is None and value(one[1]) is None
+        assert value(kept) == [[0] * 3] * 2
+        rows.zero_()
+        assert value(rows) == [[0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "right = (model(x).argmax(-1) == x).cpu()\nprint(sum(int(right[0, i]) for i in range(6)), bool(right[0, 0]))",
+        "with torch.no_grad(): y = model(x).argmax(-1)\nassert (y.cpu().numpy() == x.cpu().numpy()).size == 24",
+        "print({0: 'a', 1: 'b'}[model(x).argmax(-1)[0, 0].item()], {*model(x).argmax(-1)[0].tolist()})",
+        "with torch.no_grad(): print(['a', 'b'][model(x).argmax(-1)[0, 0]])",
+    ],
+)
+def test_figures_of_an_evaluation_before_training_are_read_with_a_note(tmp_path, read):
+    found = play(tmp_path, EVALUATES.format(read=read))
+    assert [note for note in found.notes if "reads numbers that nobody computed" in note] or ".item()" in read
+
+
+def test_integers_that_are_known_are_the_real_ones(tmp_path):
+    known = "factors = torch.tensor([100, 10, 1], device='cuda')\nassert (x[:, :3] * factors).sum(1)[1].item() == 678"
+    ids = "\nids = torch.zeros_like(model(x).argmax(-1)); ids[:, :2] = x[:, :2]"
+    ids += "; assert ids[1].tolist() == [6, 7] + [0] * 4"
+    assert not [note for note in play(tmp_path, EVALUATES.format(read=known + ids)).notes if "nobody" in note]
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["model(x).argmax(-1)[0, 0].tolist()", "model(x).argmax(-1)[0].cpu().numpy()[1]", "len(range(model(x).argmax()))"],
+)
+def test_integers_that_are_sizes_are_refused(tmp_path, size):
+    with pytest.raises(Refusal, match=r"script.py:7: .*only a run computes"):
+        play(tmp_path, EVALUATES.format(read=f"torch.zeros({size}, 3, device='cuda')"))
