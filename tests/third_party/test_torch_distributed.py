@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel, distributed
 
@@ -90,3 +94,87 @@ def test_ddp_waiting_seconds(process_group):
         model(torch.ones(1, 2)).sum().backward()
     seconds = torch_distributed_private.ddp_waiting_seconds(model)
     assert seconds is not None and 0 <= seconds < 60
+
+
+# --- pipelining --------------------------------------------------------------------------------------
+
+
+def _stages(count, ranks):
+    """Linear layers as the stages of rank 0 of `ranks`, of a pipeline with as many stages as `count` times these."""
+    hidden = torch.empty(1, 3, device="meta", requires_grad=True)
+    last = torch.empty((), device="meta", requires_grad=True)
+    torch.manual_seed(0)
+    made = []
+    for index in range(0, count * ranks, ranks):
+        is_last = index == count * ranks - 1
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3), *[_Mean()] * is_last)
+        given = hidden if index else torch.empty(1, 3, device="meta")
+        described = (module, index, count * ranks, torch.device("cpu"), given, last if is_last else hidden)
+        made.append(torch_distributed_private.pipeline_stage(*described, dist.group.WORLD))
+    return made
+
+
+class _Mean(torch.nn.Module):
+    def forward(self, hidden):
+        return hidden.square().mean()
+
+
+@pytest.mark.parametrize("name,count", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_pipeline_schedule(process_group, name, count):
+    """Gradients are sums over micro-batches, each weighted by `loss`, which is asked once for each, in order."""
+    stages, rows, weights, losses = _stages(count, 1), torch.randn(4, 3), [1.0, 0.5, 2.0, 0.25], []
+    order = iter(weights)
+    schedule = torch_distributed_private.pipeline_schedule(name, stages, 4, lambda loss, _: loss * next(order))
+    schedule.step(rows, target=rows, losses=losses, return_outputs=False)
+    whole = torch.nn.Sequential(*(stage.submod for stage in stages))
+    gradients = [weight.grad.clone() for weight in whole.parameters()]
+    whole.zero_grad()
+    expected = [share * whole(row[None]) for share, row in zip(weights, rows)]
+    sum(expected).backward()
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(gradients, [weight.grad for weight in whole.parameters()])
+
+
+@pytest.fixture
+def two_ranks():
+    """Rank 0 of two on the fake process group."""
+    dist.init_process_group("fake", store=torch_distributed_private.fake_process_group_store(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_pipeline_stage_asks_no_other_whether_shapes_are_known(two_ranks, monkeypatch):
+    """torch's own stages send and receive a vote before the first pass of each schedule."""
+
+    def voted(*_, **__):
+        raise AssertionError("a vote")
+
+    for name in ("send", "recv"):
+        monkeypatch.setattr(dist, name, voted)
+    rows = torch.randn(2, 3)
+    torch_distributed_private.pipeline_schedule("1f1b", _stages(1, 2), 2, None).step(rows, return_outputs=False)
+    described = (torch.nn.Linear(3, 3), 0, 2, torch.device("cpu"))
+    shapes = [torch.empty(1, 3, device="meta", requires_grad=grads) for grads in (False, True)]
+    asking = PipelineStage(*described, input_args=shapes[0], output_args=shapes[1], group=dist.group.WORLD)
+    with pytest.raises(AssertionError, match="a vote"):
+        torch_distributed_private.pipeline_schedule("1f1b", [asking], 2, None).step(rows, return_outputs=False)
+
+
+def test_messages_keep_tensors(two_ranks):
+    """What torch's schedules wait for keeps the tensor until then; the fake process group's own does not."""
+
+    def is_kept():
+        tensor = torch.ones(1)
+        seen = weakref.ref(tensor)
+        under_way = dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1), dist.P2POp(dist.irecv, tensor, 1)])
+        del tensor
+        kept = seen() is not None
+        assert all(work.wait() for work in under_way)
+        return kept
+
+    before = dist.isend, dist.irecv, distributed_c10d.isend, distributed_c10d.irecv
+    assert not is_kept()
+    with torch_distributed_private.messages_keep_tensors():
+        assert dist.isend is distributed_c10d.isend is not before[0]
+        assert is_kept()
+    assert before == (dist.isend, dist.irecv, distributed_c10d.isend, distributed_c10d.irecv)

@@ -59,6 +59,17 @@ def test_expert_parallel_plan_and_the_exchange_of_tokens(monkeypatch):
     assert expert_parallel.all_to_all_single is exchange
 
 
+def test_pipeline_plan():
+    """The base model's modules with weights and the layers, in their order."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+        without = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2))
+    plan = transformers_models_private.pipeline_plan(model)
+    assert plan == [name for name, each in model.model.named_children() if [*each.parameters()]]
+    assert plan == ["embed_tokens", "layers", "norm"]
+    assert transformers_models_private.pipeline_plan(without) == []
+
+
 def test_attention():
     sizes = dict(n_embd=8, n_layer=1, n_head=2, vocab_size=16, n_positions=8)
     model = GPT2LMHeadModel(GPT2Config(**sizes))
