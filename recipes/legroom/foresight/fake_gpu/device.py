@@ -196,6 +196,7 @@ class FakeDevice(DispatchMode):
         with contextlib.ExitStack() as contexts:
             # The autograd engine's own thread has no caller that would receive an exception.
             contexts.enter_context(torch.autograd.set_multithreading_enabled(False))
+            contexts.enter_context(patched(torch.Tensor, __deepcopy__=_copied_by_operation(torch.Tensor.__deepcopy__)))
             if self.capability is not None:
                 contexts.enter_context(patched(backend.MODULE, in_use=True))
                 contexts.enter_context(registered_kernels("PrivateUse1", backend.kernels(self.compute)))
@@ -212,6 +213,29 @@ class FakeDevice(DispatchMode):
         taken = error_guard.take_error()
         if taken is not None:
             raise taken
+
+
+def _copied_by_operation(deepcopy: Callable) -> Callable:
+    """`Tensor.__deepcopy__` that does not read memory, of which a fake storage has none. Tensors that share a storage
+    do so in the copy, as tied weights of a state_dict."""
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if not is_fake(tensor) or not tensor.is_leaf or tensor.is_meta or id(tensor) in memo:
+            return deepcopy(tensor, memo)
+        plain = tensor.detach()
+        if type(tensor) is not torch.Tensor or known_values.value_of(tensor) is not None:
+            made = plain.clone()
+        else:
+            storage = tensor.untyped_storage()
+            whole = memo.get(storage.data_ptr())  # no object has an id as high as the address of a fake storage
+            if whole is None or whole.dtype != tensor.dtype:
+                whole = plain.new_empty(fake_storages.nbytes(storage) // tensor.itemsize)
+                memo[storage.data_ptr()] = whole
+            made = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).data
+        memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+        return made
+
+    return copied
 
 
 def _check_one_device(func: Any, tensors: list[torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import accelerate
@@ -69,21 +69,6 @@ class FakeAccelerator(accelerate.Accelerator):
             self.scaler = torch_private.UncheckedGradScaler(self.fake_device.type)
 
 
-def _copied_by_operation(deepcopy: Callable) -> Callable:
-    """`Tensor.__deepcopy__` that does not read memory: a storage of the fake device has none.
-
-    Accelerate loads an optimizer's own state into it, and Optimizer.load_state_dict copies the groups, tensors too.
-    """
-
-    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        if tensor.device.type == "cpu":
-            return deepcopy(tensor, memo)
-        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        return memo[id(tensor)]
-
-    return copied
-
-
 @contextlib.contextmanager
 def libraries_on(
     fake: FakeDevice, quantised: bool = False, attention_name: str = "", eight_bit: bool = True
@@ -103,7 +88,6 @@ def libraries_on(
             kernels = transformers_models_private.replaced_attention(attention_name, attention.of_package)
             patches.enter_context(kernels)
         if fake.capability is not None:
-            patches.enter_context(patched(torch.Tensor, __deepcopy__=_copied_by_operation(torch.Tensor.__deepcopy__)))
             accelerator = type("Accelerator", (FakeAccelerator,), {"fake_device": fake.device})
             patches.enter_context(accelerate_private.replaced_accelerator(accelerator))
             if eight_bit:

@@ -5,6 +5,7 @@ code writes land in a folder that is removed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import os
 import sys
@@ -42,8 +43,6 @@ DOWNLOADS = (
 )
 # What does nothing, by the module whose import brings it: it would write checkpoints, or send something.
 NOTHING = {
-    "torch.serialization": ("save",),
-    "torch": ("save",),
     "torch.distributed.checkpoint": ("save", "async_save"),
     "torchvision.utils": ("save_image",),
     "safetensors.torch": ("save_file", "save_model"),
@@ -62,6 +61,8 @@ NOTHING = {
         *("upload_file", "upload_folder", "upload_large_folder", "create_commit", "create_repo", "create_branch"),
     ),
 }
+# What is done by a function of ours, by the module whose import brings it: function(its own, note, ...).
+INSTEAD = {name: {"save": "saved:save", "load": "saved:load"} for name in ("torch", "torch.serialization")}
 
 
 def set_environment(folder: Path, offline: bool) -> None:
@@ -78,7 +79,7 @@ def set_environment(folder: Path, offline: bool) -> None:
 def held_back(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
     """Inside, nothing of the script reaches the outside. note: takes a line for each thing that was held back."""
     finder = _AfterImport(note)
-    for name in NOTHING:
+    for name in (*NOTHING, *INSTEAD):
         if name in sys.modules:
             finder.change(sys.modules[name])
     sys.meta_path.insert(0, finder)
@@ -91,13 +92,13 @@ def held_back(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the modules of NOTHING as others do, and changes them when they have been imported."""
+    """Finds the modules of NOTHING and INSTEAD as others do, and changes them when they have been imported."""
 
     def __init__(self, note: Callable[[str], None]):
         self.note = note
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname not in NOTHING:
+        if fullname not in NOTHING and fullname not in INSTEAD:
             return None
         found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((each for each in found if each is not None), None)
@@ -112,7 +113,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
     def change(self, module: Any) -> None:
-        for dotted in NOTHING[module.__name__]:
+        for name, place in INSTEAD.get(module.__name__, {}).items():
+            setattr(module, name, functools.partial(_instead, place, getattr(module, name), self.note))
+        for dotted in NOTHING.get(module.__name__, ()):
             *parents, name = dotted.split(".")
             owner = getattr(module, parents[0], None) if parents else module
             if hasattr(owner, name):
@@ -125,3 +128,10 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return SimpleNamespace(repo_id=repository, url="", commit_url="") if "repo" in name else None
 
         return nothing
+
+
+def _instead(place: str, real: Callable, note: Callable[[str], None], *arguments: Any, **named: Any) -> Any:
+    """Call a function of this package, as `module:function`. Its module may import torch, as the script has by now."""
+    module, _, function = place.partition(":")
+    made = importlib.import_module(f"{__package__}.{module}")
+    return getattr(made, function)(real, note, *arguments, **named)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from legroom.foresight.programs import saved
 from legroom.foresight.programs.played_code import HERE
 from legroom.third_party import transformers_loading_private
 from legroom.third_party.patching import patched
@@ -30,10 +31,11 @@ def by_shape(note: Callable[[str], None]) -> Iterator[None]:
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # torch leaves its modes in another thread
 
     def load_mapped(file: Any, map_location: Any = None, *args: Any, **settings: Any) -> Any:
-        on_gpu = _to_cuda(map_location)
+        asked = None if map_location is None else saved.place(map_location, "cuda:0")
+        on_gpu = _to_cuda(asked)
         if isinstance(file, (str, os.PathLike)) and settings.get("mmap") is None:
             settings["mmap"] = zipfile.is_zipfile(file)
-        found = load(file, "cpu" if on_gpu or map_location is None else map_location, *args, **settings)
+        found = load(file, "cpu" if on_gpu or asked is None else asked, *args, **settings)
         return _moved(found) if on_gpu else found
 
     def lacking(name: str) -> None:
@@ -45,7 +47,7 @@ def by_shape(note: Callable[[str], None]) -> Iterator[None]:
 
 def _moved(value: Any) -> Any:
     """The tensors of nested dictionaries and lists, on the GPU."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
         return value.to(HERE)
     if isinstance(value, dict):
         return type(value)((name, _moved(each)) for name, each in value.items())

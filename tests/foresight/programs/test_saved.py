@@ -1,0 +1,97 @@
+"""What a script saves and copies, it finds again: shapes, places, shared storages, and the values that are known."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from played_scripts import play
+
+from legroom.foresight.programs import command, process, saved
+from legroom.third_party.patching import patched
+
+MODEL = """
+import copy, io, os, pickle, torch, torch.nn as nn
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Embedding(3000, 256), nn.Linear(256, 3000, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("positions", torch.arange(7))
+    def forward(self, x):
+        return self.last(self.first(x))
+device = {device!r}
+model = Tied().to(device)
+torch.save(model.state_dict(), "a.pt")
+os.rename("a.pt", "best.pt")
+first = torch.load("best.pt")
+assert first["first.weight"].device == model.first.weight.device
+assert first["positions"].tolist() == list(range(7))
+assert first["first.weight"].data_ptr() == first["last.weight"].data_ptr() != model.first.weight.data_ptr()
+for place in ("cpu", lambda storage, location: storage, dict([("cuda:0", "cpu")])):
+    found = torch.load("best.pt", map_location=place)
+    assert found["first.weight"].is_cpu and found["positions"].tolist() == list(range(7))
+assert torch.load("best.pt", weights_only=True, mmap=True)["first.weight"].shape == (3000, 256)
+with open("model.pt", "wb") as file:
+    torch.save(model, file)
+try:
+    torch.load("model.pt")
+    raise SystemExit("a class of the script's is no weight")
+except pickle.UnpicklingError:
+    pass
+model = torch.load("model.pt", weights_only=False)
+assert model.first.weight is model.last.weight and model.first.weight.is_leaf and model.first.weight.requires_grad
+buffer = io.BytesIO()
+torch.save(dict(rows=torch.arange(4), scale=torch.tensor([1.5]), wide=torch.zeros(70_000)), buffer)
+buffer.seek(0)
+rows = torch.load(buffer)
+assert rows["rows"].tolist() == [0, 1, 2, 3] and rows["scale"].item() == 1.5 and rows["wide"].shape == (70_000,)
+copied = copy.deepcopy(model.state_dict())
+weight = copied["first.weight"]
+assert weight.data_ptr() == copied["last.weight"].data_ptr() != model.first.weight.data_ptr()
+assert copied["positions"].tolist() == list(range(7)) and weight.device == model.first.weight.device
+model.load_state_dict(copied)
+optimizer = torch.optim.Adam(model.parameters())
+while True:
+    model(torch.zeros(4, 8, dtype=torch.long, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save([model.state_dict(), optimizer.state_dict()], "all.pt", _use_new_zipfile_serialization=False)
+    weights, states = torch.load("all.pt")
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+"""
+
+OURS = """
+import functools, torch
+from legroom.foresight.programs import saved
+pairs = (saved.save, torch.save), (saved.load, torch.load)
+torch.save, torch.load = (functools.partial(ours, real, print) for ours, real in pairs)
+"""
+
+
+def test_what_is_saved_and_copied_on_the_played_gpu_is_found_again(tmp_path):
+    with patched(torch, save=torch.save):  # a check puts these in the place of torch's as the script's process starts
+        found = play(tmp_path, OURS + MODEL.format(device="cuda"))
+    weight = 4 * 3000 * 256
+    assert found.parts["parameters"] == pytest.approx(weight, rel=0.01), "tied weights stay one"
+    assert found.parts["other"] >= 3 * weight, "what the script holds of its files, and its copy, is on the GPU"
+    assert max(os.path.getsize(tmp_path / name) for name in ("best.pt", "model.pt", "all.pt")) < 20_000
+
+
+def test_a_real_run_finds_what_it_saved_and_leaves_none_of_it(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(MODEL.format(device="cpu").replace("while True", "for _ in range(2)"))
+    monkeypatch.chdir(tmp_path)
+    done = process.run(process.Asked(command.parse(["script.py"]), None, limits=process.Limits(60)))
+    assert (done.status, done.exit_code) == (process.ENDED, 0), done.output
+    assert os.listdir(tmp_path) == ["script.py"]
+
+
+def test_beyond_the_most_bytes_a_file_has_shapes_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "MOST_BYTES", 4000)
+    said = []
+    values = [torch.ones(900), torch.ones(900), torch.ones(3)]
+    saved.save(torch.save, said.append, values, tmp_path / "a.pt")
+    found = saved.load(torch.load, None, tmp_path / "a.pt")
+    assert [one.sum().item() for one in found] == [900, 0, 3] and len(said) == 1 and "loaded as 0" in said[0]
