@@ -125,6 +125,27 @@ def test_the_machine_answers_as_the_card_would(tmp_path):
     assert found.verdict == "fits"
 
 
+def test_the_types_of_cuda_make_name_and_know_their_tensors(tmp_path):
+    text = """
+import numpy
+rows = torch.zeros(3, 4)
+for moved in (rows.type(torch.cuda.LongTensor), rows.type("torch.cuda.LongTensor"), rows.cuda().long()):
+    assert moved.is_cuda and moved.dtype == torch.int64 and moved.type() == "torch.cuda.LongTensor"
+    assert isinstance(moved, torch.cuda.LongTensor) and not isinstance(moved, torch.cuda.FloatTensor)
+assert rows.type() == "torch.FloatTensor" and not isinstance(rows, torch.cuda.FloatTensor)
+assert moved.type(torch.FloatTensor).is_cpu and moved.new(5).shape == (5,) and moved.new(5).is_cuda
+assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2] and torch.cuda.HalfTensor(torch.Size([2])).shape == (2,)
+assert torch.cuda.FloatTensor(numpy.zeros((4, 5))).fill_(1.0).shape == (4, 5)
+assert torch.cuda.FloatTensor(64, 1).is_cuda and torch.cuda.FloatTensor().numel() == 0
+torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+made = torch.zeros(2)
+torch.set_default_tensor_type("torch.FloatTensor")
+assert made.is_cuda and made.dtype == torch.float64 and torch.zeros(2).is_cpu
+"""
+    moved = ".type(torch.cuda.FloatTensor)\n" + text
+    assert play(tmp_path, loop(moved)).parts["parameters"] == 4 * (2 * 256 * 1024 + 1024 + 256)
+
+
 def test_an_empty_cache_is_given_back_where_the_script_does(tmp_path):
     before = "big = torch.empty(64, 2**20, device='cuda')\ndel big\n"
     emptied = before + "torch.cuda.empty_cache()\nassert not torch.cuda.memory_reserved()\n"

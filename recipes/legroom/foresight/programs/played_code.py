@@ -16,9 +16,10 @@ from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import fake_storages, known_values
 from legroom.foresight.fake_gpu.device import CPU, FakeDevice
 from legroom.foresight.fake_gpu.user_code import UserCode, reading_line
+from legroom.foresight.programs import played_types
+from legroom.foresight.programs.played_types import HERE
 from legroom.third_party import torch_private
 
-HERE = torch.device("cuda", 0)
 MOST_DECISIONS = 5000  # at one line: a loop that a number would end
 _COMPARED = {torch.equal, torch.allclose, torch.Tensor.equal, torch.Tensor.allclose}
 # Functions whose numbers are sizes or positions.
@@ -106,7 +107,8 @@ class PlayedCode(UserCode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and first.device.type == fake_storages.DEVICE_TYPE:
+        on_gpu = isinstance(first, torch.Tensor) and first.device.type == fake_storages.DEVICE_TYPE
+        if on_gpu:
             answer = _ANSWERS.get(func)
             if answer is not None:
                 return answer
@@ -115,6 +117,13 @@ class PlayedCode(UserCode):
             return torch.device("cuda", args[0]) if named else func(*args, **kwargs)
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (first, HERE, *args[2:])
+        if func is torch.Tensor.type and self.fake.capability is not None:
+            found = played_types.typed(self.fake.device, *args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if func is torch.Tensor.new and on_gpu and not kwargs:
+            assert first is not None
+            return played_types.made(first.dtype, *args[1:], device=self.fake.device)
         if type(kwargs.get("device")) is int:
             kwargs = kwargs | {"device": HERE}
         if func in _COMPARED and any(isinstance(one, torch.Tensor) and fake_storages.is_fake(one) for one in args[:2]):

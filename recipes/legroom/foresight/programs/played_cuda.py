@@ -20,6 +20,7 @@ from legroom.config import Gpu
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.memory import allocator
+from legroom.foresight.programs import played_types
 from legroom.foresight.programs.played_code import HERE, Decisions, PlayedCode
 from legroom.foresight.programs.played_device import PlayedDevice
 from legroom.third_party import played_private, torch_private
@@ -219,6 +220,8 @@ def machine_with(
         for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             found = {name: value for name, value in answers.items() if name in vars(owner)}
             patches.enter_context(patched(owner, **found))
+        patches.enter_context(patched(torch.cuda, **played_types.CLASSES))
+        patches.enter_context(patched(torch, set_default_tensor_type=played_types.set_default))
         patches.enter_context(patched(torch.accelerator, **_accelerator(answers, count)))
         patches.enter_context(patched(torch.version, cuda=CUDA_VERSION))
         patches.enter_context(patched(torch.backends.cuda, is_built=_answer(True)))

@@ -122,6 +122,6 @@ def place(map_location: Any, device: str) -> Any:
     if callable(map_location):
         moved = SimpleNamespace(device="cuda:0")
         storage = SimpleNamespace(device="cpu", cuda=lambda *_: moved, cpu=lambda: storage)
-        found = map_location(storage, device)
+        found: Any = map_location(storage, device)
         return device if found is None else found.device
     return device if map_location is None else map_location
