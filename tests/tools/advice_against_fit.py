@@ -20,6 +20,7 @@ from legroom.config import Config
 from legroom.foresight.search import objective, plan, runner, space
 from legroom.foresight.search.adviser import GPUS, OFFLOAD, Adviser, effective_batch
 from legroom.foresight.search.request import Options
+from legroom.foresight.search.space import SearchSpace
 from legroom.foresight.trials import Trial, Trials, with_changes
 from legroom.options.hooks import Lever
 
@@ -90,8 +91,8 @@ def check(model: str, card: str, typed: tuple[str, ...]) -> Case | None:
     if case.found:
         made = config.from_dict(case.found[0].record.config)
         case.gpus = made.parallelism.world_size
-        base, rows = _search(words, effective_batch(cfg), case.gpus, levers)
-        _is_not_beaten(case, _changes(base, made) if base else 0, rows)
+        search, rows = _search(words, effective_batch(cfg), case.gpus, levers)
+        _is_not_beaten(case, _changes(search, made) if search else 0, rows)
     for count, before in _before(adviser, case, levers):
         _, rows = _search(words, effective_batch(cfg), count, before)
         if rows:
@@ -116,8 +117,10 @@ def _fits_on_its_own(case: Case, words: list[str]) -> None:
             case.wrong.append(f"{trial.changes} does not fit: {again.refused or again.estimate.margin_bytes}")
 
 
-def _search(words: list[str], effective: int, count: int, levers: tuple[Lever, ...]) -> tuple[Config | None, list[Row]]:
-    """(what fit starts from, its rows) for the command line alone."""
+def _search(
+    words: list[str], effective: int, count: int, levers: tuple[Lever, ...]
+) -> tuple[SearchSpace | None, list[Row]]:
+    """(what fit searches, its rows) for the command line alone."""
     kept = [word for word in words if not word.startswith("batch.")]
     changes = [text for lever in levers for text in lever.overrides.split()]
     options = Options(top=ROWS, gpus=count if count > 1 else None)
@@ -125,20 +128,24 @@ def _search(words: list[str], effective: int, count: int, levers: tuple[Lever, .
     if search is None:
         return None, []
     result = runner.run(search, ROWS, Trials(None), closest=False)  # pyright: ignore[reportArgumentType]
-    return search.base, [
+    return search, [
         (
             search.overrides_of(row.chosen),
             row.record.speed.step_seconds_median or 0.0,
-            _changes(search.base, config.from_dict(row.record.config)),
+            _changes(search, config.from_dict(row.record.config)),
         )
         for row in result.rows
     ]
 
 
-def _changes(base: Config, made: Config) -> int:
-    """How many levers are not as they were; how several GPUs train together is not one of them, nor is the batch."""
+def _changes(search: SearchSpace, made: Config) -> int:
+    """How many levers are set; how several GPUs train together is not one of them, nor is the batch."""
+    mode = (made.parallelism.name, made.parallelism.strategy)
+    options = {each: search.sections["parallelism", each] for each in search.values.get("parallelism", ())}
+    alike = [each for each, option in options.items() if (option.name, option.strategy) == mode]
+    chosen = {"parallelism": alike[0]} if alike else {}
     levers = [lever for lever in space.DIMENSIONS if lever not in (space.BATCH, "parallelism")]
-    return sum(space.now(base, lever) != space.now(made, lever) for lever in levers)
+    return sum(search.unless_set(chosen, lever) != space.now(made, lever) for lever in levers)
 
 
 def _is_not_beaten(case: Case, changes: int, rows: list[Row]) -> None:

@@ -86,6 +86,8 @@ def test_when_fsdp_reduces_is_searched_where_it_makes_a_difference():
     for chosen in (accumulated, accumulated | once, accumulated | {"parallelism.sync_each_batch": None}):
         composed, _, problems = space.compose_estimate(*search.overrides_of(chosen))
         assert not problems and asdict(search.config(chosen)) == asdict(composed)
+    changes = [search.changes_of(accumulated | {"parallelism.sync_each_batch": each}) for each in (None, True, False)]
+    assert changes == [1, 1, 2], "fsdp itself, which reduces after each"
     typed = planned("parallelism=fsdp", "parallelism.num_processes=2", "batch.effective=8", keep=ALL_ELSE)
     assert typed.values["parallelism.sync_each_batch"] == [None, False] and typed.count() == 5
     for words, options in (

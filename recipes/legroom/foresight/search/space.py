@@ -97,10 +97,18 @@ class SearchSpace:
         return {} if more is None else more(self.base, value)
 
     def changes_of(self, chosen: dict[str, Any]) -> int:
-        """How many levers a choice sets to other values than the command line; the batch is not one of them."""
+        """How many levers a choice sets to other values than they would have; the batch is not one of them."""
         return sum(
-            value is not None and value != now(self.base, lever) for lever, value in chosen.items() if lever != BATCH
+            value is not None and value != self.unless_set(chosen, lever)
+            for lever, value in chosen.items()
+            if lever != BATCH
         )
+
+    def unless_set(self, chosen: dict[str, Any], lever: str) -> Any:
+        """The value of a lever unless it is set: of a key, the one that comes with the chosen option of its menu."""
+        group, _, leaf = lever.partition(".")
+        option = self.sections.get((group, str(chosen.get(group)))) if leaf else None
+        return getattr(option, leaf) if option is not None else now(self.base, lever)
 
     def command(self, chosen: dict[str, Any]) -> str:
         return f"{invocation.command()} {shlex.join(self.overrides_of(chosen))}"
