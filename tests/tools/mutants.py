@@ -55,6 +55,9 @@ SECONDS = 600  # for one run of tests; a change that makes them hang is noticed
 MOST_TESTS, MOST_SECONDS = 60, 120  # of a stage: the quickest tests
 
 
+LEFT_OUT: list[str] = []  # tests that fail without a change, too, as in a copy without git, or not every time
+
+
 def stages(mutant: Mutant, executing: dict[str, float], points: dict[str, int]) -> list[list[str]]:
     """Lists of tests to run one after the other. executing: tests that execute the point -> seconds; points: test ->
     how many of the drawn points it executes.
@@ -89,10 +92,9 @@ def noticed(mutant: Mutant, checkout: Path, stages: list[list[str]]) -> str:
     changed = source[: mutant.start] + mutant.new.encode() + source[mutant.end :]
     try:
         for stage in stages:
-            left_out: list[str] = []  # tests that fail without the change, too, or not every time
             while True:
                 path.write_bytes(changed)
-                failed = first_failure(checkout, [*stage, *left_out])
+                failed = first_failure(checkout, [*stage, *(f"--deselect={test}" for test in LEFT_OUT)])
                 if not failed:
                     break
                 again = [failed] if "::" in failed else stage  # "timeout": the machine may be busy
@@ -103,7 +105,7 @@ def noticed(mutant: Mutant, checkout: Path, stages: list[list[str]]) -> str:
                 if "::" not in failed:
                     raise RuntimeError(f"{failed} without the change, too: {stage}")
                 print(f"left out, for it does not fail because of the change: {failed}", flush=True)
-                left_out += ["--deselect", failed]
+                LEFT_OUT.append(failed)
         return ""
     finally:
         path.write_bytes(source)
