@@ -220,3 +220,20 @@ def test_the_task_of_trained_weights_may_be_open(tmp_path):
     words = [f"model.pretrained={tmp_path}", "data=hub", f"data.path={tmp_path}", "data.tokenizer=bytes", "device=cpu"]
     found = compose(*words, "data.label_column=y", "data.text_column=x", "data.pair_column=z").problems
     assert not any("ignored" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "expected"),
+    [
+        ("jsonl", "data.separator=tab", "data.separator=tab is for .csv and .tsv files"),
+        ("parquet", "data.encoding=latin-1", "data.encoding=latin-1 is for text files"),
+        ("csv", "data.separator=comma data.encoding=latin-1", None),
+        ("csv", "model.classes=3", "model.classes=3 would be ignored: language_modelling has no classes"),
+        ("csv", "data.task=regression model.classes=3", "model.classes=3 would be ignored: regression has no classes"),
+        ("csv", "data.task=classification model.classes=3", None),
+    ],
+)
+def test_a_key_that_these_files_or_this_task_have_no_use_for_is_refused(tmp_path, kind, typed, expected):
+    words = ["model=llama_tiny", "data=text", f"data.path={write(tmp_path, kind, ROWS)}", "device=cpu"]
+    problems = compose(*words, *typed.split()).problems
+    assert [expected in line for line in problems] == [True] if expected else problems == []

@@ -77,10 +77,16 @@ def _file_problems(cfg: Config) -> list[str]:
         try:
             if data.name in data_sources.PUBLISHED:
                 data_sources.splits(data.name, value)
-            elif (kind := data_sources.kind(data_sources.find(value, f"data.{key}")[0])) == ".txt":
-                found += _txt_problems(cfg, f"data.{key}={value}")
+                continue
+            kind, typed = data_sources.kind(data_sources.find(value, f"data.{key}")[0]), f"data.{key}={value}"
+            if kind == ".txt":
+                found += _txt_problems(cfg, typed)
             elif data.documents:
-                found.append(not_documents(data.documents, f"data.{key}={value} ({kind})"))
+                found.append(not_documents(data.documents, f"{typed} ({kind})"))
+            if data.separator and kind not in (".csv", ".tsv"):
+                found.append(f"data.separator={data.separator} is for .csv and .tsv files: {typed}. Leave it out.")
+            if data.encoding and kind == ".parquet":
+                found.append(f"data.encoding={data.encoding} is for text files, and {typed} is none. Leave it out.")
         except Refusal as refusal:
             found.append(str(refusal))
     return found

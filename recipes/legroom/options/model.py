@@ -42,6 +42,9 @@ def recorded(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Sizes that make no model, attention that the GPU lacks, and data that does not suit the model."""
+    kind = task.task(cfg)
+    if "model.classes" in given and kind not in (None, "classification", "multi_label"):
+        return [f"model.classes={cfg.model.classes} would be ignored: {kind} has no classes. Leave it out."]
     if cfg.model.pretrained:
         typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
         typed += sorted(key for key in given if key.startswith("model.config"))
