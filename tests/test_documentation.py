@@ -143,6 +143,7 @@ def test_every_line_of_the_guides_has_a_command_a_page_or_a_no():
     text = LINE_BY_LINE.read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] not in ("the guides", "---")]
+    rows = [row for row in rows if len(row) != 6]  # of a table of figures
     assert len(rows) > 60 and all(len(row) == 2 for row in rows)
     assert not [row for row in rows if not re.search(r"`|\]\(|not here", row[1])]
     experiments = sorted(set(re.findall(r"\+experiment/\w+=\w+\b(?!\()", text)))

@@ -625,3 +625,39 @@ def test_trainer_subclass(example):
 def test_every_example_has_its_test():
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert names == {name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names}
+
+
+def test_inference_under_autocast_takes_six_bytes_a_parameter():
+    """The guides' figure: weights in fp32, and in 16 bits what autocast has cast. Without gradients, states and
+    activations; evaluation in 16 bits takes two."""
+
+    @torch.no_grad()
+    def answers(model, _, batch):
+        with torch.autocast("cuda", torch.float16, enabled=next(model.parameters()).dtype == torch.float32):
+            return model(batch)
+
+    taken = []
+    for dtype in (torch.float32, torch.float16):
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+        parts = estimate_step(answers, model.to(dtype), None, torch.ones(4, WIDTH, dtype=dtype), gpu=GPU).parts
+        assert parts["gradients"] == parts["optimizer"] == 0
+        taken.append(sum(parts.values()) / (8 * WIDTH * (WIDTH + 1)))
+    assert taken == pytest.approx([6, 2], rel=0.01)
+
+
+@pytest.mark.parametrize("row", [0, 5])
+def test_the_t5_table_of_the_guides_is_what_its_program_predicts(row):
+    page = (ROOT / "docs/guides.md").read_text()
+    lines = re.findall(
+        r"^\| `(\w+)`, (\d+) \| (\d+) \| (yes|no) \| ([\d.]+) \| ([\d.]+) \| (\S+) to (\S+) \|$", page, re.M
+    )
+    assert len(lines) == 7 and all(float(low) <= float(said) <= float(high) for *_, said, _, low, high in lines)
+    gpu, batch, tokens, tf32, _, *figures = lines[row]
+    before, program = torch.backends.cuda.matmul.allow_tf32, {}
+    exec(page.partition("```python\n")[2].partition("```")[0], program)
+    try:
+        seen = program["predicted"](gpu, int(batch), int(tokens), tf32 == "yes")
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    seconds = (seen.step_seconds, seen.step_seconds_high, seen.step_seconds_low)
+    assert [int(batch) / each for each in seconds] == pytest.approx([float(each) for each in figures], rel=0.02)
