@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -74,13 +75,37 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
         assert code == 2 and word in err and err.count("refused: ") == 1
 
 
-@pytest.mark.parametrize("words", [("chat", "latest"), ("export", "latest", "--merge")], ids=["chat", "export"])
-def test_what_holds_no_model_is_refused_before_libraries_are_imported(words):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("chat", "latest"), "latest is no folder"),
+        (("export", "latest", "--merge"), "latest is no folder"),
+        (("chat", "classifier"), "classifies texts"),
+        (("chat", "whole", "--compare"), "none to compare"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_is_refused_before_libraries_are_imported(words, said, tmp_path):
+    for folder, kind in (("classifier", "BertForSequenceClassification"), ("whole", "GPT2LMHeadModel")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps({"architectures": [kind]}))
+        (tmp_path / folder / "tokenizer_config.json").write_text("{}")
     command, *arguments = words
     code = "import sys\nfrom legroom.cli.commands import run\n"
     code += f"print(run({command!r}, {arguments}), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["2", "False"] and "latest is no folder" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == ["2", "False"] and said in done.stderr
+
+
+@pytest.mark.parametrize("ended", [EOFError, KeyboardInterrupt])
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_shells_prompt_gets_a_line_of_its_own(monkeypatch, capsys, ended, asks):
+    def end(prompt):
+        raise ended
+
+    monkeypatch.setattr("builtins.input", end)
+    chat.talk(SimpleNamespace(heading="Talk."), asks)  # pyright: ignore[reportArgumentType]
+    assert capsys.readouterr().out.endswith("ends.\n\n") is asks
 
 
 def test_what_cannot_talk_is_refused(talk, train, tmp_path):

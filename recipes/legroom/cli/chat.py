@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
-    saved_model.locate(asked.folder)  # refuses before the libraries are imported
+    saved_model.check_talks(*saved_model.locate(asked.folder), asked.compare)  # before the libraries are imported
     with quiet_libraries():
         worker_environment.prepare_imports()
         from legroom.models import trained
@@ -50,6 +50,8 @@ def talk(conversation: Conversation, asks: bool) -> None:
         try:
             line = input("> " if asks else "")
         except (EOFError, KeyboardInterrupt):
+            if asks:
+                print()  # the shell's prompt gets a line of its own
             return
         if line.strip() == "/quit":
             return

@@ -21,10 +21,9 @@ from legroom.errors import Refusal
 from legroom.models import pretrained, quantized
 from legroom.models.architectures import AUTO_CLASSES
 from legroom.records.record import Record
-from legroom.records.saved_model import ADAPTER_FILE, locate
+from legroom.records.saved_model import ADAPTER_FILE, check_speaks, check_talks, locate
 
 KINDS = {"CAUSAL_LM": "language_modelling", "SEQ_CLS": "classification"}  # peft's name of a task -> ours
-LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass
@@ -49,16 +48,15 @@ def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
     Raises Refusal for what is no language model, has no tokenizer, or whose base is not there.
     """
     folder, found = locate(given)
+    check_talks(folder, found, compare)
     logging.disable_progress_bar()
     if (folder / ADAPTER_FILE).is_file():
         model, name, notes = open_adapter(folder, found, device)
-        return Trained(model, _tokenizer(folder, found), model.disable_adapter, name, notes)
+        return Trained(model, _tokenizer(folder), model.disable_adapter, name, notes)
     config = _language_model(str(folder))
-    tokenizer = _tokenizer(folder, found)
+    tokenizer = _tokenizer(folder)
     trained = Trained(_load(str(folder), config, device), tokenizer)
     name = (found.config["model"].get("pretrained") if found is not None else None) or ""
-    if compare and not name:
-        raise Refusal("--compare: this model was not trained from pretrained weights, so there is none to compare.")
     if compare:
         other = _load(name, _language_model(name), device)
         trained.base, trained.base_name = functools.partial(contextlib.nullcontext, other), name
@@ -79,7 +77,7 @@ def open_adapter(
         raise Refusal(f"{folder} holds an adapter, which needs the package peft: pip install peft.") from None
     settings = json.loads((folder / ADAPTER_FILE).read_text())
     name, kind = settings.get("base_model_name_or_path"), settings.get("task_type")
-    if kind not in KINDS or not (as_trained or kind == "CAUSAL_LM"):
+    if kind not in KINDS:
         raise Refusal(f"{folder} holds an adapter for {kind}, no language model: it says nothing.")
     if not name or found is not None and not found.config["model"].get("pretrained"):
         raise Refusal(
@@ -115,15 +113,9 @@ def _load(
 def _language_model(name: str) -> PretrainedConfig:
     """The configuration of a language model. Raises Refusal for another kind, as a classifier."""
     config = pretrained.call(AutoConfig.from_pretrained, name)
-    kinds = config.architectures or []
-    if kinds and not any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
-        raise Refusal(f"{name} is a {kinds[0]}, which classifies texts and says nothing: there is nobody to talk to.")
+    check_speaks(name, config.architectures or [])
     return config
 
 
-def _tokenizer(folder: Path, found: Record | None) -> Any:
-    if not (folder / "tokenizer_config.json").is_file():
-        if found is not None and found.config["data"]["name"] == "dummy":
-            raise Refusal(f"{folder} was trained on random ids (data=dummy), which stand for no text.")
-        raise Refusal(f"{folder} has no tokenizer (tokenizer_config.json). Copy that of its base into it.")
+def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
