@@ -101,3 +101,9 @@ def test_the_launchers_switches_are_known(parser, switches):
         for option in action.option_strings
     }
     assert found == switches
+
+
+def test_trl_that_is_not_installed_is_no_missing_script(monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Refusal, match="trl is not installed"):
+        command.parse(["trl", "sft"])

@@ -94,3 +94,21 @@ def test_what_is_asked_beside_in_vain_leaves_the_record(tmp_path, monkeypatch, c
     assert record_file.read(tmp_path / "out").estimate.verdict == "fits"
     assert check_command.main(["--device", "cpu", "--into", "out", "script.py"]) == 2
     assert "--into" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, shown", [(["--json"], False), ([], True)])
+def test_on_a_cpu_json_is_alone_and_the_answer_comes_with_progress(tmp_path, monkeypatch, capsys, words, shown):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    counted = {"tensor_bytes": 3 << 20, "notes": ["a note"], **{f"{part}_bytes": 0 for _, part in PARTS}}
+
+    def on_cpu(program, settings, on_message=None):
+        on_message({"kind": "step", "step": 2, "seconds": 1.0})
+        return counted, process.Outcome()
+
+    monkeypatch.setattr(check, "on_cpu", on_cpu)
+    monkeypatch.setattr(check_command.sys.stderr, "isatty", lambda: True)
+    assert check_command.main(["--device", "cpu", *words, "script.py"]) == 0
+    printed, progress = capsys.readouterr()
+    assert ("has taken step 2, after 1 s" in progress) is shown
+    assert ("3.0 MiB of live tensors" in printed) is shown and ('"tensor_bytes": 3145728' in printed) is not shown

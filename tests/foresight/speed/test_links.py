@@ -116,3 +116,10 @@ def test_a_step_waits_for_an_all_to_all():
     assert found.device_seconds == pytest.approx(alone + 2 * 6 / 300)
     assert (found.link_seconds, found.collectives) == (pytest.approx(2 * 3 / 300), 1)
     assert found.bound_by == BY_LINK, "of what the device takes, most is waiting"
+
+
+def test_links_inside_a_machine_may_be_off_by_an_error_and_the_network_by_its_own():
+    inside = links.Transfers(1, seconds=3.0)
+    assert (inside.low_seconds(0.25), inside.high_seconds(0.25)) == (2.25, 3.75)
+    network = links.Transfers(1, seconds=3.0, machine_seconds=3.0)
+    assert network.low_seconds(0.25) == network.low_seconds(0.5) < 3 < network.high_seconds(0.25)
