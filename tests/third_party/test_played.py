@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -54,3 +55,14 @@ def test_the_reading_of_a_batch_is_seen():
         assert len(list(DataLoader(range(4), batch_size=2))) == 2
     assert len(reads) == 3, "the last finds the end"
     assert [each.tolist() for each in batches] == [[0, 1], [2, 3]]
+
+
+def test_a_process_may_run_here():
+    ran = []
+    here, there = (multiprocessing.get_context("fork").Process(target=ran.append, args=(1,)) for _ in range(2))
+    with played_private.processes_here(lambda target, given: given == (1,), lambda: not ran):
+        for each in (here, there):
+            each.start()
+            each.join()
+            assert not each.is_alive()
+    assert ran == [1]

@@ -117,6 +117,8 @@ class PlayedCode(UserCode):
             return torch.device("cuda", args[0]) if named else func(*args, **kwargs)
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (first, HERE, *args[2:])
+        if func is torch.Tensor.share_memory_:  # on a GPU it is shared, and a host's without memory has none to share
+            return first
         if func is torch.Tensor.type and self.fake.capability is not None:
             found = played_types.typed(self.fake.device, *args, **kwargs)
             if found is not NotImplemented:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from legroom.foresight import user_step
-from legroom.foresight.programs import generated, played_device, weights
+from legroom.foresight.programs import generated, played_device, played_processes, weights
 from legroom.foresight.programs.played_code import Decisions, PlayedCode
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
@@ -48,6 +48,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             user_step.explained(),
             fake,
             played_private.observed_loading(fake.loading),
+            played_processes.first_followed(1, noted),
             weights.by_shape(noted),
             generated.to_the_end(decisions),
             compiled,

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d, fsdp
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.library_patches import FakeDDP
+from legroom.foresight.programs.played_processes import check_world_size
 from legroom.third_party import torch_distributed_private
 from legroom.third_party.patching import patched
 
@@ -25,7 +26,8 @@ def rank_0_of(ranks: int, fake: FakeDevice) -> Iterator[None]:
     start, group = dist.init_process_group, dist.new_group
     backend = ",".join(f"{kind}:fake" for kind in sorted({"cpu", fake.device.type}))
 
-    def started(*_: Any, **__: Any) -> None:
+    def started(*args: Any, **settings: Any) -> None:
+        check_world_size(args[3] if len(args) > 3 else settings.get("world_size", -1), ranks)
         store = torch_distributed_private.fake_process_group_store()
         start(backend, store=store, rank=0, world_size=ranks)
 

@@ -12,7 +12,15 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight import prediction, user_step
-from legroom.foresight.programs import generated, played_cuda, played_device, played_levers, played_ranks, weights
+from legroom.foresight.programs import (
+    generated,
+    played_cuda,
+    played_device,
+    played_levers,
+    played_processes,
+    played_ranks,
+    weights,
+)
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
@@ -67,6 +75,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
             fake,
             machine,
             played_ranks.rank_0_of(ranks, fake),
+            played_processes.first_followed(ranks, noted),
             weights.by_shape(noted),
             generated.to_the_end(decisions),
             torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN)),

@@ -1,0 +1,59 @@
+"""The processes that a script starts to train in: the first is followed, in the script's own process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import multiprocessing
+
+from legroom.errors import Refusal
+from legroom.third_party import played_private
+from legroom.third_party.patching import patched
+
+
+@contextlib.contextmanager
+def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
+    """Inside, torch.multiprocessing.spawn calls its function as rank 0 does, and so does a Process that gets a rank or
+    a module; of several the first. Others are started as they are. ranks: that are followed."""
+
+    def spawn(function: Callable, args: tuple = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+        if ranks % nprocs:
+            raise Refusal(f"torch.multiprocessing.spawn starts {nprocs} processes, and {ranks} {_to_type(nprocs)}")
+        function(0, *args)
+        return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[])
+
+    started: list[Any] = []
+
+    def runs_here(target: Any, args: tuple) -> bool:
+        """Whether a Process trains; it runs here if it is the first."""
+        is_rank = bool(args) and type(args[0]) is int
+        if not callable(target) or not (is_rank or any(isinstance(one, torch.nn.Module) for one in args)):
+            return False
+        started.append(target)
+        if len(started) > 1 and ranks == 1:
+            note("the first process that the script starts is followed; the memory of its others is not counted.")
+        return True
+
+    with (
+        patched(multiprocessing, spawn=spawn, start_processes=spawn),
+        played_private.processes_here(runs_here, lambda: len(started) == 1),
+    ):
+        yield
+
+
+def check_world_size(asked: int, ranks: int) -> None:
+    """Raises Refusal for a process group of another size than that which is followed."""
+    if asked not in (-1, ranks):
+        raise Refusal(f"init_process_group is asked for world_size={asked}, and {ranks} {_to_type(asked)}")
+
+
+def _to_type(ranks: int) -> str:
+    return (
+        f"is followed. Type --gpus {ranks} before the script's name."
+        if ranks > 1
+        else ("are followed. Leave --gpus out, or give the script the same number.")
+    )
