@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -236,17 +235,6 @@ def test_a_missing_compiler_is_no_fault_and_the_install_line_is_there(visit, mon
     text, broken = visit(FakeNvml(init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), {"torch": {"cuda": None}})
     assert not broken and "C++ compiler none" in rows(text) and "g++" in text.split("could install")[1]
     assert "compile not here - compile=true needs a C++ compiler" in rows(text)
-
-
-def test_another_package_called_legroom_is_named_and_not_broken(visit, monkeypatch, tmp_path):
-    assert "other `legroom`" not in visit(FakeNvml(gpu()))[0]
-    (tmp_path / "legroom").mkdir()
-    (tmp_path / "legroom" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert checks.find_other_packages() == [tmp_path / "legroom" / "__init__.py"]
-    monkeypatch.setattr(checks, "find_other_packages", lambda: [Path("/other/legroom/__init__.py")])
-    text, broken = visit(FakeNvml(gpu()))
-    assert "other `legroom` /other/legroom/__init__.py" in rows(text) and not broken
 
 
 # --- processes -------------------------------------------------------------------------------------

@@ -73,19 +73,6 @@ def test_texts_of_a_record_cannot_become_code(tmp_path):
     assert shown["record"]["warnings"] == [HOSTILE] and shown["step"]["timeline"]["names"][2] == HOSTILE
 
 
-def test_the_page_of_a_sweep_names_the_command_that_repeats_it():
-    def swept(*typed):
-        return [job(overrides=each, job_number=number) for number, each in enumerate(typed)]
-
-    grid = [[f"precision={p}", "data.path=my file", f"optim={o}"] for p in ("fp32", "bf16") for o in ("sgd", "adamw")]
-    line = "python train.py -m precision=fp32,bf16 'data.path=my file' optim=sgd,adamw"
-    assert settings.sweep_command(swept(*grid)) == line
-    assert settings.sweep_command(swept(*grid[:3])) is None and settings.sweep_command(swept([])) is None
-    assert settings.sweep_command(swept(["optim=sgd"], ["precision=bf16"])) is None
-    twice = swept(*([f"measure.repeat={n}", f"optim={o}"] for n in (0, 1) for o in ("sgd", "adamw")))
-    assert settings.sweep_command(twice) == "python train.py -m optim=sgd,adamw measure.repeats=2"
-
-
 def test_no_script_writes_html():
     """Texts of records go into elements as text: no innerHTML, no eval, nothing of the kind, in our own scripts."""
     writes_html = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")

@@ -51,7 +51,6 @@ class FakeNvml:
 
 def gpu(index: int = 0, **changes) -> dict:
     """A TITAN-like card in good order; changes without the 'nvmlDeviceGet' of NVML's names."""
-    thresholds = {pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 91, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 94}
     facts = (
         dict(
             Name=f"NVIDIA Card {index}",
@@ -60,10 +59,8 @@ def gpu(index: int = 0, **changes) -> dict:
             MemoryInfo=SimpleNamespace(total=24 * 2**30, used=2**28),
             ComputeRunningProcesses=[],
             Temperature=40,
-            TemperatureThreshold=lambda which: thresholds[which],
             PowerManagementLimit=280_000,
             PowerManagementDefaultLimit=280_000,
-            PowerManagementLimitConstraints=(100_000, 320_000),
             CurrentClocksThrottleReasons=0,
             MigMode=[0, 0],
         )

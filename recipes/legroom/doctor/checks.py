@@ -10,19 +10,17 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from legroom.doctor import probe
 from legroom.machine import host, nvml
 from legroom.machine.nvml import Card, Driver
-from legroom.paths import CHECKOUT, CONF, PACKAGE
+from legroom.paths import CHECKOUT, CONF
 from legroom.units import GIB
 
 LEAST_FREE_BYTES = GIB  # with less, saved models and compiled kernels soon fill the disk
@@ -74,7 +72,6 @@ class Findings:
     jobs_error: str | None  # why the query for them, with which every job begins, fails
     probes: dict[str, dict]
     host: Host
-    other_packages: list[Path]  # other packages of this name that Python could import
 
     def version(self, name: str) -> str | None:
         """A package's version, or None."""
@@ -113,15 +110,7 @@ def examine() -> Findings:
         error,
         probes,
         examine_host(),
-        find_other_packages(),
     )
-
-
-def find_other_packages() -> list[Path]:
-    """Packages or modules called `legroom` in the folders of sys.path, other than this one."""
-    specs = [PathFinder.find_spec("legroom", [entry or os.curdir]) for entry in sys.path]
-    files = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
-    return [file for file in dict.fromkeys(files) if file.parent != PACKAGE]
 
 
 def packages(pyproject: Path | None = CHECKOUT and CHECKOUT / "pyproject.toml") -> tuple[str, list[Package]]:

@@ -74,33 +74,20 @@ def power(card: Card) -> tuple[str, str]:
     """The power limit against the card's default, and a style."""
     if card.limit_watts is None:
         return NOT_AVAILABLE, ""
-    most = f" (at most {card.maximum_watts:.0f} W)" if card.maximum_watts else ""
     if card.default_watts and card.limit_watts < card.default_watts - 0.5:
         return (
-            f"{card.limit_watts:.0f} W, below its default of {card.default_watts:.0f} W{most}: slower than others "
+            f"{card.limit_watts:.0f} W, below its default of {card.default_watts:.0f} W: slower than others "
             f"of its kind; sudo nvidia-smi -i {card.index} -pl {card.default_watts:.0f} lifts it"
         ), "yellow"
-    return f"{card.limit_watts:.0f} W{', its default' if card.limit_watts == card.default_watts else ''}{most}", ""
+    return f"{card.limit_watts:.0f} W{', its default' if card.limit_watts == card.default_watts else ''}", ""
 
 
 def temperature(card: Card, advise: bool = False) -> tuple[str, str]:
-    """Degrees now, the card's own thresholds, the guide's advice, and a style."""
-    statements = [NOT_AVAILABLE if card.celsius is None else f"{card.celsius} C"]
-    statements += [
-        f"{word} at {value} C"
-        for word, value in (("slows down", card.slowdown_celsius), ("shuts down", card.shutdown_celsius))
-        if value
-    ]
-    if card.slowdown_celsius is None and card.margin_celsius is not None:
-        statements.append(f"slows down {card.margin_celsius} C above that")
-    hot = card.celsius is not None and card.celsius >= HOT_CELSIUS
-    if hot:
-        statements.append(
-            "HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and a throttled one is slower"
-        )
-    elif advise:
-        statements.append("under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C")
-    return "; ".join(statements), "yellow" if hot else ""
+    """Degrees now, the guide's advice, and a style."""
+    now = NOT_AVAILABLE if card.celsius is None else f"{card.celsius} C"
+    if card.celsius is not None and card.celsius >= HOT_CELSIUS:
+        return f"{now}; HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and are slower", "yellow"
+    return now + "; under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C" * advise, ""
 
 
 def links_section(out: Page, found: Findings) -> None:

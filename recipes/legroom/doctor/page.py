@@ -72,12 +72,6 @@ def versions(out: Page, found: Findings) -> None:
         or f"{cell(found.driver.version or '?', VERSION_COLUMN)}CUDA up to {found.driver.cuda or '?'}",
         "red" if found.driver.broken else "",
     )
-    if found.other_packages:
-        out.row(
-            "other `legroom`",
-            f"{', '.join(map(str, found.other_packages))}: another interpreter may import it instead",
-            "yellow",
-        )
 
 
 def version_row(found: Findings, package: Package) -> tuple[str, str]:

@@ -57,12 +57,8 @@ class Card:
     used_bytes: int | None
     processes: tuple[tuple[int, str, int | None], ...]  # pid, name, bytes
     celsius: int | None
-    slowdown_celsius: int | None
-    shutdown_celsius: int | None
-    margin_celsius: int | None  # degrees left until it slows down; newer cards report this instead
     limit_watts: float | None
     default_watts: float | None
-    maximum_watts: float | None
     throttled_by: tuple[str, ...]  # at this moment
     mig: bool  # divided into several smaller GPUs
 
@@ -193,7 +189,6 @@ class Nvml:
         memory = self.query("nvmlDeviceGetMemoryInfo", handle)
         capability = self.query("nvmlDeviceGetCudaComputeCapability", handle)
         reasons = self.query("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
-        limits = self.query("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
         return Card(
             index=index,
             uuid=_text(self.query("nvmlDeviceGetUUID", handle)),
@@ -206,16 +201,8 @@ class Nvml:
                 for p in self.query("nvmlDeviceGetComputeRunningProcesses", handle) or []
             ),
             celsius=self.query("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
-            slowdown_celsius=self.query(
-                "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-            ),
-            shutdown_celsius=self.query(
-                "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN
-            ),
-            margin_celsius=self.query("nvmlDeviceGetMarginTemperature", handle),
             limit_watts=_watts(self.query("nvmlDeviceGetPowerManagementLimit", handle)),
             default_watts=_watts(self.query("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
-            maximum_watts=_watts(limits[1]),
             throttled_by=tuple(dict.fromkeys(why for bit, why in THROTTLES.items() if reasons & bit)),
             mig=bool((self.query("nvmlDeviceGetMigMode", handle) or [0])[0]),
         )

@@ -48,7 +48,7 @@ def test_the_first_of_a_scripts_processes_is_followed(tmp_path, started, ranks):
 
 
 @pytest.mark.parametrize("started", [SPAWN, RANKS + STARTED])
-@pytest.mark.parametrize("ranks, asked, said", [(1, "2", "--gpus 2"), (4, "1", "Leave --gpus out")])
+@pytest.mark.parametrize("ranks, asked, said", [(1, "2", "--gpus 2"), (4, "1", "4 are followed. Type --gpus 1")])
 def test_another_number_of_ranks_is_refused_with_what_to_type(tmp_path, started, ranks, asked, said):
     with pytest.raises(Refusal, match=said):
         play(tmp_path, TRAIN + started, asked, ranks=ranks)

@@ -22,7 +22,7 @@ def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
 
     def spawn(function: Callable, args: tuple = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
         if ranks % nprocs:
-            raise Refusal(f"torch.multiprocessing.spawn starts {nprocs} processes, and {ranks} {_to_type(nprocs)}")
+            raise Refusal(f"torch.multiprocessing.spawn starts {nprocs} processes, {_to_type(nprocs, ranks)}")
         function(0, *args)
         return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[])
 
@@ -48,12 +48,8 @@ def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
 def check_world_size(asked: int, ranks: int) -> None:
     """Raises Refusal for a process group of another size than that which is followed."""
     if asked not in (-1, ranks):
-        raise Refusal(f"init_process_group is asked for world_size={asked}, and {ranks} {_to_type(asked)}")
+        raise Refusal(f"init_process_group is asked for world_size={asked}, {_to_type(asked, ranks)}")
 
 
-def _to_type(ranks: int) -> str:
-    return (
-        f"is followed. Type --gpus {ranks} before the script's name."
-        if ranks > 1
-        else ("are followed. Leave --gpus out, or give the script the same number.")
-    )
+def _to_type(asked: int, ranks: int) -> str:
+    return f"and {ranks} {'is' if ranks == 1 else 'are'} followed. Type --gpus {asked} before the script's name."

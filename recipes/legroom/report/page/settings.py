@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -52,27 +50,6 @@ def command(found: Record, *more: str) -> str:
     keys = {text.partition("=")[0] for text in more}
     typed = [text for text in found.overrides if text.partition("=")[0] not in keys]
     return " ".join([invocation.command(anywhere=True), *map(shlex.quote, [*typed, *more])])
-
-
-def sweep_command(records: Sequence[Record]) -> str | None:
-    """What to type to run the jobs of a sweep again; None for jobs that one command with -m cannot name.
-
-    It can where they are all combinations of the values of some keys.
-    """
-    if any(found.program is not None for found in records):
-        same = {command(found) for found in records}
-        return same.pop() if len(same) == 1 else None
-    typed = [dict(text.split("=", 1) for text in found.overrides if "=" in text) for found in records]
-    keys = list(typed[0]) if typed else []
-    if not keys or any(list(each) != keys for each in typed):
-        return None
-    values = {key: list(dict.fromkeys(each[key] for each in typed)) for key in keys}
-    if len({tuple(each.values()) for each in typed}) != math.prod(map(len, values.values())):
-        return None
-    repeats = values.pop("measure.repeat", [])
-    chosen = [shlex.quote(f"{key}={','.join(values[key])}") for key in values]
-    more = [f"measure.repeats={len(repeats)}"] if repeats else []
-    return " ".join([invocation.command(anywhere=True), "-m", *chosen, *more])
 
 
 def _text(value: Any) -> str:

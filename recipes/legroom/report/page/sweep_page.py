@@ -11,7 +11,7 @@ from typing import Any
 from legroom.records import atomic_file, record_file
 from legroom.records.record import Record
 from legroom.report import predicted
-from legroom.report.page import embed, run_page, settings
+from legroom.report.page import embed, run_page
 from legroom.report.rows import Row, Spread, Table
 from legroom.report.tables import remarks, speed_range
 from legroom.units import PARTS
@@ -50,7 +50,6 @@ def data(made: Table, target: Path, folders: Mapping[int, Path]) -> dict[str, An
     """What the page shows, in JSON's types."""
     return {
         "title": _title(made),
-        "command": settings.sweep_command(_by_number(made)),
         "remarks": remarks(made),
         "keys": made.keys,
         "gpus": made.of_gpus,
@@ -69,12 +68,6 @@ def _title(made: Table) -> str:
     over = f" over {', '.join(made.keys)}" if made.keys else ""
     counted = f"{len(runs)} job{'s' * (len(runs) > 1)}{over}"
     return f"{what}: {counted}" if what else counted
-
-
-def _by_number(made: Table) -> list[Record]:
-    """The records in the order in which the sweep named their jobs."""
-    runs = [run for row in made.rows for run in row.runs]
-    return sorted(runs, key=lambda run: run.environment.get("job_number") or 0)
 
 
 def _row(made: Table, row: Row, target: Path, folders: Mapping[int, Path]) -> dict[str, Any]:

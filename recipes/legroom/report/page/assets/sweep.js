@@ -39,7 +39,6 @@ function sweepPage(sweep, place) {
   };
   place.addEventListener("click", (event) => { const link = event.target.closest("a[href]"); if (link) link.hash = location.hash; });
   cards.filter(Boolean).forEach((card) => place.append(card));
-  if (sweep.command) place.append(section("Repeat it", "Jobs that are done already are not run again when the sweep's folder is given with hydra.sweep.dir=.", command(sweep.command)));
   draw();
 }
 
