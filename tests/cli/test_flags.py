@@ -34,6 +34,8 @@ from legroom.errors import Refusal
         (["--tracker.tags=a"], "Type tracker.tags=[a]."),
         (["--resume"], "Type resume=latest."),
         (["--do_train"], "Leave it out"),
+        (["--do_train"], "--do_train: there is no such flag"),
+        (["--train.seed=x"], "--train.seed=x: there is no such flag"),
         (["--task_name", "mrpc"], "Type data=mrpc."),
         (["--report_to", "wandb"], "Type tracker=wandb."),
         (["--mixed_precision=x"], "Type precision=<bf16|"),
