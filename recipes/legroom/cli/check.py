@@ -206,8 +206,8 @@ def _plain(estimate: StepEstimate) -> dict[str, Any]:
 
 
 def tail_of(output: str) -> str:
-    """The end of what the script printed."""
-    lines = output.rstrip().splitlines()[-12:]
+    """The end of what the script printed; of one that failed, without what libraries said before its traceback."""
+    lines = output[max(output.find("Traceback (most recent call last)"), 0) :].rstrip().splitlines()[-12:]
     return "".join(f"  | {line}\n" for line in lines)
 
 

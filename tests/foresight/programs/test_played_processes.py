@@ -23,6 +23,7 @@ def shares(number, model):
 world_size = int(sys.argv[1]) if len(sys.argv) > 1 else torch.cuda.device_count()
 """
 SPAWN = "mp.spawn(rank, args=(world_size,), nprocs=world_size, join=True)"
+BY_NAME = SPAWN.replace("rank,", "fn=rank,")
 RANKS = """
 processes = [mp.Process(target=rank, args=(number, world_size)) for number in range(world_size)]
 """
@@ -39,7 +40,7 @@ processes = [mp.Process(target=shares, args=(number, model)) for number in range
 """
 
 
-@pytest.mark.parametrize("started, ranks", [(SPAWN, 1), (SPAWN, 2), (RANKS + STARTED, 2), (HOGWILD + STARTED, 1)])
+@pytest.mark.parametrize("started, ranks", [(SPAWN, 1), (BY_NAME, 2), (RANKS + STARTED, 2), (HOGWILD + STARTED, 1)])
 def test_the_first_of_a_scripts_processes_is_followed(tmp_path, started, ranks):
     found = play(tmp_path, TRAIN + started, ranks=ranks)
     weight = 4 * (256 * 256 + 256)

@@ -20,10 +20,10 @@ def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
     """Inside, torch.multiprocessing.spawn calls its function as rank 0 does, and so does a Process that gets a rank or
     a module; of several the first. Others are started as they are. ranks: that are followed."""
 
-    def spawn(function: Callable, args: tuple = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+    def spawn(fn: Callable, args: tuple = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
         if ranks % nprocs:
             raise Refusal(f"torch.multiprocessing.spawn starts {nprocs} processes, {_to_type(nprocs, ranks)}")
-        function(0, *args)
+        fn(0, *args)
         return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[])
 
     started: list[Any] = []
