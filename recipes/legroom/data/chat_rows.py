@@ -11,24 +11,24 @@ from typing import Any, cast
 import datasets
 
 from legroom.config import Config
-from legroom.data import packing, rows, tokens
+from legroom.data import packing, rows
 from legroom.data.chat_template import ChatTemplate
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.text_data import Warn
 from legroom.data.text_rows import Built
+from legroom.data.tokens import Tokens
 from legroom.errors import Refusal
 
 Notes = dict[str, list[str]]  # what happened to conversations -> the places of these
 
 
-def build(cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn) -> Built:
+def build(
+    cfg: Config, talks: datasets.Dataset, held_out: datasets.Dataset | None, encoder: Tokens, warn: Warn
+) -> Built:
     """The rows of conversations.
 
-    vocab: of the model. warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
+    warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
     """
-    encoder, notes = tokens.for_data(cfg, vocab)
-    for note in notes:
-        warn(note)
     template = ChatTemplate(encoder, str(cfg.data.tokenizer), str(cfg.data.train_on), warn)
     if cfg.data.samples is not None:
         talks = talks.select(range(min(cfg.data.samples, len(talks))))

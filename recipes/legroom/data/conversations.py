@@ -8,20 +8,17 @@ called, or null) and `place` (the file and the row, for messages about it).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
 
 from legroom.data import text_files
 from legroom.data.text_data import Warn, encodable
-from legroom.data.text_files import Format, Rows
+from legroom.data.text_files import Rows
 from legroom.errors import Refusal
-from legroom.options import data_sources
 
 SHAREGPT, SYSTEM, ALPACA = "conversations", "system", ("instruction", "input", "output")  # columns
 CHOSEN, REJECTED = "chosen", "rejected"  # columns of preferences
@@ -43,37 +40,21 @@ class Columns:
     prompt: str = "prompt"
     completion: str = "completion"
 
-    def all(self) -> list[str]:
-        """Those that any form of a conversation has: what is read of a table."""
-        return [self.messages, self.prompt, self.completion, TOOLS, SHAREGPT, SYSTEM, *ALPACA, CHOSEN]
-
     def of_kind(self, kind: str) -> list[str]:
-        """Those that files of a kind are asked for: fields of .csv hold texts alone."""
+        """Those that files of a kind are asked for: fields of .csv hold texts alone. Of tables all are read that any
+        form of a conversation has."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
-        return self.all() if kind == ".parquet" else [self.messages]
-
-
-def read(files: list[Path], columns: Columns, source: str, form: Format, warn: Warn) -> datasets.Dataset:
-    """The conversations of files.
-
-    source: key and value of the option that names the files. warn: is given what is left out or assumed.
-    Raises Refusal, with the file and the row, for a row that holds no conversation.
-    """
-
-    form = dataclasses.replace(form, instead=(ALPACA[0], ALPACA[2]))
-
-    def rows() -> Rows:
-        for path in files:
-            wanted = columns.of_kind(data_sources.kind(path))
-            for place, row in text_files.rows(path, wanted, form, source, lambda text: warn(f"{source}: {text}")):
-                yield f"{path.name}, {place}", row
-
-    return collect(rows(), columns, source, warn)
+        of_any = [self.messages, self.prompt, self.completion, TOOLS, SHAREGPT, SYSTEM, *ALPACA, CHOSEN]
+        return of_any if kind in (".parquet", "") else [self.messages]
 
 
 def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.Dataset:
-    """The conversations of rows, each with its place. The other arguments are those of `read`."""
+    """The conversations of rows, each with its place.
+
+    source: key and value of the option that names them. warn: is given what is left out or assumed.
+    Raises Refusal, with the place, for a row that holds no conversation.
+    """
     found: dict[str, list] = {"messages": [], "tools": [], "place": []}
     unread, beside, forms = text_files.Unread(), text_files.Unread(), Counter[str]()
     for place, row in rows:
@@ -87,12 +68,12 @@ def collect(rows: Rows, columns: Columns, source: str, warn: Warn) -> datasets.D
     if not found["place"]:
         raise Refusal(f"{source} has no rows.")
     for form in filter(None, forms):
-        warn(f"{source}: {forms[form]:,} of {len(found['place']):,} rows are read as {form}.")
+        warn(f"{forms[form]:,} of {len(found['place']):,} rows are read as {form}.")
     if unread:
-        warn(f"{source}: of a message only role and content are read, and not {unread}.")
+        warn(f"of a message only role and content are read, and not {unread}.")
     if beside:
         warn(
-            f"{source}: only the conversation is read of a row, and not {beside}. What a model is to see goes into "
+            f"only the conversation is read of a row, and not {beside}. What a model is to see goes into "
             "its messages, or into the prompt."
         )
     return datasets.Dataset.from_dict(found, features=FEATURES)

@@ -149,7 +149,8 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
         starts = numpy.linspace(0, blocks - 1, count).astype(int) * length  # evenly over all files
         return rows.windows(tokens, window, stride, [(start, start + length) for start in starts])[0]
 
-    encoder, warnings = tokens_module.for_data(cfg, vocab)
+    warnings: list[str] = []
+    encoder = tokens_module.for_data(cfg, vocab, warnings.append)
     if task == "masked_lm":
         encoder.need_mask("bytes")
     train = part([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
@@ -180,7 +181,7 @@ def _masking(cfg: Config, task: str, tokens: Tokens) -> Masking | None:
 def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | None) -> Data:
     """Texts or conversations in tokens: rows of different lengths."""
     warnings: list[str] = []
-    train, evaluated, names, tokens, *answers = sources.SOURCES[cfg.data.name](cfg, task, vocab, head, warnings.append)
+    train, evaluated, names, tokens, *answers = sources.build(cfg, task, vocab, head, warnings.append)
     held_out, available = evaluated if evaluated is not None else (None, 0)
     if last_id is not None:
         text_rows.check_ends(cfg, [part for part in (train, held_out) if part], last_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from legroom.config import Config
 from legroom.data import text_data
-from legroom.data.text_data import NO_LABEL, Warn
+from legroom.data.text_data import NO_LABEL, Wanted
 from legroom.data.text_files import NOT_READ, Rows, without_nulls
 from legroom.errors import Refusal, first_line
 from legroom.options import data as data_options
@@ -85,22 +85,16 @@ def placed(rows: datasets.Dataset, columns: Collection[str]) -> Rows:
         yield f"row {number}", dict.fromkeys(rows.column_names, NOT_READ) | without_nulls(dict(row))
 
 
-def texts(
-    rows: datasets.Dataset,
-    columns: dict[str, str],
-    source: str,
-    advice: Callable[[str], str],
-    warn: Warn,
-    task: str = "classification",
-) -> datasets.Dataset:
+def texts(rows: datasets.Dataset, wanted: Wanted) -> datasets.Dataset:
     """The texts of a split, as `text_data.read` gives those of files; the names of its classes are kept."""
+    columns, source = wanted.columns, wanted.source
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise Refusal(
-            f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {advice(missing[0])}"
+            f"{source} has no column {missing[0]}: it has {', '.join(rows.column_names)}. {wanted.advice(missing[0])}"
         )
-    label = next((column for column, name in columns.items() if name == "label"), "")
-    kind, plain, text = rows.features.get(label), is_plain(rows), next(iter(columns))
+    label, plain, text = wanted.label, is_plain(rows), next(iter(columns))
+    kind = rows.features.get(label)
     kind = kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)  # of several labels a row
     classes = kind if isinstance(kind, datasets.ClassLabel) else None
 
@@ -110,7 +104,7 @@ def texts(
                 row[text] = row[text].removesuffix("\n")
             yield place, row | ({label: None} if classes and row[label] == NO_LABEL else {})
 
-    values = text_data.collect(with_labels(), columns, source, advice, warn, task)
+    values = text_data.collect(with_labels(), wanted)
     if not values["text"]:
         raise Refusal(f"{source} has no rows.")
-    return text_data.dataset(values, classes, lambda text: warn(f"{source}: {text}"))
+    return text_data.dataset(values, classes, wanted.say)

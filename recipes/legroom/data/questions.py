@@ -67,9 +67,9 @@ def collect(found: Rows, source: str, warn: Warn) -> datasets.Dataset:
         raise Refusal(f"{source} has no questions.")
     if without:
         said = f"in {len(without):,} of {len(columns['place']):,} rows answers is null (the first: {without[0]})"
-        warn(f"{source}: {said}: these count as questions without an answer.")
+        warn(f"{said}: these count as questions without an answer.")
     if unread:
-        warn(f"{source}: only {data_sources.listed(COLUMNS)} are read of a row, and not {unread}.")
+        warn(f"only {data_sources.listed(COLUMNS)} are read of a row, and not {unread}.")
     kinds = {"starts": [datasets.Value("int64")], "texts": [datasets.Value("large_string")]}
     features = {name: kinds.get(name, datasets.Value("large_string")) for name in columns}
     return datasets.Dataset.from_dict(columns, datasets.Features(features))
@@ -130,15 +130,12 @@ def _f1(said: list[str], true: list[str]) -> float:
 
 
 def build(
-    cfg: Config, train: datasets.Dataset, held_out: datasets.Dataset | None, vocab: int, warn: Warn
+    cfg: Config, train: datasets.Dataset, held_out: datasets.Dataset | None, encoder: tokens.Tokens, warn: Warn
 ) -> tuple[datasets.Dataset, Any, list[str], tokens.Tokens, Answers | None]:
     """The rows of questions, as `text_rows.build` gives those of texts, and what the evaluation needs.
 
     Raises Refusal for a tokenizer that does not say where in a text its tokens are.
     """
-    encoder, notes = tokens.for_data(cfg, vocab)
-    for note in notes:
-        warn(note)
     if not encoder.tokenizer.is_fast:
         raise Refusal(f"data.tokenizer={cfg.data.tokenizer} is slow, and answers need a fast one (tokenizer.json).")
     train = train.select(range(min(cfg.data.samples or len(train), len(train))))

@@ -1,104 +1,77 @@
-"""Texts and conversations of each option of the menu `data`, as rows of tokens."""
+"""Rows of tokens from the texts, conversations and questions of each option of the menu `data`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import datasets
 
 from legroom.config import Config
 from legroom.data import chat_rows, conversations, documents, hub, overlap, questions, text_data, text_files, text_rows
-from legroom.data.text_data import Warn
+from legroom.data import tokens as tokens_module
+from legroom.data.text_data import Wanted, Warn
 from legroom.options import data_sources
-from legroom.options.task import OF_ROWS
+from legroom.options.task import OF_ROWS, has_conversations
 
-Rows = tuple[Any, ...]  # text_rows.Built, and of questions their answers
-Head = Mapping[str, int] | None
-Read = Callable[[str], tuple[datasets.Dataset, bool]]
-"""Name of a key -> (the rows that it names, whether they are the documents of plain text, in their order)."""
 DOCUMENTS = {"file": "each file", "blank_line": "each part between empty lines", "line": "each line"}
 
 
-def _text(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
-    """The files of data.path and data.eval_path."""
-    columns, advice = _columns(cfg, task)
+def build(cfg: Config, task: str, vocab: int, head: Mapping[str, int] | None, warn: Warn) -> tuple[Any, ...]:
+    """`text_rows.Built`, and of questions their answers. The arguments are those of `dataset.build_data`.
 
-    def read(key: str) -> tuple[datasets.Dataset, bool]:
-        pattern = getattr(cfg.data, key)
-        files = data_sources.find(pattern, f"data.{key}")
-        if task == "question_answering":
-            return _questions(cfg, files, f"data.{key}={pattern}", warn), False
-        texts = text_data.read(files, columns, f"data.{key}={pattern}", advice, _format(cfg), warn, task)
-        return texts, data_sources.kind(files[0]) == ".txt"
-
-    texts, held_out = _parts(cfg, read, "eval_path", warn)
+    warn: is given what is assumed, cut or left out. Raises Refusal for data that cannot be used.
+    """
+    published = cfg.data.name in data_sources.PUBLISHED
+    texts, held_out = _published(cfg, task, warn) if published else _parts(cfg, task, warn)
+    encoder = tokens_module.for_data(cfg, vocab, warn)
+    if has_conversations(cfg):
+        return chat_rows.build(cfg, texts, held_out, encoder, warn)
     if task == "question_answering":
-        return questions.build(cfg, texts, held_out, vocab, warn)
-    return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
+        return questions.build(cfg, texts, held_out, encoder, warn)
+    one_text = published and task == "language_modelling"  # the rows of wikitext are its lines
+    return text_rows.build(cfg, task, texts, held_out, encoder, head, warn, one_text)
 
 
-def _chat(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
-    """The conversations in the files of data.path and data.eval_path."""
-
-    def read(key: str) -> tuple[datasets.Dataset, bool]:
-        pattern = getattr(cfg.data, key)
-        files = data_sources.find(pattern, f"data.{key}")
-        return conversations.read(files, _chat_columns(cfg), f"data.{key}={pattern}", _format(cfg), warn), False
-
-    talks, held_out = _parts(cfg, read, "eval_path", warn)
-    return chat_rows.build(cfg, talks, held_out, vocab, warn)
-
-
-def _hub(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
-    """The splits data.split and data.eval_split of a data set of the hub, or of a folder."""
-    if cfg.data.task == "chat":
-        columns = _chat_columns(cfg)
-
-        def read(key: str) -> tuple[datasets.Dataset, bool]:
-            rows, source = hub.split(cfg, key)
-            return conversations.collect(hub.placed(rows, columns.all()), columns, source, warn), False
-
-        talks, held_out = _parts(cfg, read, "eval_split", warn)
-        return chat_rows.build(cfg, talks, held_out, vocab, warn)
-    columns, advice = _columns(cfg, task)
-
-    def read_texts(key: str) -> tuple[datasets.Dataset, bool]:
-        rows, source = hub.split(cfg, key)
-        if task == "question_answering":
-            return questions.collect(hub.placed(rows, questions.COLUMNS), source, warn), False
-        return hub.texts(rows, columns, source, advice, warn, task), hub.is_plain(rows)
-
-    texts, held_out = _parts(cfg, read_texts, "eval_split", warn)
-    if task == "question_answering":
-        return questions.build(cfg, texts, held_out, vocab, warn)
-    return text_rows.build(cfg, task, texts, held_out, vocab, head, warn)
-
-
-def _questions(cfg: Config, files: list[Path], source: str, warn: Warn) -> datasets.Dataset:
-    """The questions in files."""
-    found = (
-        (f"{path.name}, {place}", row)
-        for path in files
-        for place, row in text_files.rows(path, list(questions.COLUMNS), _format(cfg), source, warn)
-    )
-    return questions.collect(found, source, warn)
-
-
-def _published(cfg: Config, task: str, vocab: int, head: Head, warn: Warn) -> Rows:
-    """A data set of the hub, or files with the same columns. The rows of wikitext are the lines of one long text."""
+def _published(cfg: Config, task: str, warn: Warn) -> list[datasets.Dataset]:
+    """The texts of a data set of the hub, or of files with the same columns: to train on, and to evaluate on."""
     # In a .txt file of wikitext the line breaks are part of the text, as they are in the hub's rows.
-    form = _format(cfg, "line_break")
-    texts, held_out = text_data.published(cfg.data.name, cfg.data.path, form, warn)
-    one_text = task == "language_modelling"
-    if not one_text:
-        overlap.warn_of_overlap(texts, held_out, False, warn)
-    return text_rows.build(cfg, task, texts, held_out, vocab, head, warn, one_text)
+    texts = text_data.published(cfg.data.name, cfg.data.path, _format(cfg, "line_break"), warn)
+    if task != "language_modelling":
+        overlap.warn_of_overlap(texts[0], texts[1], False, warn)
+    return texts
 
 
-SOURCES = {"text": _text, "chat": _chat, "hub": _hub, "mrpc": _published, "wikitext": _published}
+def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Dataset, bool]:
+    """(the rows of the files or of the split that data.<key> names, whether they are documents of plain text)."""
+    if cfg.data.name == "hub":
+        rows, source = hub.split(cfg, key)
+        files = []
+    else:
+        rows, source = None, f"data.{key}={getattr(cfg.data, key)}"
+        files = data_sources.find(getattr(cfg.data, key), f"data.{key}")
+    kind = data_sources.kind(files[0]) if files else ""
+
+    def say(text: str) -> None:
+        warn(f"{source}: {text}")
+
+    def placed(columns: Collection[str], instead: tuple[str, ...] = ()) -> text_files.Rows:
+        if rows is not None:
+            return hub.placed(rows, columns)
+        return text_files.placed(files, list(columns), _format(cfg, instead=instead), source, say)
+
+    if has_conversations(cfg):
+        data = cfg.data
+        columns = conversations.Columns(data.messages_column, data.prompt_column, data.completion_column)
+        found = placed(columns.of_kind(kind), conversations.ALPACA[::2])
+        return conversations.collect(found, columns, source, say), False
+    if task == "question_answering":
+        return questions.collect(placed(questions.COLUMNS), source, say), False
+    wanted = Wanted(*_columns(cfg, task), source, say, task)
+    if rows is not None:
+        return hub.texts(rows, wanted), hub.is_plain(rows)
+    return text_data.read(files, _format(cfg), wanted), kind == ".txt"
 
 
 def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], str]]:
@@ -111,18 +84,14 @@ def _columns(cfg: Config, task: str) -> tuple[dict[str, str], Callable[[str], st
     return columns, lambda column: f"Name the right one with data.{keys[column]}=."
 
 
-def _chat_columns(cfg: Config) -> conversations.Columns:
-    data = cfg.data
-    return conversations.Columns(data.messages_column, data.prompt_column, data.completion_column)
-
-
-def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+def _parts(cfg: Config, task: str, warn: Warn) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """(what to train on, what to evaluate on)."""
     data = cfg.data
-    texts, is_plain = read("split" if eval_key == "eval_split" else "path")
+    key, eval_key = ("split", "eval_split") if data.name == "hub" else ("path", "eval_path")
+    texts, is_plain = _read(cfg, task, key, warn)
     held_out, done = None, ""
     if getattr(data, eval_key):
-        held_out, _ = read(eval_key)
+        held_out, _ = _read(cfg, task, eval_key, warn)
     elif data.eval_fraction and is_plain:
         texts, held_out, done = documents.held_out(
             texts, data.documents or "file", data.eval_fraction, shortest=data.seq_len
@@ -147,8 +116,7 @@ def _parts(cfg: Config, read: Read, eval_key: str, warn: Warn) -> tuple[datasets
     return texts, held_out
 
 
-def _format(cfg: Config, documents: str | None = None) -> text_files.Format:
+def _format(cfg: Config, documents: str | None = None, instead: tuple[str, ...] = ()) -> text_files.Format:
     """How the files of data.path are written. documents: of .txt files; None: data.documents."""
-    return text_files.Format(
-        cfg.data.encoding or "utf-8", cfg.data.separator, documents or cfg.data.documents or "file"
-    )
+    documents = documents or cfg.data.documents or "file"
+    return text_files.Format(cfg.data.encoding or "utf-8", cfg.data.separator, documents, instead)

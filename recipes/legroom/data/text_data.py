@@ -6,7 +6,9 @@ labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for me
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,58 +28,91 @@ NO_VALUE = {"NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"}  # and n
 NO_LABEL = -1  # what a data set of the hub writes where a row has no class
 
 
-def read(
-    files: list[Path],
-    columns: dict[str, str],
-    source: str,
-    advice: Callable[[str], str],
-    form: Format,
-    warn: Warn,
-    task: str = "classification",
-) -> datasets.Dataset:
-    """The texts of files, without rows that lack a value.
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of rows, and who hears about them.
 
-    columns: name in the files -> text, pair or label. source: key and value of the option that names the files.
-    advice(column): what to do if a column is missing or has no text. warn: is given what is left out or assumed.
+    columns: name in the rows -> text, pair or label. advice(column): what to do if a column is missing or has no text.
+    source: key and value of the option that names the rows. say: is given what is left out or assumed.
     task: of `options.task.OF_ROWS`, which the labels are for.
-    Raises Refusal for files that cannot be read, or hold no text.
     """
-    if data_sources.kind(files[0]) == ".txt":
-        data_sources.refuse_without_labels(files, columns, source.partition("=")[2])
-        columns = {"text": "text"}
+
+    columns: dict[str, str]
+    advice: Callable[[str], str]
+    source: str
+    say: Warn
+    task: str = "classification"
+
+    @property
+    def label(self) -> str:
+        """The column of the labels; "" without one."""
+        return next((column for column, name in self.columns.items() if name == "label"), "")
+
+    def value(self, value: Any, column: str, place: str) -> Any:
+        """A value of a row as a text, or as a label (a number or a word, or of its task); None where there is none.
+
+        Raises Refusal for a text that is no text, and a label that is no class.
+        """
+        is_label = column == self.label
+        if is_label and _is_none(value):
+            return None
+        plain = not is_label or self.task == "classification"
+        if plain and isinstance(value, str) and value.isascii():  # nearly every value
+            return value or None
+        if value is None or (plain and (value == "" or value != value)):
+            return None
+        where = f"{self.source}: {place}: the column {column} holds"
+        if not plain:
+            kind = label_values.number if self.task == "regression" else label_values.several
+            return kind(value, where, self.advice(column))
+        if not is_label:
+            if not isinstance(value, str):
+                raise Refusal(f"{where} {_shown(value)}, not text. {self.advice(column)}")
+            return encodable(value, where)
+        if isinstance(value, (list, dict)):
+            raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {self.advice(column)}")
+        if isinstance(value, float):
+            if not value.is_integer():
+                raise Refusal(f"{where} {value}: a class is a whole number or a word. {self.advice(column)}")
+            return int(value)
+        return value if isinstance(value, (int, str)) and not isinstance(value, bool) else str(value)
+
+
+def read(files: list[Path], form: Format, wanted: Wanted) -> datasets.Dataset:
+    """The texts of files, without rows that lack a value. Raises Refusal for files that cannot be read, or hold no
+    text."""
+    source, kind = wanted.source, data_sources.kind(files[0])
+    if kind == ".txt":
+        data_sources.refuse_without_labels(files, wanted.columns, source.partition("=")[2])
+        wanted = dataclasses.replace(wanted, columns={"text": "text"})
     counts = dict.fromkeys(files, 0)
-    separated = data_sources.kind(files[0]) in text_files.DEFAULT_SEPARATOR
-    label_column = next((column for column, name in columns.items() if name == "label"), "")
-
-    of_cells = separated and task == "multi_label"
-
-    def warn_of_file(text: str) -> None:
-        warn(f"{source}: {text}")
+    separated = kind in text_files.DEFAULT_SEPARATOR
+    of_cells = separated and wanted.task == "multi_label"
 
     def rows() -> Rows:
         for path in files:
-            for place, row in text_files.rows(path, list(columns), form, source, warn_of_file):
+            for place, row in text_files.rows(path, list(wanted.columns), form, source, wanted.say):
                 counts[path] += 1
-                yield f"{path.name}, {place}", _empty_as_none(row, label_column) if of_cells else row
+                yield f"{path.name}, {place}", _empty_as_none(row, wanted.label) if of_cells else row
 
-    values = collect(rows(), columns, source, advice, warn, task)
+    values = collect(rows(), wanted)
     empty = [path.name for path in files if not counts[path]]
     if empty:
-        said = f"{source}: {data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
+        said = f"{data_sources.listed(empty[:3])}{' and others' * (len(empty) > 3)} is empty"
         if not any(counts.values()):
-            raise Refusal(f"{said}: there is nothing to read.")
-        warn(f"{said}.")
+            raise Refusal(f"{source}: {said}: there is nothing to read.")
+        wanted.say(f"{said}.")
     if separated:
-        for column, name in columns.items():
+        for column, name in wanted.columns.items():
             if name != "label" and all(map(_is_number, values[name])):
-                raise Refusal(f"{source}: the column {column} holds numbers, not text. {advice(column)}")
-        if "label" in values and task == "classification" and all(map(_is_number, values["label"])):
+                raise Refusal(f"{source}: the column {column} holds numbers, not text. {wanted.advice(column)}")
+        if "label" in values and wanted.task == "classification" and all(map(_is_number, values["label"])):
             for index, (label, place) in enumerate(zip(values["label"], values["place"])):
                 number = _whole(label)
                 if number is None:  # refused, as a fraction in a .jsonl file
-                    number = _value(float(label), "label", label_column, place, source, advice)
+                    number = wanted.value(float(label), wanted.label, place)
                 values["label"][index] = number
-    return dataset(values, _class_label(files[0], label_column), warn_of_file)
+    return dataset(values, _class_label(files[0], wanted.label), wanted.say)
 
 
 def _empty_as_none(row: dict[str, Any], column: str) -> dict[str, Any]:
@@ -85,42 +120,27 @@ def _empty_as_none(row: dict[str, Any], column: str) -> dict[str, Any]:
     return row | ({column: ""} if row.get(column, "") is None else {})
 
 
-def collect(
-    rows: Rows,
-    columns: dict[str, str],
-    source: str,
-    advice: Callable[[str], str],
-    warn: Warn,
-    task: str = "classification",
-) -> dict[str, list]:
-    """text, pair, label and place -> the values of the rows that lack none. The arguments are those of `read`.
+def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
+    """text, pair, label and place -> the values of the rows that lack none.
 
     rows: (the place, column -> value). Beside a label a text of spaces alone is none. Raises Refusal for a column that
     is not there, and for values of other kinds.
     """
-    labelled = "label" in columns.values()
+    columns, source, labelled = wanted.columns, wanted.source, bool(wanted.label)
     values: dict[str, list] = {name: [] for name in (*columns.values(), *["place"] * labelled)}
     dropped: dict[str, list[str]] = {}  # what rows lack -> their places
     unread, names, total = text_files.Unread(), {}, 0
-    label_column = next((column for column, name in columns.items() if name == "label"), "")
-
-    def read_value(value: Any, name: str, column: str, place: str) -> Any:
-        if name != "label" or task == "classification" or value is None or _is_none(value):
-            return _value(value, name, column, place, source, advice)
-        kind = label_values.number if task == "regression" else label_values.several
-        return kind(value, f"{source}: {place}: the column {column} holds", advice(column))
-
     for place, row in rows:
         total += 1
         unread.add(row, columns)
         if len(names) < 100:  # enough for a message about a column that is not there
             names |= dict.fromkeys(row)
-        found = {name: read_value(row.get(column), name, column, place) for column, name in columns.items()}
+        found = {name: wanted.value(row.get(column), column, place) for column, name in columns.items()}
         if labelled:
             found = {name: None if _is_blank(value) else value for name, value in found.items()} | {"place": place}
         lacking = [name for name, value in found.items() if value is None]
         if lacking:
-            written = row.get(label_column)
+            written = row.get(wanted.label)
             is_written = lacking[0] == "label" and isinstance(written, str) and not _is_blank(written)
             dropped.setdefault(f"label ({written})" if is_written else lacking[0], []).append(place)
             continue
@@ -128,16 +148,16 @@ def collect(
             values[name].append(value)
     missing = [column for column in columns if column not in names]
     if missing and total:
-        raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {advice(missing[0])}")
+        raise Refusal(f"{source} has no column {missing[0]}: it has {', '.join(names)}. {wanted.advice(missing[0])}")
     if dropped:
         listed = data_sources.listed(f"{len(places):,} without a {lacks}" for lacks, places in dropped.items())
         count, first = sum(map(len, dropped.values())), next(iter(dropped.values()))[0]
-        said = f"{source}: {count:,} of {total:,} rows are left out: {listed} (the first: {first})"
+        said = f"{count:,} of {total:,} rows are left out: {listed} (the first: {first})"
         if not values["text"]:
-            raise Refusal(f"{source} has no text to use: {said.partition(': ')[2]}.")
-        warn(f"{said}.")
+            raise Refusal(f"{source} has no text to use: {said}.")
+        wanted.say(f"{said}.")
     if unread:
-        warn(f"{source}: only {data_sources.listed(columns)} is read of a row, and not {unread}.")
+        wanted.say(f"only {data_sources.listed(columns)} is read of a row, and not {unread}.")
     return values
 
 
@@ -230,31 +250,6 @@ def encodable(text: str, where: str) -> str:
     return text
 
 
-def _value(value: Any, name: str, column: str, place: str, source: str, advice: Callable[[str], str]) -> Any:
-    """A value of a row as a text, or as a label (a number or a word); None where there is none.
-
-    Raises Refusal for a text that is no text, and a label that is no class.
-    """
-    if name == "label" and _is_none(value):
-        return None
-    if isinstance(value, str) and value.isascii():  # nearly every value
-        return value or None
-    if value is None or value == "" or value != value:
-        return None
-    where = f"{source}: {place}: the column {column} holds"
-    if name != "label":
-        if not isinstance(value, str):
-            raise Refusal(f"{where} {_shown(value)}, not text. {advice(column)}")
-        return encodable(value, where)
-    if isinstance(value, (list, dict)):
-        raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {advice(column)}")
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise Refusal(f"{where} {value}: a class is a whole number or a word. {advice(column)}")
-        return int(value)
-    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else str(value)
-
-
 def _shown(value: Any) -> str:
     return {list: "a list", dict: "an object with keys"}.get(type(value), f"{type(value).__name__} ({value!s:.20})")
 
@@ -269,12 +264,14 @@ def published(name: str, path: str | None, form: Format, warn: Warn) -> list[dat
     """
     known = data_sources.PUBLISHED[name]
     if path is not None:
-        if "label" not in known.columns.values():  # the lines of one long text: an empty one takes nothing away
-            warn = _ignore
-        return [
-            read(files, known.columns, f"data.path={path}", lambda _: data_sources.expected_files(name), form, warn)
-            for files in data_sources.splits(name, path)
-        ]
+        source, is_one_text = f"data.path={path}", "label" not in known.columns.values()
+
+        def say(text: str) -> None:
+            if not is_one_text:  # an empty line of one long text takes nothing away
+                warn(f"{source}: {text}")
+
+        wanted = Wanted(known.columns, lambda _: data_sources.expected_files(name), source, say)
+        return [read(files, form, wanted) for files in data_sources.splits(name, path)]
     try:  # datasets 4 and later cannot run code of a repository
         parts = datasets.load_dataset(known.repository, known.config, split=list(data_sources.SPLITS))
     except (OSError, ValueError, DatasetGenerationError) as error:

@@ -90,6 +90,13 @@ def rows(path: Path, columns: list[str], form: Format, source: str, warn: Callab
         raise Refusal(f"{source}: {path.name} cannot be read: {error}") from error
 
 
+def placed(files: list[Path], columns: list[str], form: Format, source: str, warn: Callable[[str], None]) -> Rows:
+    """The rows of several files, with the file and the line of each. The rest: see `rows`."""
+    for path in files:
+        for place, row in rows(path, columns, form, source, warn):
+            yield f"{path.name}, {place}", row
+
+
 def _documents(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:
     with open_text.open_text(path, form.encoding) as file:
         if form.documents == "file":

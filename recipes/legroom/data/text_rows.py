@@ -12,7 +12,7 @@ import numpy
 
 from legroom.config import Config
 from legroom.data import labels as labels_module
-from legroom.data import packing, rows, tokens
+from legroom.data import packing, rows
 from legroom.data.labels import Classes
 from legroom.data.text_data import Warn
 from legroom.data.tokens import Tokens
@@ -175,18 +175,15 @@ def build(
     task: str,
     texts: datasets.Dataset,
     held_out: datasets.Dataset | None,
-    vocab: int,
+    encoder: Tokens,
     head: Mapping[str, int] | None,
     warn: Warn,
-    one_text: bool = False,
+    one_text: bool,
 ) -> Built:
     """The rows of texts for a task.
 
     Raises Refusal if there is nothing to train on.
     """
-    encoder, notes = tokens.for_data(cfg, vocab)
-    for note in notes:
-        warn(note)
     names: list[str] = []
     if task == "masked_lm":
         encoder.need_mask(str(cfg.data.tokenizer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,33 +134,34 @@ def no_tokenizer_advice() -> str:
     )
 
 
-def for_data(cfg: Config, vocab: int) -> tuple[Tokens, list[str]]:
-    """The tokens of `data.tokenizer`, or bytes for data without this key; and warnings.
+def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
+    """The tokens of `data.tokenizer`, or bytes for data without this key.
 
-    vocab: of the model. Raises Refusal if pretrained weights were trained on other ids than bytes, and bytes are what
-    the data is in.
+    vocab: of the model. warn: is given what is assumed of the weights. Raises Refusal if pretrained weights were
+    trained on other ids than bytes, and bytes are what the data is in.
     """
     name, pretrained = cfg.data.tokenizer or "bytes", cfg.model.pretrained
     asked = f"data.tokenizer={name}" if cfg.data.tokenizer else f"data={cfg.data.name} (bytes)"
     if not pretrained:
-        return Tokens(name), []
+        return Tokens(name)
     if name == pretrained:
-        return Tokens(name, "model.pretrained"), []
+        return Tokens(name, "model.pretrained")
     tokens = Tokens(name)
     try:
         own = _load(pretrained, "model.pretrained")
     except Refusal:
         if not tokens.in_bytes or vocab <= LARGEST_BYTE_VOCAB:
-            return tokens, [
+            warn(
                 f"model.pretrained={pretrained} brings no tokenizer: its weights are assumed to have been trained on "
                 f"the ids of {asked}."
-            ]
+            )
+            return tokens
         raise Refusal(
             f"{asked}: the vocabulary of model.pretrained={pretrained} has {vocab:,} tokens, so it is not one of "
             f"bytes, and no tokenizer lies beside the weights. {no_tokenizer_advice()}"
         ) from None
     if own.get_vocab() == tokens.tokenizer.get_vocab():
-        return tokens, []
+        return tokens
     if tokens.in_bytes:
         raise Refusal(
             f"{asked}: the weights of model.pretrained={pretrained} were trained on the {len(own):,} tokens of its own "
@@ -171,6 +172,5 @@ def for_data(cfg: Config, vocab: int) -> tuple[Tokens, list[str]]:
                 else "Choose data=text with data.path=, which takes the model's tokenizer."
             )
         )
-    return tokens, [
-        f"{asked} is not the tokenizer of model.pretrained={pretrained}: the weights were trained on other ids."
-    ]
+    warn(f"{asked} is not the tokenizer of model.pretrained={pretrained}: the weights were trained on other ids.")
+    return tokens
