@@ -31,7 +31,7 @@ from legroom.cli import sweep
 from legroom.jobs import fork_client, launch, supervise
 from legroom.machine import host
 from legroom.options import compose
-from legroom.records.record import Record
+from legroom.records.record import Error, Record
 from legroom.units import GIB
 
 CONFIGURATIONS = ROOT / "docs" / "results" / "accuracy_configurations.txt"
@@ -56,8 +56,11 @@ class Comparison:
 
         Raises ValueError for a wrong key.
         """
-        outcome = compose.compose_record(paths.CONF, *overrides)
-        if outcome.status == "refused":
+        _, outcome, problems = compose.compose(paths.CONF, *overrides)
+        if outcome is None:
+            raise ValueError(f"{' '.join(overrides)}: {' '.join(problems)}")
+        if problems:
+            outcome.status, outcome.error = "refused", Error("load", "Refusal", " ".join(problems))
             return outcome
         folder = self.records / (f"pass_{number + 1}" if number else "") / outcome.config_key
         before = sweep.final_record(folder)

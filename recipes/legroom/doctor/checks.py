@@ -56,7 +56,7 @@ class Host:
     cpu_bf16: bool | None  # the CPU has instructions for it
     headers: bool  # Python.h, which compiled code includes
     disks: dict[str, tuple[Path, int]]  # content -> folder, free bytes
-    fabric: list[tuple[str, str, float]]  # active ports of InfiniBand cards: name, link layer, Gb/s
+    fabric: dict[str, str]  # active port of an InfiniBand card -> link layer, rate
 
 
 @dataclass(frozen=True)
@@ -178,21 +178,15 @@ def examine_host() -> Host:
     return Host(host.memory_bytes(), cpu_bf16, headers, disks, fabric_ports())
 
 
-def fabric_ports(folder: Path = Path("/sys/class/infiniband")) -> list[tuple[str, str, float]]:
-    """(name, link layer, Gb/s) of each active port of the cards that speak InfiniBand or RoCE, as Linux lists them.
+def fabric_ports(folder: Path = Path("/sys/class/infiniband")) -> dict[str, str]:
+    """Active port of a card that speaks InfiniBand or RoCE -> its link layer and its rate, as Linux lists them.
 
     RoCE, the same protocol over Ethernet, has the link layer 'Ethernet'.
     """
-    found = []
-    for port in sorted(folder.glob("*/ports/*")):
-        try:
-            state, layer, rate = ((port / name).read_text().strip() for name in ("state", "link_layer", "rate"))
-        except OSError:
-            continue
-        speed = re.match(r"[\d.]+", rate)  # 400 Gb/sec (4X NDR)
-        if "ACTIVE" in state and speed:
-            found.append((f"{port.parent.parent.name} port {port.name}", layer, float(speed[0])))
-    return found
+    ports = [file.parent for file in sorted(folder.glob("*/ports/*/rate"))]
+    active = [port for port in ports if "ACTIVE" in (port / "state").read_text()]
+    files = {f"{port.parent.parent.name} port {port.name}": (port / "link_layer", port / "rate") for port in active}
+    return {name: ", ".join(file.read_text().strip() for file in of) for name, of in files.items()}
 
 
 def links(count: int) -> list[list[str]]:

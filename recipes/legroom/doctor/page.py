@@ -105,23 +105,10 @@ def host_section(out: Page, found: Findings) -> None:
         (host.compiler() or "none")
         + ("" if found.host.headers else "; Python.h is missing, which compiled code includes"),
     )
-    if found.cards or found.host.fabric:
-        fabric_rows(out, found.host.fabric)
+    for name, link in found.host.fabric.items():
+        out.row("network", f"{name}: {link}; gpu.machine_link_gb_per_second is in GB/s, of all ports together")
     for what, (folder, free) in found.host.disks.items():
         out.row(what, f"{free / GIB:.1f} GiB free at {folder}", "red" if free < checks.LEAST_FREE_BYTES else "")
-
-
-def fabric_rows(out: Page, ports: list[tuple[str, str, float]]) -> None:
-    """The cards that join machines, and what to type of them in an estimate for several machines."""
-    for name, layer, speed in ports:
-        out.row("network", f"{name}: {'RoCE' if layer == 'Ethernet' else layer}, {speed:g} Gb/s")
-    key = "gpu.machine_link_gb_per_second"
-    if ports:
-        together = sum(speed for _, _, speed in ports) / 8
-        out.row("", f"an estimate for several of these machines takes all ports together: {key}={together:g}")
-    else:
-        out.row("network", "no InfiniBand or RoCE: ranks on several machines send their gradients over TCP.")
-        out.row("", f"In an estimate for them type the network's Gb/s divided by 8: 10 Gb/s are {key}=1.25")
 
 
 def works(out: Page, found: Findings) -> None:

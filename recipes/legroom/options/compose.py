@@ -72,13 +72,3 @@ def compose_valid(conf: Path, *overrides: str) -> tuple[config.Config, record.Re
     if cfg is None or outcome is None or problems:
         raise ValueError(f"{' '.join(overrides)}: {' '.join(problems)}")
     return cfg, outcome
-
-
-def compose_record(conf: Path, *overrides: str) -> record.Record:
-    """The empty record of overrides; its status is `refused` if they cannot run. Raises ValueError for wrong keys."""
-    _, outcome, problems = compose(conf, *overrides)
-    if outcome is None:
-        raise ValueError(f"{' '.join(overrides)}: {' '.join(problems)}")
-    if problems:
-        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", " ".join(problems))
-    return outcome
