@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from conftest import ROOT, compose
+from conftest import ROOT
 from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
 from legroom.cli import doctor

@@ -42,6 +42,13 @@ def test_is_decoder_only():
     assert not transformers_models_private.is_decoder_only(BertConfig(is_decoder=True))
 
 
+def test_padding_is_taken_away_and_put_back():
+    rows, mask = torch.arange(12.0).view(2, 3, 2), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    tokens, positions, begins, longest, used = transformers_models_private.unpad_input(rows, mask)
+    assert (begins.tolist(), int(longest), used.tolist()) == ([0, 2, 3], 2, [2, 1])
+    assert torch.equal(transformers_models_private.pad_input(tokens, positions, 2, 3), rows * mask[..., None])
+
+
 def test_expert_parallel_plan_and_the_exchange_of_tokens(monkeypatch):
     from transformers.distributed import expert_parallel
 

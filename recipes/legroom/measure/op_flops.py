@@ -36,6 +36,10 @@ def operation_flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         # share keys and values. The work is that of as many heads as the queries have.
         backward = "backward" in packet.__name__  # its first argument is the gradient of the result
         shapes = [tuple(tensor.shape) for tensor in (args[:4] if backward else args[:3])]
+        if len(shapes[-1]) == 3:  # (all tokens, H, D): as if all rows were as long as the longest
+            begins, longest = (args[6:8], args[8:10]) if backward else (args[3:5], args[5:7])
+            rows = [(len(one) - 1, length) for one, length in zip(begins, longest)]
+            shapes = [(*row, *shape[1:]) for row, shape in zip([rows[0]] * (len(shapes) - 2) + [rows[1]] * 2, shapes)]
         if qualified_packet_name(packet).startswith("aten::_flash"):  # (B, T, H, D)
             shapes = [(batch, heads, length, size) for batch, length, heads, size in shapes]
         query, key, value = shapes[-3:]

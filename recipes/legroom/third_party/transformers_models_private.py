@@ -15,6 +15,9 @@ from transformers.models.auto import modeling_auto
 
 from legroom.third_party.patching import patched
 
+# flash_attn.bert_padding, as transformers has it for machines without that package
+pad_input, unpad_input = modeling_flash_attention_utils._pad_input, modeling_flash_attention_utils._unpad_input
+
 
 def is_encoder(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration predicts masked tokens, and so sees the tokens after them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 
 import pytest
 import torch
@@ -123,6 +124,35 @@ def test_the_machine_answers_as_the_card_would(tmp_path):
 """,
     )
     assert found.verdict == "fits"
+
+
+def test_what_is_asked_of_the_card_besides_is_answered(tmp_path, capsys):
+    """Nothing is measured, recorded or captured; a script that only asks goes on."""
+    asked = """
+    import torch.cuda.tunable, torch.cuda.profiler
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    torch.cuda.cudart().cudaProfilerStart()
+    torch.cuda.profiler.start()
+    torch.cuda.tunable.enable(True)
+    with torch.cuda.stream(torch.cuda.ExternalStream(12345)), torch.cuda.nvtx.range("forward"):
+        torch.cuda.nvtx.mark("mark")
+    watts, clock = torch.cuda.power_draw(), torch.cuda.clock_rate()
+    print(watts, torch.cuda.utilization(), torch.cuda.temperature(), clock, torch.cuda.host_memory_stats())
+    activities = list(torch.profiler.ProfilerActivity.__members__.values())
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        model(x)
+        profiler.step()
+    torch.cuda.memory._dump_snapshot("snapshot.pickle")
+    assert not torch.cuda.memory._snapshot()["segments"]
+    """
+    play(tmp_path, loop(after="if step == 0:" + textwrap.indent(textwrap.dedent(asked), " " * 8)))
+    assert "300000 100 60 1410 {}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["CUDAGraph", "MemPool", "graph", "_compile_kernel"])
+def test_what_the_card_alone_can_do_is_refused(tmp_path, name):
+    with pytest.raises(Refusal, match=f"{name} is not followed. Ask with"):
+        play(tmp_path, loop(after=f"torch.cuda.{name}(None)"))
 
 
 def test_the_types_of_cuda_make_name_and_know_their_tensors(tmp_path):

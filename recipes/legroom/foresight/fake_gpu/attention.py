@@ -170,18 +170,36 @@ def of_package(
         weight = next((layer.weight for layer in module.modules() if isinstance(layer, torch.nn.Linear)), value)
         dtype = torch.get_autocast_dtype(query.device.type) if autocast else weight.dtype
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    size, width, keys = query.shape[-1], value.shape[-1], key.shape[2]
+    keys = key.shape[2]
     before = sliding_window - 1 if sliding_window is not None and keys > sliding_window else -1
-    wide = -(-max(size, width) // 8) * 8  # the kernels take heads of one size
+    turned = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    window = (before, 0 if causal else before)
+    rows = (None, None, query.shape[2], keys)
+    return flash(turned[0], turned[1], turned[2], rows, dropout, scaling, bool(causal), window)[0], None
+
+
+def flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: tuple,
+    dropout: float,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """torch's copy of flash-attn's kernel, which takes heads of one size. Returns its result and its sums.
+
+    The tensors are (B, T, H, D), or (all tokens, H, D). rows: where those of queries and of keys begin then, and how
+    long the longest are. window: positions before and behind that are seen; -1: all.
+    """
+    size, width = query.shape[-1], value.shape[-1]
+    wide = -(-max(size, width) // 8) * 8
     padded = [t if t.shape[-1] == wide else pad(t, (0, wide - t.shape[-1])) for t in (query, key, value)]
-    out = aten._flash_attention_forward(
-        *(tensor.transpose(1, 2) for tensor in padded),
-        *(None, None, query.shape[2], keys, dropout, bool(causal), False),
-        scale=scaling if scaling is not None else size**-0.5,
-        window_size_left=before,
-        window_size_right=0 if causal else before,
-    )
-    return out[0][..., :width], None
+    windows = {"window_size_left": window[0], "window_size_right": window[1]}
+    scale = size**-0.5 if scale is None else scale
+    out, sums, *_ = aten._flash_attention_forward(*padded, *rows, dropout, causal, False, scale=scale, **windows)
+    return out[..., :width], sums
 
 
 def _aligned(mask: Tensor) -> Tensor:
@@ -193,12 +211,17 @@ def _aligned(mask: Tensor) -> Tensor:
     return torch.nn.functional.pad(mask, (0, multiple - columns % multiple))[..., :columns]
 
 
-def backward_workspace_bytes(name: str, query: Tensor, key: Tensor) -> int:
+def backward_workspace_bytes(name: str, query: Tensor, key: Tensor, begins: Tensor | None = None) -> int:
     """The workspace of a backward kernel: allocated beside its results, and freed when it ends.
 
     name: of the aten operation. query (B, H, T, D), key (B, H or fewer, S, D), or with H behind T and S: as the kernel
-    receives them.
+    receives them. begins: of rows of different lengths, whose tokens stand one behind another: (all tokens, H, D).
     """
+    if begins is not None:  # mha_varlen_bwd: 128 more a row
+        tokens, heads, size = query.shape
+        wide = -(-size // 32) * 32 if size <= 192 else 256
+        shared = 2 * query.element_size() * key.shape[0] * heads * size if key.shape[1] != heads else 0
+        return 4 * heads * (tokens + 128 * (begins.shape[0] - 1)) * (wide + 1) + shared
     if name.startswith("_flash_attention"):  # (B, T, H, D)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
     batch, heads, length, size = query.shape

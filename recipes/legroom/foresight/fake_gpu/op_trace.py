@@ -108,7 +108,7 @@ class OpTrace:
                 size = cublas_workspace_bytes(self.fake.capability or (0, 0))
                 self.workspaces.append(Workspace(len(self.log.events), size, kept=True))
         elif name.endswith("attention_backward"):
-            size = attention.backward_workspace_bytes(name, args[1], args[2])
+            size = attention.backward_workspace_bytes(name, *args[1:3], *args[6 : 7 * (args[1].dim() == 3)])
             self.workspaces.append(Workspace(len(self.log.events), size, kept=False))
 
     # --- around the step ---

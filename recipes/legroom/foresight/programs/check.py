@@ -14,6 +14,7 @@ from legroom.config import Gpu
 from legroom.errors import Refusal
 from legroom.foresight.programs import command, process
 from legroom.foresight.programs.command import Program
+from legroom.foresight.programs.played_packages import lacked
 from legroom.foresight.step_estimate import MARGIN, StepEstimate, gpu_of
 
 OBSERVER = "legroom.foresight.programs.played_run:observe"
@@ -106,7 +107,11 @@ def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message:
     options |= {"changes": settings.changes, "page": settings.page}
     limits = process.Limits(seconds=settings.seconds)
     steps = STEPS + (options["ranks"] > 1)  # DDP orders its buckets anew in the second
-    outcome = process.run(process.Asked(program, OBSERVER, options, steps, limits, settings.offline), on_message)
+    asked = process.Asked(program, OBSERVER, options, steps, limits, settings.offline)
+    outcome = process.run(asked, on_message)
+    while (package := lacked(outcome.error)) and package not in asked.packages:
+        asked.packages.append(package)
+        outcome = process.run(asked, on_message)
     found = outcome.found or {}
     estimates = {name: _estimate(fields) for name, fields in found.get("estimates", {}).items()}
     why = "" if estimates else why_not(program, outcome)

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import re
 import runpy
 import sys
 import time
@@ -16,17 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from legroom.errors import Refusal, first_line
-from legroom.foresight.programs import command, isolation, places, process
-
-# Packages that need a GPU to be installed: how an ImportError says that one is missing, its name, and what to ask for.
-SDPA = 'torch\'s own attention (attn_implementation="sdpa"), which saves the same tensors,'
-OF_GPU_MACHINES = {
-    r"flash[-_ ]?attn|flash[-_ ]?attention": ("flash-attn", SDPA),
-    "xformers": ("xformers", SDPA),
-    "liger[-_]kernel": ("liger-kernel", "transformers' own kernels (use_liger_kernel=False), which take more memory,"),
-    "unsloth": ("unsloth", "transformers' model and peft's LoRA"),
-    r"\btriton\b": ("triton", "operations of torch"),
-}
+from legroom.foresight.programs import command, isolation, places, played_packages, process
 
 
 def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
@@ -39,6 +28,7 @@ def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
     code: Any = 0
     try:
         with contextlib.ExitStack() as around:
+            played_packages.play(asked.packages, folder / "packages", talk.note)
             if asked.observer is not None:
                 finish = around.enter_context(_observed(asked, talk))
             around.enter_context(isolation.held_back(folder, talk.note))
@@ -54,7 +44,7 @@ def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
     except Refusal as error:
         return talk.end(process.REFUSED, finish, error=str(error), line=places.own_line_of_error(error))
     except BaseException as error:
-        instead = _instead(error)
+        instead = played_packages.lacking(error)
         if instead:
             return talk.end(process.REFUSED, finish, error=instead, line=places.own_line_of_error(error))
         _show(error)
@@ -136,17 +126,6 @@ def _run(program: command.Program) -> None:
     else:
         module, _, function = program.target.partition(":")
         sys.exit(getattr(importlib.import_module(module), function)())
-
-
-def _instead(error: BaseException) -> str:
-    """What to ask in place of a package that a GPU machine alone has, where a script fails without it; else ''."""
-    if not isinstance(error, ImportError) or str(error).startswith("cannot import name"):
-        return ""  # of a module that is there, perhaps in a folder of such a name
-    said = error.name or str(error)
-    for pattern, (package, instead) in OF_GPU_MACHINES.items():
-        if re.search(pattern, said, re.IGNORECASE):
-            return f"{package} is installed on machines with a GPU alone. Ask with {instead} in its place."
-    return ""
 
 
 def _show(error: BaseException) -> None:

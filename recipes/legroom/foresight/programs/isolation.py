@@ -14,63 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
 from legroom.foresight.programs import written_files
 
-# Variables that name a folder in which a library writes beside the script.
-FOLDERS = {
-    "TMPDIR": "tmp",
-    "HF_DATASETS_CACHE": "datasets",
-    "MPLCONFIGDIR": "matplotlib",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "WANDB_DIR": "wandb",
-    "XDG_STATE_HOME": "state",
-}
-SETTINGS = {
-    "WANDB_MODE": "disabled",
-    "TRACKIO_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-# Where downloads that the script asks for are kept for the next time: (variable, folder below the home).
-DOWNLOADS = (
-    ("HF_HOME", ".cache/huggingface"),
-    ("HF_HUB_CACHE", ".cache/huggingface/hub"),
-    ("TORCH_HOME", ".cache/torch"),
-)
-# What does nothing, by the module whose import brings it: it would write checkpoints, or send something.
-NOTHING = {
-    "torch.distributed.checkpoint": ("save", "async_save"),
-    "torchvision.utils": ("save_image",),
-    "safetensors.torch": ("save_file", "save_model"),
-    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
-    "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase.save_pretrained",),
-    "transformers.utils.hub": ("PushToHubMixin.push_to_hub",),
-    "transformers.trainer": ("Trainer.push_to_hub", "Trainer.create_model_card"),
-    "trl.trainer.base_trainer": ("_BaseTrainer.create_model_card",),
-    "peft.peft_model": ("PeftModel.save_pretrained",),
-    "diffusers.models.modeling_utils": ("ModelMixin.save_pretrained",),
-    "diffusers.pipelines.pipeline_utils": ("DiffusionPipeline.save_pretrained",),
-    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model", "Accelerator.save"),
-    "huggingface_hub.hf_api": (
-        *(f"HfApi.{name}" for name in ("upload_file", "upload_folder", "upload_large_folder", "create_commit")),
-        *("HfApi.create_repo", "HfApi.create_branch", "HfApi.create_tag"),
-        *("upload_file", "upload_folder", "upload_large_folder", "create_commit", "create_repo", "create_branch"),
-    ),
-}
-# What is done by a function of ours, by the module whose import brings it: function(its own, note, ...).
-INSTEAD = {name: {"save": "saved:save", "load": "saved:load"} for name in ("torch", "torch.serialization")}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+NOTHING, INSTEAD = _TABLE["nothing"], _TABLE["instead"]
 
 
 def set_environment(folder: Path, offline: bool) -> None:
     """Before any library is imported: caches go to `folder`, trackers are off."""
-    for name, place in FOLDERS.items():
+    for name, place in _TABLE["folders"].items():
         (folder / place).mkdir(exist_ok=True)
         os.environ[name] = str(folder / place)
-    os.environ.update(SETTINGS | (OFFLINE if offline else {}))
+    os.environ.update(_TABLE["settings"] | (_TABLE["offline"] if offline else {}))
     os.environ["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
     sys.dont_write_bytecode = True
 
@@ -83,7 +40,9 @@ def held_back(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
         if name in sys.modules:
             finder.change(sys.modules[name])
     sys.meta_path.insert(0, finder)
-    places = tuple(os.path.realpath(os.environ.get(name) or Path.home() / place) for name, place in DOWNLOADS)
+    places = tuple(
+        os.path.realpath(os.environ.get(name) or Path.home() / place) for name, place in _TABLE["downloads"].items()
+    )
     try:
         with written_files.held(folder.resolve(), places, note):
             yield

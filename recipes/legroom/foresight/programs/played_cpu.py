@@ -9,12 +9,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from legroom.foresight import user_step
-from legroom.foresight.programs import generated, played_device, played_processes, weights
+from legroom.foresight.programs import played_device
 from legroom.foresight.programs.played_code import Decisions, PlayedCode
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
-from legroom.third_party import played_private, torch_private
+from legroom.third_party import played_private
 from legroom.units import PARTS
 
 
@@ -25,36 +24,14 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     options: strict. watch: stops the script; its limit is the number of steps.
     """
     fake = played_device.PlayedDevice(None)
-    followed = ProgramTrace(fake)
+    followed, decisions = ProgramTrace(fake), Decisions(fake, options.get("strict", False))
     found: dict[str, Any] = {}
 
-    def noted(text: str) -> None:
-        fake.warnings[text] = None
-
-    def stepped(number: int, optimizers: list) -> None:
-        if number != watch.limit:
-            followed.stepped(optimizers)
-            return
-        followed.end()
+    def ended(_: list) -> None:
         parts = followed.trace.ledger.parts()
         found.update({f"{part}_bytes": parts[f"{part}_bytes"] for _, part in PARTS})
         found.update(tensor_bytes=parts["peak_tensor_bytes"], notes=list(fake.warnings))
 
-    watch.on_step.append(stepped)
-    compiled = torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN))
-    decisions = Decisions(fake, options.get("strict", False))
-    try:
-        with (
-            user_step.explained(),
-            fake,
-            played_private.observed_loading(fake.loading),
-            played_processes.first_followed(1, noted),
-            weights.by_shape(noted),
-            generated.to_the_end(decisions),
-            compiled,
-            PlayedCode(fake, decisions),
-        ):
-            followed.start()
-            yield lambda: found
-    finally:
-        followed.leave()
+    reading = played_private.observed_loading(fake.loading)
+    with followed.following(watch, decisions, 1, ended), reading, PlayedCode(fake, decisions):
+        yield lambda: found

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import yaml
 from torch.cuda import nccl
+from transformers.utils import import_utils
 
 from legroom.config import Gpu
 from legroom.errors import Refusal
@@ -27,7 +31,7 @@ from legroom.third_party import played_private, torch_private
 from legroom.third_party.patching import patched
 
 CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION = "13.0", 91900, (2, 28, 9)
-THREADS_PER_SM = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
 class PlayedStream(Stream):
@@ -59,17 +63,9 @@ class Meter:
         self._at = len(events)
         return self._allocator
 
-    def allocated(self, *_: Any, **__: Any) -> int:
-        return self._now().allocated
-
-    def reserved(self, *_: Any, **__: Any) -> int:
-        return self._now().reserved
-
-    def peak_allocated(self, *_: Any, **__: Any) -> int:
-        return self._now().peak_allocated
-
-    def peak_reserved(self, *_: Any, **__: Any) -> int:
-        return self._now().peak_reserved
+    def figure(self, name: str) -> Callable[..., int]:
+        """A function that returns a figure of the allocator, as it is when it is called."""
+        return lambda *_, **__: getattr(self._now(), name)
 
     def reset(self, *_: Any, **__: Any) -> None:
         now = self._now()
@@ -107,18 +103,8 @@ def properties_of(gpu: Gpu) -> SimpleNamespace:
         minor=int(minor),
         total_memory=gpu.memory_bytes,
         multi_processor_count=gpu.sm_count,
-        max_threads_per_multi_processor=THREADS_PER_SM.get(gpu.capability, 2048),
-        warp_size=32,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        gcnArchName="",
-        L2_cache_size=0,
-        pci_bus_id=1,
-        pci_device_id=0,
-        pci_domain_id=0,
-        uuid="GPU-00000000-0000-0000-0000-000000000000",
+        max_threads_per_multi_processor=_TABLE["threads_per_sm"].get(gpu.capability, 2048),
+        **_TABLE["properties"],
     )
 
 
@@ -126,33 +112,18 @@ def _answers(gpu: Gpu, meter: Meter, count: int) -> dict[str, Any]:
     """Name in torch.cuda -> its replacement."""
     major, _, minor = gpu.capability.partition(".")
     modern = int(major) >= 8
-    nothing = ("synchronize init ipc_collect manual_seed manual_seed_all seed seed_all set_device "
-               "set_stream set_rng_state set_rng_state_all set_per_process_memory_fraction set_sync_debug_mode "
-               "reset_accumulated_memory_stats")  # fmt: skip
     constants = {
-        "is_available": True,
-        "is_initialized": True,
         "device_count": count,
-        "current_device": 0,
         "get_device_name": gpu.device_name,
         "get_device_capability": (int(major), int(minor)),
         "get_device_properties": properties_of(gpu),
         "is_tf32_supported": modern,
-        "initial_seed": 0,
         "get_arch_list": [f"sm_{major}{minor}"],
-        "can_device_access_peer": True,
-        "utilization": 100,
-        "temperature": 60,
-        "memory_usage": 0,
-        "is_current_stream_capturing": False,
-        "memory_snapshot": [],
-        "memory_summary": "",
-        "list_gpu_processes": "",
-        "get_sync_debug_mode": 0,
+        "cudart": _Runtime(),
     }
-    found: dict[str, Any] = {name: _answer(None) for name in nothing.split()}
-    found |= {name: _answer(value) for name, value in constants.items()}
-    found |= dict.fromkeys(("Event", "Stream"), PlayedStream)
+    found: dict[str, Any] = {name: _answer(value) for name, value in (_TABLE["answers"] | constants).items()}
+    found |= {name: _refused(name, instead) for instead, names in _TABLE["refused"].items() for name in names}
+    found |= dict.fromkeys(("Event", "Stream", "ExternalStream", "get_stream_from_external"), PlayedStream)
     found |= dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: PlayedStream())
     found |= {
         "is_bf16_supported": lambda including_emulation=True: modern or including_emulation,
@@ -163,22 +134,33 @@ def _answers(gpu: Gpu, meter: Meter, count: int) -> dict[str, Any]:
         "device_of": _DeviceContext,
         "mem_get_info": meter.free_and_total,
         "device_memory_used": lambda *_, **__: gpu.memory_bytes - meter.free_and_total()[0],
-        "memory_allocated": meter.allocated,
-        "max_memory_allocated": meter.peak_allocated,
-        "memory_reserved": meter.reserved,
-        "memory_cached": meter.reserved,
-        "max_memory_reserved": meter.peak_reserved,
-        "max_memory_cached": meter.peak_reserved,
         "memory_stats": meter.stats,
-        "reset_peak_memory_stats": meter.reset,
-        "reset_max_memory_allocated": meter.reset,
-        "reset_max_memory_cached": meter.reset,
     }
+    for name, figure in (("allocated", "allocated"), ("reserved", "reserved"), ("cached", "reserved")):
+        found[f"memory_{name}"], found[f"max_memory_{name}"] = meter.figure(figure), meter.figure(f"peak_{figure}")
+    for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"):
+        found[name] = meter.reset
     return found
 
 
 def _answer(value: Any) -> Callable:
     return lambda *_, **__: value
+
+
+def _refused(name: str, instead: str) -> type:
+    """A class that cannot be made, in place of a name of torch.cuda: a library may ask what is one."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refusal(f"torch.cuda: {name} is not followed. Ask {instead}.")
+
+    return type(name, (), {"__init__": refuse})
+
+
+class _Runtime:
+    """torch.cuda.cudart(): every function succeeds."""
+
+    def __getattr__(self, _: str) -> Callable:
+        return _answer(0)
 
 
 class _DeviceContext:
@@ -216,8 +198,9 @@ def machine_with(
     """
     answers = _answers(gpu, meter, count) | {"empty_cache": lambda *_, **__: emptied()}
     with contextlib.ExitStack() as patches:
+        patches.callback(_ask_anew)  # behind all others
         code = functools.partial(PlayedCode, fake, decisions)
-        for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        for owner in (torch.cuda, *(importlib.import_module(f"torch.cuda.{name}") for name in _TABLE["modules"])):
             found = {name: value for name, value in answers.items() if name in vars(owner)}
             patches.enter_context(patched(owner, **found))
         patches.enter_context(patched(torch.cuda, **played_types.CLASSES))
@@ -235,7 +218,15 @@ def machine_with(
         patches.enter_context(torch_private.mixed_precision_on(fake.device.type))
         patches.enter_context(torch_private.modules_that_keep_their_parameters())
         patches.enter_context(code())
+        _ask_anew()
         yield
+
+
+def _ask_anew() -> None:
+    """Have transformers forget what it has found out of the machine."""
+    for name, asked in vars(import_utils).items():
+        if name.startswith(("is_torch_", "is_cuda", "is_flash")) and hasattr(asked, "cache_clear"):
+            asked.cache_clear()
 
 
 def _data_parallel(wrapper: torch.nn.DataParallel, *inputs: Any, **named: Any) -> Any:

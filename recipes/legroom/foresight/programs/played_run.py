@@ -12,22 +12,13 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight import prediction, user_step
-from legroom.foresight.programs import (
-    generated,
-    played_cuda,
-    played_device,
-    played_levers,
-    played_processes,
-    played_ranks,
-    weights,
-)
+from legroom.foresight.programs import played_cuda, played_device, played_levers, played_ranks
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
 from legroom.foresight.speed import anatomy
 from legroom.foresight.step_estimate import estimate_of, precision_of
 from legroom.measure.timeline import timeline
-from legroom.third_party import torch_private
 
 
 @contextlib.contextmanager
@@ -49,42 +40,25 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     found: dict[str, Any] = {}
     changes, facts = options.get("changes"), dict[str, Any]()
 
-    def noted(text: str) -> None:
-        fake.warnings[text] = None
-
-    def stepped(number: int, optimizers: list) -> None:
-        if number != watch.limit:
-            followed.stepped(optimizers)
-            return
-        followed.end()
+    def ended(optimizers: list) -> None:
         if len(fake.lengths) > 1:
             few, many = min(fake.lengths), max(fake.lengths)
-            noted(f"the batches that were read have rows of {few} to {many} tokens; longer rows take more.")
+            note = f"the batches that were read have rows of {few} to {many} tokens; longer rows take more."
+            fake.warnings[note] = None
         found["estimates"] = {name: _estimate(followed, one, options["margin"], ranks) for name, one in gpus.items()}
         if options.get("page"):
             found["steps"] = _steps(followed, gpus, ranks)
         if changes is not None:
             found["facts"] = facts | {"optimizers": played_levers.optimizers_seen(optimizers)}
 
-    watch.on_step.append(stepped)
     decisions = Decisions(fake, options.get("strict", False))
-    machine = played_cuda.machine_with(gpu, fake, meter, lambda: followed.trace.emptied(), decisions, ranks)
-    try:
-        with (
-            user_step.explained(),
-            fake,
-            machine,
-            played_ranks.rank_0_of(ranks, fake),
-            played_processes.first_followed(ranks, noted),
-            weights.by_shape(noted),
-            generated.to_the_end(decisions),
-            torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN)),
-            played_levers.changed(changes, facts) if changes is not None else contextlib.nullcontext(),
-        ):
-            followed.start()
-            yield lambda: found
-    finally:
-        followed.leave()
+    with (
+        followed.following(watch, decisions, ranks, ended),
+        played_cuda.machine_with(gpu, fake, meter, lambda: followed.trace.emptied(), decisions, ranks),
+        played_ranks.rank_0_of(ranks, fake),
+        played_levers.changed(changes, facts) if changes is not None else contextlib.nullcontext(),
+    ):
+        yield lambda: found
 
 
 def _steps(followed: ProgramTrace, gpus: dict[str, Gpu], ranks: int) -> dict[str, dict[str, Any]]:

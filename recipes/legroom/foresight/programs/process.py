@@ -54,7 +54,7 @@ class Asked:
     observer: `module:function`, called as function(options, watch) in the child; it returns a context manager in which
     the script runs, whose value is a function without arguments that returns what was found, as JSON knows it; None:
     nobody observes, and the child imports no torch by itself. options: for the observer. steps: after which the script
-    is stopped. offline: Hugging Face's libraries ask no network.
+    is stopped. offline: Hugging Face's libraries ask no network. packages: that are played (played_packages.py).
     """
 
     program: Program
@@ -63,6 +63,7 @@ class Asked:
     steps: int | None = None
     limits: Limits = field(default_factory=Limits)
     offline: bool = False
+    packages: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -6,47 +6,71 @@ step's end to the next is what every later step is like, and is replayed as such
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 from torch import nn
 
-from legroom.errors import Refusal
 from legroom.foresight import user_step
-from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
+from legroom.foresight.programs import generated, played_processes, weights
 from legroom.foresight.programs.called import CalledModules, NoOptimizer
+from legroom.foresight.programs.played_code import Decisions
+from legroom.foresight.programs.played_device import PlayedDevice
+from legroom.foresight.programs.steps import Watch
+from legroom.third_party import torch_private
 
 
 class ProgramTrace:
-    """Follows a script. `start` before it begins, `stepped` after each optimizer step, `end` after the last."""
+    """Follows a script. fake: on which it runs."""
 
-    def __init__(self, fake: FakeDevice):
+    def __init__(self, fake: PlayedDevice):
         self.fake = fake
         self.trace = OpTrace(fake, nn.ModuleList(), NoOptimizer())  # pyright: ignore[reportArgumentType]
         self.called = CalledModules(self._forward_begins)
 
-    def start(self) -> None:
-        self.trace.__enter__()
+    @contextlib.contextmanager
+    def following(self, watch: Watch, decisions: Decisions, ranks: int, ended: Callable[[Any], None]) -> Iterator[None]:
+        """Inside, a script is followed until `watch` stops it. ended: is called with the optimizers after its last
+        step, when the trace has its end."""
+
+        def noted(text: str) -> None:
+            self.fake.warnings[text] = None
+
+        def stepped(number: int, optimizers: list) -> None:
+            self._step_is_over(optimizers)
+            if number == watch.limit:
+                ended(optimizers)
+            if number != watch.limit:
+                self.trace.__enter__()
+
+        watch.on_step.append(stepped)
+        compiled = torch_private.uncompiled(lambda: noted(user_step.AS_WRITTEN))
+        starts = played_processes.first_followed(ranks, noted)
+        try:
+            with (
+                user_step.explained(),
+                self.fake,
+                starts,
+                weights.by_shape(noted),
+                generated.to_the_end(decisions),
+                compiled,
+            ):
+                self.trace.__enter__()
+                yield
+        finally:
+            self.called.remove()
 
     def _forward_begins(self) -> None:
         phase = self.trace.log.phase
         if phase.current() != "backward":
             phase.begin_forward()
 
-    def stepped(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """An optimizer step is over: from here on is the next."""
+    def _step_is_over(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """From here on is the next, of a model that is known."""
         self.trace.__exit__(None, None, None)
         if self.trace.origins is None:
             model = self.called.model(optimizers)
             self.trace = OpTrace(self.fake, model, user_step.optimizer_of(optimizers), True, self.trace)
-        self.trace.__enter__()
-
-    def end(self) -> None:
-        """The last step is over."""
-        self.trace.__exit__(None, None, None)
-        if self.trace.origins is None:
-            raise Refusal("one step was followed, and the second is like every later one.")
-        self.leave()
-
-    def leave(self) -> None:
-        """Look at modules no more, however the script has ended."""
-        self.called.remove()
