@@ -14,6 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from legroom.errors import first_line
+
 PACKAGES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 PLAYED = {name for name, package in PACKAGES.items() if "modules" in package}
 NOTE = "{} is not installed: its attention is taken as torch's own copy of the kernel: the same tensors, and as fast."
@@ -21,13 +23,13 @@ NOTE = "{} is not installed: its attention is taken as torch's own copy of the k
 
 def lacking(error: BaseException) -> str:
     """What to ask in place of a package that a GPU machine alone has, where a script fails without it; else ''."""
-    name = getattr(error, "name", None) or ""
-    if str(error).startswith("cannot import name") and not any(name in PACKAGES[each]["modules"] for each in PLAYED):
+    name, said = getattr(error, "name", None) or "", first_line(error)  # an error may have no text
+    if said.startswith("cannot import name") and not any(name in PACKAGES[each]["modules"] for each in PLAYED):
         return ""  # of a module that is there, perhaps in a folder of such a name
-    if not isinstance(error, ImportError) and "install" not in str(error):
+    if not isinstance(error, ImportError) and "install" not in said:
         return ""
     for package, known in PACKAGES.items():
-        if re.search(known["said"], name or str(error), re.IGNORECASE):
+        if re.search(known["said"], name or said, re.IGNORECASE):
             return f"{package} is installed on machines with a GPU alone. Ask with {known['instead']} in its place."
     return ""
 
