@@ -26,6 +26,8 @@ from legroom.records import record, record_file, run_folder
 from legroom.records.messages import Message, WarningRaised
 
 levers.load_rules()
+# As in an environment that was activated: commands are printed with `python`, which finds this one.
+os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

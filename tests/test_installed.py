@@ -170,19 +170,27 @@ def test_an_installed_package_does_not_come_before_the_standard_library(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"),
+    ("typed", "program", "expected"),
     [
-        ("train.py", ["python train.py", "python scripts/fit.py"]),
-        ("../legroom/train.py", ["python ../legroom/train.py", "python ../legroom/scripts/fit.py"]),
-        ("scripts/fit.py", ["python train.py", "python scripts/fit.py"]),
-        ("fit.py", ["python ../train.py", "python ../scripts/fit.py"]),
-        ("/a b/scripts/fit.py", ["python '/a b/train.py'", "python '/a b/scripts/fit.py'"]),
-        ("/env/bin/legroom", ["legroom train", "legroom fit"]),
-        ("/env/site/legroom/__main__.py", ["python -m legroom train", "python -m legroom fit"]),
+        ("python", "train.py", ["python train.py", "python scripts/fit.py"]),
+        ("python3", "train.py", ["python3 train.py", "python3 scripts/fit.py"]),
+        (".venv/bin/python", "train.py", [".venv/bin/python train.py", ".venv/bin/python scripts/fit.py"]),
+        ("/env/bin/python3.12", "train.py", ["python train.py", "python scripts/fit.py"]),  # the folder is on PATH
+        ("python", "../legroom/train.py", ["python ../legroom/train.py", "python ../legroom/scripts/fit.py"]),
+        ("python", "scripts/fit.py", ["python train.py", "python scripts/fit.py"]),
+        ("python", "fit.py", ["python ../train.py", "python ../scripts/fit.py"]),
+        ("/a b/python", "/a b/scripts/fit.py", ["'/a b/python' '/a b/'train.py", "'/a b/python' '/a b/'scripts/fit.py"]),
+        ("/env/bin/python", "/env/bin/legroom", ["legroom train", "legroom fit"]),
+        ("/b c/python", "/b c/legroom", ["'/b c/legroom' train", "'/b c/legroom' fit"]),
+        ("python", "/env/site/legroom/__main__.py", ["python -m legroom train", "python -m legroom fit"]),
+        ("env/python", "/env/site/legroom/__main__.py", ["env/python -m legroom train", "env/python -m legroom fit"]),
+        ("python", "-c", ["legroom train", "legroom fit"]),
     ],
 )
-def test_commands_are_printed_as_this_one_was_called(monkeypatch, program, expected):
+def test_commands_are_printed_as_this_one_was_called(monkeypatch, tmp_path, typed, program, expected):
     monkeypatch.setenv(invocation.VARIABLE, "")
+    monkeypatch.setattr(sys, "orig_argv", [typed])
+    monkeypatch.setattr(shutil, "which", lambda name: f"/env/bin/{name}")
     invocation.remember(program)
     assert [invocation.command("train"), invocation.command("fit")] == expected
-    assert ".." not in invocation.command(anywhere=True)
+    assert "/" not in invocation.command(anywhere=True)
