@@ -31,7 +31,7 @@ test-browser: setup  ## the pages in a real browser: installs playwright, and Ch
 	@$(RUN) -c "import playwright" 2>/dev/null || $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	@command -v chromium chromium-browser google-chrome >/dev/null || $(RUN) -m playwright install chromium \
 	  || { echo "No Chromium: install Debian's (apt install chromium), or see playwright.dev/python/docs/browsers"; exit 1; }
-	$(RUN) -m pytest -q tests/report/test_browser.py $(ARGS)
+	$(RUN) -m pytest -q -m browser tests $(ARGS)
 
 check: setup  ## lint, formatting and types
 	$(RUN) -m ruff check .

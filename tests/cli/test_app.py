@@ -85,6 +85,7 @@ def test_all_that_the_page_offers_can_be_chosen(form):
     "wrong,said",
     [
         ({"model": "/etc"}, "not among the known models"),
+        ({"model": "nobody/opt-6.7b"}, "(llama2_7b, deepseek_7b, mistral_7b, qwen2_5_7b)"),
         ({"model": "../x"}, "not among the known models"),
         ({"model": "zzqx 900B"}, "No known model is called"),
         ({"model": "Phi-3"}, "phi3_medium or phi3_mini"),

@@ -51,7 +51,7 @@ QUESTIONS = {
         "mistral_7b",
         "It fits",
     ),
-    "bad id": ({"model": "nobody/nothing-13b"}, None, "is not among the known models"),
+    "bad id": ({"model": "nobody/nothing-13b"}, None, "a model of like sizes (llama2_13b, "),
     "bad number": ({"model": "bert_base", "batch.per_device": "0"}, None, "must be a whole number from 1"),
 }
 
@@ -95,6 +95,7 @@ def test_a_question_is_answered_or_refused_in_one_sentence(browser, address, nam
     page.screenshot(path=tmp_path / f"{name}.png", full_page=True)
     if model is None:
         assert headline == "This cannot be trained as chosen" and said in text
+        assert page.text_content(".brief") == f"refused {text}", "what a phone shows above the form"
         assert not re.search(r"[.!?] (?!Choose)\S", text), "one sentence, and what to choose instead"
     else:
         assert said in headline and text.startswith(model)

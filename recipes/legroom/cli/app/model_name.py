@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import re
 
 from legroom import paths
@@ -12,6 +13,7 @@ from legroom.options import menus
 
 LINK = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/\s]+/[^/\s?#]+)")
 SAME_SIZES = {"instruct", "it", "chat", "base", "hf", "pt"}  # of a hub id: other weights of the same sizes
+PARAMETERS = {"m": 1e6, "b": 1e9}
 NEAR = 4  # names that a refusal offers
 
 
@@ -61,8 +63,19 @@ def _option(name: str) -> str:
 
 
 def _near(name: str) -> list[str]:
+    """Known models of about as many parameters, where a name ends in a size as 13b; else those whose names look like it."""
+    size = re.search(r"(\d+(?:\.\d+)?)([bm])(?![a-z])", name.lower())
+    if size and float(size[1]):
+        asked = float(size[1]) * PARAMETERS[size[2]]
+        return sorted(known(), key=lambda option: abs(math.log(_parameters(option) / asked)))[:NEAR]
     plain = {_plain(option): option for option in known()}
     return [plain[each] for each in difflib.get_close_matches(_plain(name), plain, NEAR, 0)]
+
+
+def _parameters(option: str) -> float:
+    """The count that the first line of a known model ends in, as (13.0 B parameters)."""
+    count = re.search(r"\(([\d.]+) ([BM]) parameters\)", known()[option][0])
+    return float(count[1]) * PARAMETERS[count[2].lower()] if count else 1
 
 
 def _plain(name: str) -> str:

@@ -157,8 +157,8 @@
   let last = null;
   function show(found, explained) {
     last = found;
-    brief.replaceChildren();
     if (!found.record) {
+      brief.replaceChildren(h("b", { class: "verdict-word bad" }, found.refused ? "refused" : "no answer"), ` ${found.refused || found.failed}`);
       answer.replaceChildren(h("div", { class: "card verdict bad" },
         h("div", { class: "headline" }, found.refused ? "This cannot be trained as chosen" : "No answer"),
         h("p", {}, found.refused || found.failed)));
