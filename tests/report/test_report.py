@@ -882,6 +882,16 @@ def test_two_equal_jobs_do_not_differ_and_a_table_names_its_steps():
     assert not any("No job differs" in line for line in tables.remarks(other))
 
 
+def test_steps_that_are_alike_say_nothing_of_another_run():
+    """One run of each: what differs by less than equal jobs did, is not called different."""
+    jobs = [job(f"optim={name}", speed=speed) for name, speed in (("adamw", 10.0), ("sgd", 9.6), ("lion", 9.4))]
+    for each in jobs:
+        each.speed.step_seconds_p10 = each.speed.step_seconds_p90 = each.speed.step_seconds_median
+    cells = columns(rows.table(jobs))
+    found = dict(zip(cells["optim"], cells["samples/s diff."]))
+    assert found == {"adamw": "baseline", "sgd": "within spread", "lion": "-6.0 %"}
+
+
 def test_one_step_has_no_spread_and_repeats_have_their_own():
     single = [job("optim=adamw"), job("optim=sgd", speed=20.0)]
     for each in single:

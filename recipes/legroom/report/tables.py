@@ -30,6 +30,7 @@ CONTEXT = (
     *PACKAGES,
     "git_revision",
 )
+BETWEEN_RUNS = 0.05  # of a speed: the same job, run again on the same machine, was up to so much slower or faster
 COST = "cost of 1M tokens"  # in the currency of gpu.price_per_hour
 COMPARED_SETTINGS = ("model", "data.seq_len", "device_name")  # may differ from those of the published figures
 
@@ -73,7 +74,8 @@ def difference(made: Table, row: Row, figure: Callable[[Row], Spread | None]) ->
 
 def speed_range(row: Row) -> Spread | None:
     """Samples per second of a measured row: the median, and between what nearly all lie: its repeats, or eight of ten
-    steps of its one run. None where no more than one step was measured, and for estimates."""
+    steps of its one run, and BETWEEN_RUNS at least, which one run does not show. None where no more than one step was
+    measured, and for estimates."""
     if row.estimate or not row.counted:
         return None
     speed, repeats = row.counted[0].speed, row.spread("speed", "samples_per_second")
@@ -82,7 +84,8 @@ def speed_range(row: Row) -> Spread | None:
     low, median, high = speed.step_seconds_p10, speed.step_seconds_median, speed.step_seconds_p90
     if not low or not median or not high or (speed.measured_steps or 0) < 2:
         return None
-    return Spread(repeats.median, repeats.median * median / high, repeats.median * median / low)
+    slower, faster = min(median / high, 1 - BETWEEN_RUNS), max(median / low, 1 + BETWEEN_RUNS)
+    return Spread(repeats.median, repeats.median * slower, repeats.median * faster)
 
 
 def speeds_differ(row: Row, other: Row) -> bool | None:
@@ -214,7 +217,8 @@ def remarks(made: Table) -> list[str]:
         )
     if any(map(_spread, made.rows)):
         lines.append(
-            "The spread is that of eight of ten steps; a speed within another's spread is not called different."
+            f"The spread is that of eight of ten steps, {100 * BETWEEN_RUNS:.0f} % at least; a speed within another's spread is "
+            "not called different. measure.repeats=3 measures it."
         )
     if made.baseline and len(made.rows) > 1:
         others = [row for row in made.rows if row is not made.baseline and made.speed(row)]
