@@ -179,7 +179,11 @@ def test_an_installed_package_does_not_come_before_the_standard_library(tmp_path
         ("python", "../legroom/train.py", ["python ../legroom/train.py", "python ../legroom/scripts/fit.py"]),
         ("python", "scripts/fit.py", ["python train.py", "python scripts/fit.py"]),
         ("python", "fit.py", ["python ../train.py", "python ../scripts/fit.py"]),
-        ("/a b/python", "/a b/scripts/fit.py", ["'/a b/python' '/a b/'train.py", "'/a b/python' '/a b/'scripts/fit.py"]),
+        (
+            "/a b/python",
+            "/a b/scripts/fit.py",
+            ["'/a b/python' '/a b/'train.py", "'/a b/python' '/a b/'scripts/fit.py"],
+        ),
         ("/env/bin/python", "/env/bin/legroom", ["legroom train", "legroom fit"]),
         ("/b c/python", "/b c/legroom", ["'/b c/legroom' train", "'/b c/legroom' fit"]),
         ("python", "/env/site/legroom/__main__.py", ["python -m legroom train", "python -m legroom fit"]),

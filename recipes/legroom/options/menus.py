@@ -50,7 +50,11 @@ def unused_keys(values: dict, choices: dict[str, str], folders: list[Path]) -> l
             others = [o for o in options(group, folders) if key in option_values(group, o, folders)]
             problems.append(
                 f"{group}.{key} is not used by {group}={choices[group]}; "
-                + (f"it belongs to {', '.join(f'{group}={o}' for o in others)}." if others else "leave it out.")
+                + (
+                    f"it belongs to {', '.join(f'{group}={o}' for o in others)}."
+                    if others
+                    else "leave it out, for it follows from the others."
+                )
             )
     return problems
 

@@ -217,8 +217,8 @@ def remarks(made: Table) -> list[str]:
         )
     if any(map(_spread, made.rows)):
         lines.append(
-            f"The spread is that of eight of ten steps, {100 * BETWEEN_RUNS:.0f} % at least; a speed within another's spread is "
-            "not called different. measure.repeats=3 measures it."
+            f"The spread is that of eight of ten steps, {100 * BETWEEN_RUNS:.0f} % at least; a speed within another's "
+            "spread is not called different. measure.repeats=3 measures it."
         )
     if made.baseline and len(made.rows) > 1:
         others = [row for row in made.rows if row is not made.baseline and made.speed(row)]

@@ -63,7 +63,7 @@ def _option(name: str) -> str:
 
 
 def _near(name: str) -> list[str]:
-    """Known models of about as many parameters, where a name ends in a size as 13b; else those whose names look like it."""
+    """Known models of about as many parameters, where the name has a size as 13b; else those with a name like it."""
     size = re.search(r"(\d+(?:\.\d+)?)([bm])(?![a-z])", name.lower())
     if size and float(size[1]):
         asked = float(size[1]) * PARAMETERS[size[2]]
