@@ -43,8 +43,8 @@ WAITING_SECONDS = 10.0  # by the clock, which other programs on the machine leng
 RAW = ("Traceback", "full_key", "object_type", "Error ", "Exception", "DictConfig", "NoneType", "\nusage:", "<class")
 # What a refusal says to do, or which values there are.
 WAY_OUT = (
-    r"\b([Tt]ype|Choose|[Ll]eave|Did you mean|Set|Change|[Gg]ive|Name|[Aa]dd|[Uu]se|[Ss]ee|says|installs|must|takes?|has|"
-    r"one of|choose from|lists|belongs to|needs?|can only be|expected one argument|is not supported)\b"
+    r"\b([Tt]ype|Choose|[Ll]eave|Did you mean|Set|Change|[Gg]ive|Name|[Aa]dd|[Uu]se|[Ss]ee|says|installs|must|takes?|"
+    r"has|one of|choose from|lists|belongs to|needs?|can only be|expected one argument|is not supported)\b"
 )
 PLAIN_TEXT = "0 1 3 16 0.5 1e-4 true false null bf16 fp32 linear auto cpu a.txt"
 ODD_TEXT = r"""
