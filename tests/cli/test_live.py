@@ -13,8 +13,9 @@ import pytest
 from conftest import ROOT
 
 from legroom.cli import job_state
-from legroom.cli.job_state import JobState, SweepState
-from legroom.records.messages import PhaseAdvanced, PhaseStarted, StepsDone, WarningRaised
+from legroom.cli.console import Console
+from legroom.cli.job_state import SweepState
+from legroom.records.messages import PhaseAdvanced, PhaseStarted, StepsDone
 from legroom.units import GIB, MIB
 
 
@@ -27,33 +28,26 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_time_left_follows_from_the_latest_pace(clock):
-    state = JobState()
-    state.on_message(PhaseStarted("train", "training", 100))
-    for step in (1, 2, 3):  # the first step takes long, and is no part of the pace
-        clock.now += 50 if step == 1 else 2
-        assert state.seconds_left() is None or step == 3
-        state.on_message(StepsDone(step, 1.0, 4.0))
-    assert state.seconds_left() == 97 * 2
-    clock.now += 1
-    assert state.seconds_left() == 97 * 2 - 1
-    for step in range(4, 50):  # slower by now
-        clock.now += 10
-        state.on_message(StepsDone(step, 1.0, 4.0))
-    assert state.seconds_left() == 51 * 10
-    state.on_message(PhaseStarted("eval", "evaluating", 8))
-    assert state.seconds_left() is None and state.phase == "evaluating"
-    assert state.on_message(PhaseAdvanced(3)) and not state.on_message(WarningRaised("text"))
+def test_a_phase_begins_anew_and_keeps_the_latest_figures():
+    screen = Console()
+    (task,) = screen.progress.tasks
+    screen.on_message(PhaseStarted("train", "training", 100, 40))
+    for step in (41, 42, 43):
+        screen.on_message(StepsDone(step, 1.0, 4.0))
+    assert (task.description, task.completed, task.remaining) == ("training", 43, 57)
+    assert task.time_remaining is not None and screen.lines()[1].split() == ["loss", "1.0000", "4.0", "samples/s"]
+    screen.on_message(PhaseStarted("eval", "evaluating", 8))
+    screen.on_message(PhaseAdvanced(3))
+    assert (task.description, task.remaining, task.time_remaining) == ("evaluating", 5, None)
+    assert "loss 1.0000" in screen.lines()[1]
 
 
 def test_memory_stands_beside_its_limit():
-    state = JobState()
-    assert state.figures() == []
-    state.on_message(StepsDone(3, 0.5, 12.0, 18 * GIB, 24 * GIB))
-    assert state.figures() == ["loss 0.5000", "12.0 samples/s", "memory 18.0 of 24.0 GiB (75%)"]
+    assert job_state.figures(None) == ""
+    done = StepsDone(3, 0.5, 12.0, 18 * GIB, 24 * GIB)
+    assert job_state.figures(done) == "  loss 0.5000  12.0 samples/s  memory 18.0 of 24.0 GiB (75%)"
     assert job_state.memory_text(StepsDone(1, 0.5, 12.0, 5 * MIB, 50 * MIB)) == "memory 5.0 of 50.0 MiB (10%)"
-    state.on_message(StepsDone(4, 0.5, 12.0))
-    assert len(state.figures()) == 2
+    assert "memory" not in job_state.figures(StepsDone(4, 0.5, 12.0))
 
 
 def test_the_time_left_of_a_sweep(clock):

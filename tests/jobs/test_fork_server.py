@@ -42,6 +42,11 @@ def server_with(tmp_path, monkeypatch):
         server.close()
 
 
+def workers_of(server: fork_client.ForkServer) -> list[psutil.Process]:
+    """The workers that run, which are children of processes that wait for them."""
+    return [worker for waiting in psutil.Process(server.pid).children() for worker in waiting.children()]
+
+
 @pytest.fixture
 def run(make_job):
     """run(server, *overrides) -> (record, warnings on the screen): a small job; its record is also in its folder.
@@ -83,17 +88,32 @@ def test_a_server_that_dies_leaves_its_worker_running_and_the_next_job_a_new_pro
     assert "SIGABRT" in shown[0] and "new process" in shown[0]
 
 
-def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server_with, run):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_worker_that_is_killed_after_its_server_is_killed_in_the_record(server_with, run, number):
     server = server_with("empty.py", "")
 
     def then():
-        [worker] = psutil.Process(server.pid).children()
+        [worker] = workers_of(server)
         server._process.kill()
         server._process.wait(10)
-        worker.kill()
+        worker.send_signal(number)
 
     outcome, _ = run(server, "train.max_steps=100000", "launch.timeout_seconds=60", then=then)
-    assert outcome.status == "killed" and "no exit code" in outcome.error.message
+    assert (outcome.status, outcome.error.message) == ("killed", number.name)
+
+
+def test_a_worker_for_which_nobody_waits_any_more_is_ended(server_with, run):
+    server = server_with("empty.py", "")
+    left = []
+
+    def then():
+        [waiting] = psutil.Process(server.pid).children()
+        left.extend(waiting.children())
+        waiting.kill()
+
+    outcome, _ = run(server, "train.max_steps=100000", "launch.timeout_seconds=60", then=then)
+    assert outcome.status == "killed" and not psutil.wait_procs(left, timeout=10)[1]
+    assert run(server)[0].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -110,12 +130,10 @@ def test_a_server_that_dies_while_it_imports_is_replaced_and_the_cause_named(ser
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run, monkeypatch, killed):
-    monkeypatch.setattr(supervise, "EXIT_SECONDS", 1.0)
-    monkeypatch.setattr(supervise, "KILL_SECONDS", 1.0)
+def test_a_worker_that_ends_while_its_server_hangs_ends_its_job(server_with, run, killed):
     server = server_with("bitsandbytes/__init__.py", "import time\ntime.sleep(1000)")
     if killed:
-        words, then = ["train.max_steps=100000"], lambda: psutil.Process(server.pid).children()[0].kill()
+        words, then = ["train.max_steps=100000"], lambda: workers_of(server)[0].kill()
     else:
         words, then = [], lambda: None
     outcome, _ = run(server, *words, then=then)

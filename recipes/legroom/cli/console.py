@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from legroom.cli import brief
-from legroom.cli.job_state import JobState, clock
+from legroom.cli.job_state import clock, figures
 from legroom.ranks import rank_info
-from legroom.records.messages import Estimated, Message, PhaseStarted, Shown, StepsDone, WarningRaised
+from legroom.records.messages import Estimated, Message, PhaseAdvanced, PhaseStarted, Shown, StepsDone, WarningRaised
 from legroom.records.printable import printable
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class Console:
         self.position = f"{number}{f'/{jobs}' if jobs else ''}" if self.in_sweep else ""
         self.label = label
         self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
-        self.state = JobState()
+        self.latest: StepsDone | None = None
         self.said: set[str] = set()  # the warnings that were printed
         self._said_at = 0.0  # when the last line was printed off a terminal
         self.answered = False  # whether the figures of an estimate have been printed
         self.progress = _progress(self, quiet)
-        self.task = self.progress.add_task(self.state.phase, total=None, text="", left="")
+        self.task = self.progress.add_task("starting", total=None, text="")
 
     def __enter__(self) -> Console:
         self.progress.start()
@@ -75,8 +75,11 @@ class Console:
 
     def on_message(self, message: Message) -> None:
         """Show a message of the worker."""
-        if self.state.on_message(message):
-            self._update(message)
+        if isinstance(message, PhaseStarted):
+            total, name = message.total or None, self._can_show(message.name)  # None: a bar without an end
+            self.progress.reset(self.task, description=name, total=total, completed=message.step, text="")  # type: ignore[arg-type]
+        elif isinstance(message, StepsDone | PhaseAdvanced):
+            self._advance(message)
         elif isinstance(message, WarningRaised):
             self.warn(message.text)
         elif isinstance(message, Shown):
@@ -95,8 +98,7 @@ class Console:
         """What stands above the bar and below it."""
         left = clock(self.left())
         above = "  ".join(filter(None, [self.position, f"{left} left" if left else "", self.label]))
-        figures = "  ".join(self.state.figures())
-        return self._can_show(above), f"  {figures}" if figures else ""
+        return self._can_show(above), figures(self.latest)
 
     def warn(self, text: str) -> None:
         """Print a warning, in a line of its own."""
@@ -116,15 +118,11 @@ class Console:
         encoding = self.console.encoding
         return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
-    def _update(self, message: Message) -> None:
-        state = self.state
-        if isinstance(message, PhaseStarted):
-            # total=None: a bar without an end, as in add_task
-            total, name = state.total or None, self._can_show(state.phase)
-            self.progress.reset(self.task, description=name, total=total, completed=state.step, text="", left="")  # type: ignore[arg-type]
-            return
-        steps, left = f"{state.step}/{state.total}", clock(state.seconds_left())
-        self.progress.update(self.task, completed=state.step, text=steps, left=f"{left} left" if left else "")
+    def _advance(self, message: StepsDone | PhaseAdvanced) -> None:
+        task = self.progress.tasks[0]
+        steps = f"{message.step}/{task.total or 0:.0f}"
+        self.latest = message if isinstance(message, StepsDone) else self.latest
+        self.progress.update(self.task, completed=message.step, text=steps)
         if (
             not self.draws
             and not self.in_sweep
@@ -134,12 +132,12 @@ class Console:
             if isinstance(message, StepsDone):
                 self.console.print(f"{steps}  loss {message.loss:.4f}  {message.samples_per_second:.1f} samples/s")
             else:
-                self.console.print(f"{state.phase} {steps}")
+                self.console.print(f"{task.description} {steps}")
 
 
 def _progress(screen: Console, quiet: bool) -> Progress:
     """The bar, between the two lines of the screen. rich draws it in a thread, five times a second."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
     from rich.table import Column
     from rich.text import Text
 
@@ -150,6 +148,10 @@ def _progress(screen: Console, quiet: bool) -> Progress:
                 if text:  # a line that is too long is cut: one that wraps would stay on the terminal
                     yield Text(text, no_wrap=True, overflow="crop") if isinstance(text, str) else text
 
+    class Left(ProgressColumn):
+        def render(self, task: Task) -> Text:  # by the pace of the latest half minute
+            return Text("" if task.time_remaining is None else f"{clock(task.time_remaining)} left")
+
     def cut() -> Column:  # not with an ellipsis, which an ASCII terminal does not have
         return Column(no_wrap=True, overflow="crop")
 
@@ -159,7 +161,7 @@ def _progress(screen: Console, quiet: bool) -> Progress:
         BarColumn(bar_width=30),
         TextColumn("{task.fields[text]}", table_column=cut()),
         TimeElapsedColumn(table_column=cut()),
-        TextColumn("{task.fields[left]}", table_column=cut()),
+        Left(table_column=cut()),
         console=screen.console,
         transient=True,
         refresh_per_second=5,

@@ -1,60 +1,12 @@
-"""What a running job is doing, from its messages, and how far its sweep is: for the terminal."""
+"""The figures of a running job, and how far its sweep is: for the terminal."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
-from legroom.records.messages import Message, PhaseAdvanced, PhaseStarted, StepsDone
+from legroom.records.messages import StepsDone
 from legroom.units import GIB, MIB
-
-PACE_SECONDS = 30.0  # the time left follows from the pace of so long
-
-
-class JobState:
-    """phase: its name for people. step, total: of the phase; total is 0 where it has no steps. last: the newest
-    figures of the training."""
-
-    def __init__(self) -> None:
-        self.phase, self.step, self.total = "starting", 0, 0
-        self.last: StepsDone | None = None
-        self._pace: deque[tuple[float, int]] = deque()  # (time.monotonic(), step)
-
-    def on_message(self, message: Message) -> bool:
-        """Take in a message. Returns whether it says how far the job is."""
-        if isinstance(message, PhaseStarted):
-            self.phase, self.step, self.total = message.name, message.step, message.total
-            self._pace.clear()  # the first steps are slower than the others, so they are not part of the pace
-        elif isinstance(message, StepsDone | PhaseAdvanced):
-            self.step = message.step
-            self._pace.append((time.monotonic(), message.step))
-            while len(self._pace) > 2 and self._pace[-1][0] - self._pace[1][0] > PACE_SECONDS:
-                self._pace.popleft()
-            if isinstance(message, StepsDone):
-                self.last = message
-        else:
-            return False
-        return True
-
-    def seconds_left(self) -> float | None:
-        """Until the end of the phase, at its pace so far; None while that is not known."""
-        if len(self._pace) < 2 or not self.total:
-            return None
-        (began, first), (latest, step) = self._pace[0], self._pace[-1]
-        if step <= first:
-            return None
-        return max(0.0, (latest - began) / (step - first) * (self.total - step) - (time.monotonic() - latest))
-
-    def figures(self) -> list[str]:
-        """Loss, speed and memory as texts; empty before the first steps."""
-        if self.last is None:
-            return []
-        return [
-            f"loss {self.last.loss:.4f}",
-            f"{self.last.samples_per_second:.1f} samples/s",
-            *([memory_text(self.last)] if self.last.memory_bytes is not None else []),
-        ]
 
 
 @dataclass
@@ -78,6 +30,14 @@ class SweepState:
         self.ended += 1
         if ran:
             self.seconds.append(time.monotonic() - self.began)
+
+
+def figures(done: StepsDone | None) -> str:
+    """Loss, speed and memory; nothing before the first steps."""
+    if done is None:
+        return ""
+    text = f"  loss {done.loss:.4f}  {done.samples_per_second:.1f} samples/s"
+    return text if done.memory_bytes is None else f"{text}  {memory_text(done)}"
 
 
 def memory_text(done: StepsDone) -> str:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
-import time
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from legroom.jobs import launch, post_mortem
 from legroom.machine import host, interpreter
 from legroom.records.printable import printable
 
-if TYPE_CHECKING:
-    import psutil
-
-POLL_SECONDS = 0.02
 FORK_SERVER_CODE = "import sys; from legroom.jobs.fork_server import serve; serve(int(sys.argv[1]), {eight_bit})"
 
 
@@ -92,38 +87,22 @@ class ForkServer:
 class ForkedWorker:
     """A worker that the fork server forked, with the part of `subprocess.Popen` that its supervisor uses.
 
-    exit_channel: the socket on which the server sends the worker's exit code.
+    exit_channel: the socket on which its exit code comes, from the process that waits for it.
     """
 
     def __init__(self, pid: int, exit_channel: socket.socket):
         self.pid = pid
         self.returncode: int | None = None
         self._exit_channel = exit_channel
-        self._process: psutil.Process | None = None  # once the server has ended, which was its parent
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal. Raises TimeoutError.
-
-        A worker whose server has ended trains on, but nobody is given its exit code: launch.NO_EXIT_CODE then.
-        """
+        """The exit code, negative for a signal. Raises TimeoutError."""
         if self.returncode is None:
             self._exit_channel.settimeout(timeout)
             text = self._exit_channel.recv(16)
-            self.returncode = int(text) if text else self._wait_without_server(timeout)
+            self.returncode = int(text or -signal.SIGKILL)  # nothing: what waits for the worker was killed
             self._exit_channel.close()
         return self.returncode
-
-    def _wait_without_server(self, timeout: float | None) -> int:
-        import psutil
-
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._process = self._process or psutil.Process(self.pid)
-            while self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError
-                time.sleep(POLL_SECONDS)
-        return launch.NO_EXIT_CODE
 
     def poll(self) -> int | None:
         """The exit code, or None while the worker runs."""

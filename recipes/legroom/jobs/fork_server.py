@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import selectors
 import signal
 import socket
+from typing import NoReturn
 
 from legroom.jobs import worker
 from legroom.training import preload
@@ -22,81 +22,52 @@ def serve(descriptor: int, eight_bit: bool) -> None:
     control = socket.socket(fileno=descriptor)
     preload.import_libraries()
     _freeze_memory()
-    server = _Server(control)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what becomes of the processes that wait for workers
     while True:
-        server.wait_for_event()
-        if eight_bit and server.has_forked:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        if not message:  # the parent has ended; the workers end too, since their pipes have closed
+            os._exit(0)
+        if os.fork() == 0:
+            _fork_worker(control, *descriptors)
+        for each in descriptors:
+            os.close(each)
+        if eight_bit:
             eight_bit = False
             with contextlib.suppress(Exception):  # a job that needs it imports it again, and its record has the error
                 preload.import_libraries(eight_bit=True)
             _freeze_memory()
 
 
-class _Server:
-    """The requests of the parent and the exits of the workers, from one selector.
+def _fork_worker(control: socket.socket, pipe: int, log: int, exit_channel: int) -> NoReturn:
+    """In a process for each worker: fork it, send the parent its id, and its exit code once it has ended.
 
-    SIGCHLD writes a byte to a socket pair (`signal.set_wakeup_fd`), so that an exit wakes the selector too.
+    So the exit code is known whatever becomes of the server meanwhile.
     """
-
-    def __init__(self, control: socket.socket):
-        self.control = control
-        self.has_forked = False
-        self.exit_channels: dict[int, socket.socket] = {}  # process id -> where the parent waits for its exit code
-        self.wakeup, wakeup_writer = socket.socketpair()
-        self.wakeup.setblocking(False)
-        wakeup_writer.setblocking(False)
-        self._wakeup_writer = wakeup_writer  # keeps the descriptor open
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup_writer.fileno())
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(control, selectors.EVENT_READ)
-        self.selector.register(self.wakeup, selectors.EVENT_READ)
-
-    def wait_for_event(self) -> None:
-        """Handle what has happened, after waiting for it."""
-        for key, _ in self.selector.select():
-            if key.fileobj is self.wakeup:
-                self._report_exits()
-            else:
-                self._handle_request()
-
-    def _handle_request(self) -> None:
-        message, descriptors, _, _ = socket.recv_fds(self.control, 1, 3)
-        if not message:  # the parent has ended; the workers end too, since their pipes have closed
-            os._exit(0)
-        pipe, log, exit_channel = descriptors
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = None
+    try:
         pid = os.fork()
         if pid == 0:
-            self._become_worker(pipe, log, exit_channel)
-        os.close(pipe)
-        os.close(log)
-        self.exit_channels[pid] = socket.socket(fileno=exit_channel)
-        self.control.sendall(b"%d\n" % pid)
-        self.has_forked = True
-
-    def _become_worker(self, pipe: int, log: int, exit_channel: int) -> None:
-        """In the forked process: leave the server's session and descriptors, and run the job. Never returns."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        others = [channel.fileno() for channel in self.exit_channels.values()]
-        for unused in (log, exit_channel, self.control.fileno(), *others):
+            _become_worker(control, pipe, log, exit_channel)
+        control.sendall(b"%d\n" % pid)
+        for unused in (control.detach(), pipe, log):  # their other ends must see when the server or the worker ends
             os.close(unused)
-        worker.entry(pipe)
+        _, status = os.waitpid(pid, 0)
+        os.write(exit_channel, b"%d" % os.waitstatus_to_exitcode(status))
+    finally:
+        if pid is None:  # no room for the worker: the parent, which waits for its id, hears that the server has ended
+            os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(1)
 
-    def _report_exits(self) -> None:
-        """Send the exit code of each worker that has ended to the parent."""
-        with contextlib.suppress(BlockingIOError):
-            while self.wakeup.recv(4096):
-                pass
-        while self.exit_channels:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            with self.exit_channels.pop(pid) as channel, contextlib.suppress(OSError):  # the parent may not wait for it
-                channel.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+
+def _become_worker(control: socket.socket, pipe: int, log: int, exit_channel: int) -> None:
+    """In the forked process: leave the server's session and descriptors, and run the job. Never returns."""
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    for unused in (log, exit_channel, control.detach()):
+        os.close(unused)
+    worker.entry(pipe)
 
 
 def _freeze_memory() -> None:

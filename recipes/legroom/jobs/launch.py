@@ -19,11 +19,9 @@ from legroom.records import record, run_folder
 
 WORKER_CODE = "import sys; from legroom.jobs.worker import entry; entry(int(sys.argv[1]))"
 
-NO_EXIT_CODE = -256  # of a worker that ended after the process that would have been given its exit code
-
 
 class WorkerProcess(Protocol):
-    """The part of `subprocess.Popen` that a worker's supervisor uses. The exit code may be NO_EXIT_CODE."""
+    """The part of `subprocess.Popen` that a worker's supervisor uses."""
 
     pid: int
     returncode: int | None

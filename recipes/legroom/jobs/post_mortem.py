@@ -151,8 +151,6 @@ def exit_text(code: int) -> str:
     """An exit code for a person: `exit code 7`, `SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
-    if code == launch.NO_EXIT_CODE:
-        return "no exit code, since the process that started it had ended or hangs"
     try:
         return signal.Signals(-code).name
     except ValueError:

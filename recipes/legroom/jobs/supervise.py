@@ -16,14 +16,12 @@ from legroom.checkpoint import stop_request
 from legroom.jobs import launch, post_mortem
 from legroom.jobs.post_mortem import WorkerExit
 from legroom.ranks import failure_store
-from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised, WorkerExits
+from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised
 from legroom.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
 POLL_SECONDS = 0.2
-# How long a worker that has closed its pipe may take to end: freeing its memory takes a while. That it has ended may
-# never be known, since a fork server that hangs reports no exit.
-EXIT_SECONDS = 30.0
+EXIT_SECONDS = 30.0  # how long a worker that has closed its pipe may take to end: freeing its memory takes a while
 KILL_SECONDS = 10.0  # how long a worker may take to end once it is killed: one that waits inside a driver may never end
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # signals that end a run
 # The parent's process id under torchrun (also inside `accelerate launch`), which starts each rank itself; else None.
@@ -56,7 +54,6 @@ class Supervisor:
         self.phase = "load"  # the last phase that rank 0 entered
         self.failures: list[RankFailed] = []  # in the order of arrival
         self.unwritten: Record | None = None  # the record that rank 0 could not write
-        self._announced_codes: dict[int, int] = {}  # by rank, of workers that came to their end
         self._closed_at: dict[int, float] = {}  # time.monotonic() by rank, of workers that closed their pipe
         self._on_message = on_message
         self._stop = stop_request.StopRequest()
@@ -97,7 +94,7 @@ class Supervisor:
         for worker in self.workers:
             worker.process.poll()
         self._receive_all()  # after the poll, as in `_watch`
-        polled = {worker.rank_info.rank: self._exit_code(worker) for worker in self.workers}
+        polled = {worker.rank_info.rank: worker.process.returncode for worker in self.workers}
         exit_codes = {rank: code for rank, code in polled.items() if code is not None}
         for worker in self.workers:
             _end(worker)
@@ -108,7 +105,7 @@ class Supervisor:
         cause = find_cause(self.failures, exit_codes) if reason == "exited" or self.failures else None
         code = 0
         if self.workers:
-            final_code = self._exit_code(self.workers[0])
+            final_code = self.workers[0].process.returncode
             code = -signal.SIGKILL if final_code is None else final_code
         if not self.job.rank_info.is_main:
             return self._nonzero_rank_record(reason, code, cause)
@@ -151,7 +148,7 @@ class Supervisor:
             self._receive_all()
             if not running:
                 return "exited"
-            if grace_end is None and (self.failures or any(map(self._exit_code, self.workers))):
+            if grace_end is None and (self.failures or any(worker.process.returncode for worker in self.workers)):
                 grace_end = now + failure_store.GRACE_SECONDS
             if grace_end is not None and now > grace_end and self._another_rank_failed():
                 return "exited"
@@ -161,13 +158,6 @@ class Supervisor:
         """Whether a worker has exited, or closed its pipe EXIT_SECONDS ago."""
         closed_at = self._closed_at.get(worker.rank_info.rank, math.inf)
         return worker.process.poll() is not None or time.monotonic() > closed_at + EXIT_SECONDS
-
-    def _exit_code(self, worker: launch.Running) -> int | None:
-        """The exit code of a worker as of its last poll, or what it announced if nobody is given its code."""
-        code, rank = worker.process.returncode, worker.rank_info.rank
-        if code is None and time.monotonic() > self._closed_at.get(rank, math.inf) + EXIT_SECONDS:
-            code = launch.NO_EXIT_CODE
-        return self._announced_codes.get(rank, code) if code == launch.NO_EXIT_CODE else code
 
     def _another_rank_failed(self) -> bool:
         """Whether a worker may be waiting for a rank that failed. Under a launcher the supervisor has one worker."""
@@ -199,9 +189,6 @@ class Supervisor:
             return
         if isinstance(message, RecordUnwritten):
             self.unwritten = message.record
-            return
-        if isinstance(message, WorkerExits):
-            self._announced_codes[message.rank] = message.code
             return
         if isinstance(message, PhaseStarted):
             self.phase = message.phase

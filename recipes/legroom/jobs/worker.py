@@ -25,7 +25,7 @@ from legroom.machine import worker_environment
 from legroom.ranks import failure_store
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record_file
-from legroom.records.messages import Message, Progress, RankFailed, RecordUnwritten, WorkerExits
+from legroom.records.messages import Message, Progress, RankFailed, RecordUnwritten
 
 Send = Callable[[Message], None]
 
@@ -57,8 +57,6 @@ def main(job: launch.Job, pipe: Connection) -> None:
             send(RecordUnwritten(job.record))  # the parent tries again, and shows it in any case
         except OSError:
             code = 1
-    with contextlib.suppress(OSError):
-        send(WorkerExits(job.rank_info.rank, code))
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

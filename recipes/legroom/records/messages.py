@@ -95,14 +95,6 @@ class RecordUnwritten(Message):
     record: Record
 
 
-@dataclass(frozen=True)
-class WorkerExits(Message):
-    """A worker's last message: the exit code with which it ends, for when nobody is left who would be given it."""
-
-    rank: int
-    code: int
-
-
 @dataclass
 class Progress:
     """What a job is doing: sent to the supervisor, and kept for the record of a failure.

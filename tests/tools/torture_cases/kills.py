@@ -117,7 +117,8 @@ def _kill_worker(job: str, kind: str, saving: bool, draw: random.Random) -> Call
                 time.sleep(draw.uniform(0, 0.004))
             else:
                 time.sleep(draw.uniform(0, 0.3))
-            workers = _alive(psutil.Process(bench.server.pid).children())
+            waiting = _alive(psutil.Process(bench.server.pid).children())
+            workers = _alive([worker for each in waiting for worker in each.children()])
             if workers:
                 victim = draw.choice(workers)
                 victim.kill()
