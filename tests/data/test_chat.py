@@ -71,6 +71,18 @@ def test_the_loss_is_on_every_answer_alone(told_with, template, answers):
     assert sum("chat template" in line for line in data.warnings) == (template is None)
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["found", "marked"])
+def test_an_answer_of_weight_0_is_read_and_not_learned(told_with, template):
+    """As in OpenAI's files; a content may be a list of texts."""
+    said = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    said += [{"role": "assistant", "content": "wrong", "weight": 0}, {"role": "user", "content": "c"}]
+    data = built(*told_with(template, {"messages": [*said, {"role": "assistant", "content": "right", "weight": 1}]}))
+    (answer,) = trained(data)
+    text = data.tokenizer.decode(data.train[0]["input_ids"])
+    assert "right" in answer and "wrong" not in answer and "wrong" in text and "ab" in text
+    assert not any("weight" in line for line in data.warnings)
+
+
 def test_train_on_all_takes_every_token(told_with):
     data = built(*told_with(COUNTED, TWO, more=["data.train_on=all"]))
     assert data.train[0]["labels"].tolist() == data.train[0]["input_ids"].tolist()
@@ -197,7 +209,10 @@ def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_pa
         ({"messages": ["hello"]}, ["line 2, message 1", "not an object"]),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}, ["message 2", "role bot"]),
         ({"messages": [{"speaker": "human", "value": "a"}]}, ["no role", "speaker, value"]),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["content is a list", "not a text"]),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, ["content is a list", "not a text"]),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["the type image_url", "only texts"]),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, ["message 1", "weight is 0.5"]),
+        ({"prompt": "a", "completion": "b", "label": False}, ["label is false", "KTOTrainer"]),
         ({"messages": [{"role": "user", "content": None}]}, ["content is missing"]),
         ({"messages": [{"role": "user", "content": " "}]}, ["content is empty"]),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, ["surrogate"]),

@@ -96,7 +96,7 @@ class ChatTemplate:
         self._refuse_ignored(messages, tools, whole, where)
         if self.train_on == "all":
             return [self._encoded(whole, [(0, len(whole))])], whole
-        if self.marks_answers:
+        if self.marks_answers and all(message.get("weight", 1) for message in messages):
             return [self._marked(messages, where, tools)], whole
         answers = self._answers(messages, whole, where, tools)
         if not answers:
@@ -125,7 +125,7 @@ class ChatTemplate:
         """For each answer the text up to its end, and where the answer lies in it."""
         found = []
         for index, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             if index == 0:
                 raise Refusal(

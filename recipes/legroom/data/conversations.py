@@ -25,6 +25,8 @@ CHOSEN, REJECTED = "chosen", "rejected"  # columns of preferences
 FROM = {"human": "user", "gpt": "assistant"}  # roles of ShareGPT; others have the names in ROLES
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOLS = "tools"  # the column, as transformers and datasets of the hub call it
+LABEL = "label"  # the column of true and false answers, beside prompt and completion
+WEIGHT = "weight"  # key of an answer, as OpenAI's files have it: 0 where it is not learned
 OF_TOOLS = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}  # key of a message -> role that has it
 TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
@@ -105,6 +107,11 @@ def conversation(
     """
     messages, column = row.get(columns.messages), columns.messages
     if messages is None and columns.prompt in row and columns.completion in row:
+        if row.get(LABEL) is False:
+            raise Refusal(
+                f"{where}: {LABEL} is false: wrong answers are what TRL's KTOTrainer unlearns, and Legroom would learn "
+                "them. Give the rows with true alone."
+            )
         pair = (("user", columns.prompt), ("assistant", columns.completion))
         texts = [_said(role, _content(row[name], role, f"{where}: {name}")) for role, name in pair]
         return texts, (columns.prompt, columns.completion), ""
@@ -173,7 +180,10 @@ def _message(message: Any, where: str, unread: text_files.Unread) -> Message:
         keys = f" (its keys: {', '.join(list(message)[:8])})" if role is None else ""
         raise Refusal(f"{where}: {known}{keys}. A role is {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
     more = {key: message[key] for key, of in OF_TOOLS.items() if of == role and message.get(key)}
-    unread.add(message, (*names, *more))
+    if message.get(WEIGHT) not in (None, 0, 1):
+        raise Refusal(f"{where}: {WEIGHT} is {message[WEIGHT]!s:.40}. It is 1, or 0 for an answer that is not learned.")
+    more |= {WEIGHT: 0} if message.get(WEIGHT) == 0 else {}
+    unread.add(message, (*names, *more, WEIGHT))
     content, where = message.get(names[1]), f"{where} ({role})"
     if "tool_calls" in more:
         more["tool_calls"] = _calls(more["tool_calls"], where)
@@ -201,6 +211,11 @@ def _calls(calls: Any, where: str) -> list[dict]:
 
 
 def _content(value: Any, role: str, what: str, may_be_empty: bool = False) -> str:
+    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        other = next((part.get("type") for part in value if not isinstance(part.get("text"), str)), None)
+        if other is not None:
+            raise Refusal(f"{what} has a part of the type {other!s:.40} without a text, and only texts are learned.")
+        value = "".join(part.get("text") or "" for part in value)
     if not isinstance(value, str):
         raise Refusal(f"{what} is {_shown(value)}, not a text.")
     may_be_empty |= role in ("system", "tool")  # an empty system prompt is one, and a tool may return nothing
