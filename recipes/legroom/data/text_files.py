@@ -104,16 +104,11 @@ def _documents(path: Path, columns: list[str], form: Format, warn: Callable[[str
             if text.strip():
                 yield "line 1", {"text": text}
             return
-        first, lines = 1, []
-        for number, line in enumerate(itertools.chain(file, [""]), 1):  # behind the last line is an empty one
-            if form.documents == "blank_line" and line.strip():
-                first = first if lines else number
-                lines.append(line)
-            elif form.documents == "blank_line" and lines:
-                yield f"line {first}", {"text": "".join(lines).removesuffix("\n")}
-                lines = []
-            elif form.documents != "blank_line" and line:
-                yield f"line {number}", {"text": line if form.documents == "line_break" else line.removesuffix("\n")}
+        by_line = form.documents != "blank_line"
+        for has_text, lines in itertools.groupby(enumerate(file, 1), lambda each: by_line or bool(each[1].strip())):
+            for number, line in lines if has_text else ():
+                text = line if by_line else line + "".join(more for _, more in lines)
+                yield f"line {number}", {"text": text if form.documents == "line_break" else text.removesuffix("\n")}
 
 
 def _separated(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:

@@ -10,8 +10,6 @@ from legroom.units import GIB
 # Lowest compute capability: NVIDIA's CUDA programming guide, and flash-attn's own README for the last
 SUPPORT = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "flash attention 2": (8, 0)}
 HOT_CELSIUS = 80  # the guide's 'Custom hardware for training': below it is good, throttling from 84 to 90
-# The guide's DDP of GPT-2 on 2 TITAN RTX, seconds for 200 steps
-NVLINK_SECONDS, PCIE_SECONDS = 101.9, 131.4
 
 
 def card_section(out: Page, found: Findings, card: Card) -> None:
@@ -32,10 +30,7 @@ def card_section(out: Page, found: Findings, card: Card) -> None:
     elif (card.used_bytes or 0) > IDLE_GPU_BYTES:
         out.row("in use by", "programs that NVML does not name, in another container perhaps", "yellow")
     out.row("supports", supports(found, card))
-    out.row("power limit", *power(card))
-    out.row("temperature", *temperature(card, advise=card is found.cards[0]))
-    if card.throttled_by:
-        out.row("slowed down", f"at this moment, by {' and '.join(card.throttled_by)}", "yellow")
+    out.row("power and heat", *power_and_heat(card))
     out.row("torch", *torch_use(found, card))
 
 
@@ -70,44 +65,33 @@ def supports(found: Findings, card: Card) -> str:
     )
 
 
-def power(card: Card) -> tuple[str, str]:
-    """The power limit against the card's default, and a style."""
-    if card.limit_watts is None:
-        return NOT_AVAILABLE, ""
-    if card.default_watts and card.limit_watts < card.default_watts - 0.5:
-        return (
-            f"{card.limit_watts:.0f} W, below its default of {card.default_watts:.0f} W: slower than others "
-            f"of its kind; sudo nvidia-smi -i {card.index} -pl {card.default_watts:.0f} lifts it"
-        ), "yellow"
-    return f"{card.limit_watts:.0f} W{', its default' if card.limit_watts == card.default_watts else ''}", ""
-
-
-def temperature(card: Card, advise: bool = False) -> tuple[str, str]:
-    """Degrees now, the guide's advice, and a style."""
-    now = NOT_AVAILABLE if card.celsius is None else f"{card.celsius} C"
-    if card.celsius is not None and card.celsius >= HOT_CELSIUS:
-        return f"{now}; HOT: keep it below 80 C; GPUs throttle somewhere between 84 and 90 C, and are slower", "yellow"
-    return now + "; under load keep it below 80 C: GPUs throttle somewhere between 84 and 90 C" * advise, ""
+def power_and_heat(card: Card) -> tuple[str, str]:
+    """The power limit beside the card's default, the temperature, and what slows the card down; and a style."""
+    low = bool(card.limit_watts and card.default_watts and card.limit_watts < card.default_watts - 0.5)
+    facts = [
+        f"{card.limit_watts:.0f} W at most" if card.limit_watts else "",
+        f"below its default of {card.default_watts:.0f} W" if low else "",
+        f"{card.celsius} C{' (HOT)' * (card.celsius >= HOT_CELSIUS)}" if card.celsius is not None else "",
+        f"slowed down at this moment, by {' and '.join(card.throttled_by)}" if card.throttled_by else "",
+    ]
+    hot = (card.celsius or 0) >= HOT_CELSIUS
+    return ", ".join(filter(None, facts)) or NOT_AVAILABLE, "yellow" if low or hot or card.throttled_by else ""
 
 
 def links_section(out: Page, found: Findings) -> None:
-    """How the GPUs are linked, and what that means for the two ways to use several."""
+    """How the GPUs are linked."""
     out.head("Links between GPUs, as `nvidia-smi topo -m` has them and explains")
     if not found.links:
         out.row("links", NOT_AVAILABLE)
         return
     for number, row in enumerate(found.links):
         out.lines.append((f"  {number:>4}" + "".join(f"{word:>6}" for word in row), ""))
-    pairs = [(a, b) for a, row in enumerate(found.links) for b in range(a + 1, len(row))]
-    joined = [(a, b) for a, b in pairs if found.links[a][b].startswith("NV")]
-    measured = f"The guide measured {NVLINK_SECONDS} s with NVLink, {PCIE_SECONDS} s without (GPT-2 on 2 TITAN RTX)"
-    if len(joined) == len(pairs):
-        out.row("DDP", f"sends gradients only. {measured}; NCCL_P2P_DISABLE=1 shows the difference here.")
-        out.row("FSDP", "sends parameters and gradients, and wants NVLink: here it is.")
-        return
-    out.row("DDP", f"sends gradients only: it works over PCIe, and is slower. {measured}.")
-    out.row("FSDP", "sends parameters too, and wants NVLink: over PCIe it makes a model fit, and is not for speed.")
-    if joined:
-        best = ",".join(map(str, joined[0]))
-        named = ", ".join(f"{a} and {b}" for a, b in joined)
-        out.row("", f"NVLink joins {named}: a job of two does best there, CUDA_VISIBLE_DEVICES={best}.")
+    joined = [
+        f"{a},{b}" for a, row in enumerate(found.links) for b in range(a + 1, len(row)) if row[b].startswith("NV")
+    ]
+    out.row(
+        "NVLink",
+        f"joins {' and '.join(joined)}: a job on such cards alone (CUDA_VISIBLE_DEVICES={joined[0]}) has it"
+        if joined
+        else "none: DDP, which sends gradients only, is slower; FSDP makes a model fit, and is not for speed",
+    )

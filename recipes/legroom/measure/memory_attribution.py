@@ -22,15 +22,8 @@ from legroom.measure.storage_log import StorageEntry, StorageLog
 from legroom.models import quantized
 from legroom.third_party.torch_private import held_tensors, local_tensor, op_name, without_graph
 
-PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = (
-    "parameters",
-    "weight_copies",
-    "gradients",
-    "optimizer",
-    "activations",
-    "other",
-)
-KINDS = (PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER)
+KINDS = ("parameters", "weight_copies", "gradients", "optimizer", "activations", "other")
+PARAMETER, COPY, GRADIENT, OPTIMIZER, ACTIVATION, OTHER = KINDS
 
 
 class MemoryAttribution:
