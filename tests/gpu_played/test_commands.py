@@ -158,11 +158,12 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
 SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.01}
 CALIBRATE = """
 import os
-from legroom.foresight.calibration import gpu_benchmarks, machine_calibration
+from legroom.foresight.calibration import gpu_benchmarks
+from legroom.cli import calibrate
 for name, value in {sizes!r}.items():
     setattr(gpu_benchmarks, name, value)
 os.environ[{variable!r}] = {folder!r}
-assert machine_calibration.run() == 0
+assert calibrate.main([]) == 0
 """
 
 

@@ -7,6 +7,7 @@ goes to ~/.cache/legroom/calibration, or to the folder that LEGROOM_CALIBRATION 
 from __future__ import annotations
 
 import argparse
+import time
 
 from legroom import invocation
 from legroom.errors import Refusal
@@ -22,6 +23,14 @@ def main(argv: list[str]) -> int:
 
     if not host.gpus():
         raise Refusal("there is no GPU that torch could use here. The doctor says why.")
-    from legroom.foresight.calibration import machine_calibration  # imports torch, which --help need not wait for
+    from legroom.foresight.calibration import gpu_benchmarks  # imports torch, which --help need not wait for
+    from legroom.foresight.speed import calibrated
 
-    return machine_calibration.run()
+    start = time.perf_counter()
+
+    def show(text: str) -> None:
+        print(f"{time.perf_counter() - start:5.0f} s  {text}", flush=True)
+
+    rates = gpu_benchmarks.measure(show)
+    show(f"{rates.device}: written to {calibrated.write(rates)}")
+    return 0

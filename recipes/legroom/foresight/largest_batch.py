@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 from typing import Any
 
@@ -31,10 +32,7 @@ def largest(cfg: Config, folder: str) -> dict[str, Any]:
         outcomes[size] = outcome, outcome.estimate
         return outcome.estimate.fits
 
-    low, high = 0, len(divisors)  # the divisors before low fit, those from high on do not
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if fits(divisors[middle]) else (low, middle)
+    low = bisect.bisect_left(divisors, True, key=lambda size: not fits(size))  # the number of divisors that fit
     if low == 0:
         return {"refused": _why_none(cfg, *outcomes[1])}
     batch, steps = divisors[low - 1], effective // divisors[low - 1]
@@ -47,16 +45,13 @@ def largest(cfg: Config, folder: str) -> dict[str, Any]:
 
 
 def _why_none(cfg: Config, outcome: Record, estimate: Estimate) -> str:
-    name, margin = cfg.gpu.device_name, estimate.margin_bytes / MIB
+    margin, kept = estimate.margin_bytes / MIB, (estimate.kept_bytes or 0) / MIB
     if outcome.error is not None and outcome.error.phase == "eval":
         return f"with any batch {outcome.error.message} {outcome.error.hint}"
-    fit = invocation.command("fit")
-    if margin < 0:
-        return f"not even batch.per_device=1 fits {name}; {-margin:,.0f} MiB missing. {fit} searches for what fits."
+    free = f"{margin:,.0f} MiB stay free, and {kept:,.0f} are to (estimate.margin={cfg.estimate.margin})"
     return (
-        f"even batch.per_device=1 is tight on {name}: {margin:,.0f} MiB stay free, and "
-        f"{(estimate.kept_bytes or 0) / MIB:,.0f} are to (estimate.margin={cfg.estimate.margin}). Type "
-        f"estimate.margin=0 to try it, or search for what fits with {fit}."
+        f"not even batch.per_device=1 fits {cfg.gpu.device_name}; "
+        f"{free if margin >= 0 else f'{-margin:,.0f} MiB missing'}. {invocation.command('fit')} searches for what fits."
     )
 
 
