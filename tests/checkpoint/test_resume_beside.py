@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import compose
+from test_hostile_resume import seal
 
 from legroom.checkpoint import fingerprints
 from legroom.data import byte_tokenizer, rows
@@ -77,6 +78,18 @@ def test_other_rows(resumed, texts, allow):
         assert outcome.training.resumed_from_step == 2 and "resume_allow" in warned[-1] and "data" in warned[-1]
     else:
         assert "resume_allow=[data]" in outcome.error.message
+
+
+def test_an_earlier_checkpoint_without_fingerprints_resumes_with_a_warning(resumed):
+    def forget(folder):
+        path = folder / "rank-0.json"
+        values = json.loads(path.read_text())
+        del values["fingerprints"]
+        path.write_text(json.dumps(values))
+        seal(folder)
+
+    outcome, warned = resumed(change=forget, status="ok")
+    assert outcome.training.resumed_from_step == 2 and len(warned) == 1 and "earlier version" in warned[0]
 
 
 def test_every_fingerprint_has_its_own_cause(tmp_path):

@@ -50,7 +50,6 @@ def folder(tmp_path):
         "optimizer": {"groups": [{"lr": 0.1, "parameters": ["a"]}], "states": {"a": {"step": 3}}},
         "scheduler": {"last_epoch": 3},
         "scaler": None,
-        "fingerprints": {"data": "0123456789abcdef"},
         "step_log": STEP_LOG,
     }
     return checkpoint_files.write(tmp_path, 3, values, {"weights": {"a": torch.arange(6.0)}}, 2)

@@ -10,6 +10,7 @@ from typing import Any
 from legroom.config import Config, identity_of, to_dict
 from legroom.config.fields import LENGTH, TRAINING
 from legroom.options import hooks
+from legroom.options import model as model_options
 from legroom.records import checkpoint_files, record, record_file, run_folder
 from legroom.records.checkpoint_files import BrokenCheckpoint
 from legroom.records.printable import printable
@@ -33,8 +34,11 @@ def signature(config: Mapping[str, Any]) -> dict[str, Any]:
 
     config: resolved, as in a record. Keys that the schema does not know count.
     """
+    model = model_options.recorded(config["model"])
+    if model.get("attention") == model_options.AUTO:  # a model that has sdpa gets it; that was the default before
+        model["attention"] = "sdpa"
     found = {}
-    for section, values in config.items():
+    for section, values in {**config, "model": model}.items():
         nested = isinstance(values, dict)
         keys = {f"{section}.{key}": value for key, value in values.items()} if nested else {section: values}
         found |= {key: value for key, value in keys.items() if identity_of(key) & {TRAINING, LENGTH}}

@@ -20,8 +20,7 @@ FINGERPRINT_DIGITS = 16
 MOST_FINGERPRINTS = 16
 MOST_HEX = 10**5  # digits of torch's random state; it has 10,112
 # Of each step in the log. A loss may be no number: a training goes on after one.
-NUMBERS = ("seconds", "samples", "tokens")
-LISTS = ("losses", *NUMBERS, "learning_rates", "gradient_norms", "unpadded")
+NUMBERS, OTHERS = ("seconds", "samples", "tokens"), ("learning_rates", "gradient_norms", "unpadded")
 
 
 def check(values: dict[str, Any], rank: int, step: int, known: Iterable[str]) -> None:
@@ -51,8 +50,13 @@ def _checks(values: dict[str, Any], rank: int, step: int, known: set[str]) -> It
     yield "scheduler's values", has_type(values.get("scheduler", {}), dict)
     yield "scaler's values", has_type(values.get("scaler"), dict | None)
     yield "numbers", all(_is_bounded(values.get(name)) for name in ("optimizer", "scheduler", "scaler"))
-    yield "fingerprints", are_fingerprints(values.get("fingerprints"))
-    yield "steps", _is_step_log(values.get("step_log"), step)
+    yield "fingerprints", are_fingerprints(values.get("fingerprints", {}))
+    yield "steps", (log := step_log(values)) is None or _is_step_log(log, step)
+
+
+def step_log(values: dict[str, Any]) -> dict[str, list] | None:
+    """What `StepLog.state` returned, or None. Found by its content: earlier versions have it under another key."""
+    return next((entry for entry in values.values() if isinstance(entry, dict) and "losses" in entry), None)
 
 
 def _is_box(box: dict[str, Any]) -> bool:
@@ -105,12 +109,13 @@ def are_fingerprints(values: Any) -> bool:
 
 
 def _is_step_log(log: Any, step: int) -> bool:
-    """Lists with an entry for each step, and the evaluations between."""
-    if not has_type(log, dict[str, list]) or not {*LISTS, "evaluations"} <= log.keys():
+    """Lists with an entry for each step, some of which earlier versions do not have, and the evaluations between."""
+    if not has_type(log, dict[str, list]) or not {"losses", *NUMBERS} <= log.keys():
         return False
-    if any(len(log[name]) != step or not all(_fits(name, entry) for entry in log[name]) for name in LISTS):
+    lists = {name: log[name] for name in ("losses", *NUMBERS, *OTHERS) if name in log}
+    if any(len(each) != step or not all(_fits(name, entry) for entry in each) for name, each in lists.items()):
         return False
-    rows = log["evaluations"]
+    rows = log.get("evaluations", [])
     return len(rows) <= step and all(isinstance(row, dict) and _is_evaluation(row) for row in rows)
 
 
