@@ -70,10 +70,14 @@ class Wanted:
                 raise Refusal(f"{where} {_shown(value)}, not text. {self.advice(column)}")
             return encodable(value, where)
         if isinstance(value, (list, dict)):
-            raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {self.advice(column)}")
+            other = " Several labels a row: data.task=multi_label." if isinstance(value, list) else ""
+            raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {self.advice(column)}{other}")
         if isinstance(value, float):
             if not value.is_integer():
-                raise Refusal(f"{where} {value}: a class is a whole number or a word. {self.advice(column)}")
+                raise Refusal(
+                    f"{where} {value}: a class is a whole number or a word. "
+                    f"{self.advice(column)} To predict numbers: data.task=regression."
+                )
             return int(value)
         return value if isinstance(value, (int, str)) and not isinstance(value, bool) else str(value)
 
