@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from checkout import ROOT
 
@@ -105,7 +106,7 @@ def ours(recipe: str, steps: int, sizes: dict, folder: str, turns: Turns, side: 
 
     loop = setup.build(cfg, folder).loop
     step_log = InTurn("cpu", cfg.measure.warmup_steps, cfg.train.log_seconds, lambda *a, **b: None, Path(folder))
-    saver = Saver(cfg, step_log, Path(folder), Progress(lambda message: None, outcome), StopRequest(), None, {})
+    saver: Any = Saver(cfg, step_log, Path(folder), Progress(lambda message: None, outcome), StopRequest(), None, {})
     return lambda: loop.train(step_log, saver)
 
 

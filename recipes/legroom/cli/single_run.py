@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.conf import HydraConf
@@ -21,6 +22,20 @@ from legroom.ranks.rank_info import current_rank
 from legroom.records import atomic_file, checkpoint_files, record, record_file, run_folder
 from legroom.report.page import run_page
 from legroom.tracking import trackers
+
+
+@dataclass
+class Composed:
+    """A job as it was composed: the configuration, the record to be filled in, and why it cannot run.
+
+    group, differs: for the tracker, the sweep's name and the overrides in which the job differs from its others.
+    """
+
+    cfg: Config
+    record: record.Record
+    problems: Sequence[str] = ()
+    group: str | None = None
+    differs: Sequence[str] = ()
 
 
 def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
@@ -41,7 +56,7 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
     is_main = current_rank().is_main
     new_folder = Path(hydra_config.runtime.output_dir if is_main else hydra_config.sweep.dir).absolute()
     if problems:
-        return _run_and_report(new_folder, cfg, outcome, problems)
+        return _run_and_report(new_folder, Composed(cfg, outcome, problems))
     folder = resume.resume_folder(cfg, new_folder, hydra_config.overrides.hydra)
     if folder != new_folder and is_main:
         with contextlib.suppress(OSError):
@@ -55,11 +70,11 @@ def run_alone(composed: DictConfig, hydra_config: HydraConf, conf: Path) -> str:
             return _refuse(problems)
     damaged = resume.damaged_record(cfg, folder) if before is None else None
     outcome.warnings += [damaged] if damaged else []
-    return _run_and_report(folder, cfg, outcome, [], before, resumes=damaged is not None)
+    return _run_and_report(folder, Composed(cfg, outcome), before, resumes=damaged is not None)
 
 
-def _refuse(problems: list[str]) -> str:
-    console.say_problems(problems)
+def _refuse(problems: Sequence[str]) -> str:
+    console.say_problems(list(problems))
     return "refused"
 
 
@@ -71,19 +86,12 @@ def _report_finished(cfg: Config, before: record.Record, folder: Path) -> str:
     return "ok"
 
 
-def _run_and_report(
-    folder: Path,
-    cfg: Config,
-    outcome: record.Record,
-    problems: list[str],
-    before: record.Record | None = None,
-    resumes: bool = False,
-) -> str:
+def _run_and_report(folder: Path, job: Composed, before: record.Record | None = None, resumes: bool = False) -> str:
     """Run a job in its folder, or refuse it for its problems, and print its summary. Returns its status.
 
     before: the record of the training that is resumed, which the new one replaces. resumes: it is resumed without one.
     """
-    checkpoints = checkpoint_files.found(folder)
+    cfg, checkpoints = job.cfg, checkpoint_files.found(folder)
     model = cfg.save.final and not checkpoints and any(folder.glob(f"{run_folder.MODEL_FOLDER}/*"))  # somebody's
     others = is_occupied(folder) or model or (cfg.resume is None and checkpoints)
     if before is None and not resumes and others:
@@ -92,13 +100,13 @@ def _run_and_report(
             f"{folder} holds another run's record, checkpoints or model. Choose another folder with "
             f"hydra.run.dir={or_resume}."
         )
-        return _refuse(problems or [other_record])
+        return _refuse(job.problems or [other_record])
     if not current_rank().is_main:  # it finds the same problems as rank 0, so no rank waits for one that never starts
-        return run_nonzero_rank(outcome, problems)
+        return run_nonzero_rank(job.record, job.problems)
     display = console.Console()
     try:
         with run_lock.hold(folder):
-            outcome = run_in(folder, cfg, outcome, problems, display)
+            outcome = run_in(folder, job, display)
             if resume.keep_figures(before, outcome, folder):
                 write_page(outcome, folder)
     except Refusal as error:
@@ -116,7 +124,7 @@ def _run_and_report(
     return outcome.status
 
 
-def run_nonzero_rank(outcome: record.Record, problems: list[str]) -> str:
+def run_nonzero_rank(outcome: record.Record, problems: Sequence[str]) -> str:
     """Run a rank that a launcher started beside rank 0, which has the folder and the console. Returns its status."""
     if problems:
         return "refused"
@@ -134,23 +142,16 @@ def is_occupied(folder: Path) -> bool:
 
 
 def run_in(
-    folder: Path,
-    cfg: Config,
-    outcome: record.Record,
-    problems: list[str],
-    display: console.Console,
-    source: launch.WorkerSource | None = None,
-    group: str | None = None,
-    differs: Sequence[str] = (),
+    folder: Path, job: Composed, display: console.Console, source: launch.WorkerSource | None = None
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 
-    source: see `launch.start`. group, differs: for the tracker, the sweep's name and the overrides in which the job
-    differs from its others.
+    source: see `launch.start`.
     """
+    cfg, outcome, group = job.cfg, job.record, job.group
     folder.mkdir(parents=True, exist_ok=True)
-    if problems:
-        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(problems))
+    if job.problems:
+        outcome.status, outcome.error = "refused", record.Error("load", "Refusal", "\n".join(job.problems))
         record_file.write(outcome, folder)
         return outcome
     run_folder.check_files(folder)
@@ -162,7 +163,7 @@ def run_in(
         Path(folder, name).unlink(missing_ok=True)
     outcome.warnings += parallelism.ignored(cfg, outcome.overrides) + validate.warnings(cfg)
     outcome.warnings += resume.begins_anew(cfg, folder)
-    tracker = trackers.open_tracker(cfg, outcome, folder, group, differs)
+    tracker = trackers.open_tracker(cfg, outcome, folder, group, job.differs)
     with display:
         for line in outcome.warnings:
             display.warn(line)

@@ -14,7 +14,6 @@ from legroom import config, invocation
 from legroom.cli import console, exit_codes, single_run, submitit_jobs
 from legroom.cli import sweep as sweeps
 from legroom.cli.job_state import SweepState
-from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.jobs import post_mortem, run_lock
 from legroom.options import compose, hydra_errors, objective, resume, save
@@ -63,7 +62,8 @@ def run_in_sweep(
             if before is None:
                 quiet = in_task or outcome.environment["jobs_at_once"] > 1
                 display = console.Console(" ".join(label), number + 1, jobs, quiet, state.seconds_left)
-                outcome = _run_new(cfg, outcome, problems, display, sweep, folder, in_task, label)
+                job = single_run.Composed(cfg, outcome, problems, folder.name, label)
+                outcome = _run_new(job, display, sweep, folder, in_task)
             else:
                 outcome = before
             state.job_ends(ran=before is None)
@@ -85,19 +85,10 @@ def run_in_sweep(
 
 
 def _run_new(
-    cfg: Config,
-    outcome: Record,
-    problems: list[str],
-    display: console.Console,
-    sweep: sweeps.Sweep,
-    folder: Path,
-    in_task: bool,
-    differs: list[str],
+    job: single_run.Composed, display: console.Console, sweep: sweeps.Sweep, folder: Path, in_task: bool
 ) -> Record:
-    """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record.
-
-    differs: the overrides in which it differs from the sweep's other jobs.
-    """
+    """Run a job without a final record in its folder, from its last checkpoint if it has one. Returns its record."""
+    cfg, outcome = job.cfg, job.record
     job_folder, number = folder / outcome.config_key, outcome.environment["job_number"]
     with run_lock.hold(job_folder):
         unusable = sweeps.unusable_record(job_folder)
@@ -107,10 +98,10 @@ def _run_new(
             cfg.resume = outcome.config["resume"] = resume.LATEST
         if in_task:
             sweep.note(folder, number, outcome.config_key, sweeps.STARTED, initial_record=outcome)
-        fork_server = None if problems or in_task else sweeps.fork_server()
+        fork_server = None if job.problems or in_task else sweeps.fork_server()
         if fork_server is not None and number == 0:
             report.prepare()  # while the fork server imports
-        return single_run.run_in(job_folder, cfg, outcome, problems, display, fork_server, folder.name, differs)
+        return single_run.run_in(job_folder, job, display, fork_server)
 
 
 _states: dict[str, SweepState] = {}  # by the sweep's name

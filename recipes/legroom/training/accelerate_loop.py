@@ -21,7 +21,7 @@ from legroom.measure.step_log import StepLog
 from legroom.options import hooks
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
-from legroom.training.after_step import AfterStep
+from legroom.training.after_step import EvaluateThenSave
 from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
 
 
@@ -53,7 +53,7 @@ class Loop:
             args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
         )
 
-    def train(self, step_log: StepLog, saver: AfterStep) -> None:
+    def train(self, step_log: StepLog, saver: EvaluateThenSave) -> None:
         """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
         self.model.train()
         unwrap.start_training(self.optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import TrainingArguments
 
@@ -12,18 +12,6 @@ from legroom.data.dataset import Data
 from legroom.measure.step_log import StepLog
 from legroom.records.messages import Progress
 from legroom.training import evaluate
-
-
-class AfterStep(Protocol):
-    """Called by a loop before its first step and after each."""
-
-    def begin(self, loop: Any) -> int:
-        """The loop is ready to train. Returns the number of steps that are done."""
-        ...
-
-    def after_step(self, step: int) -> bool:
-        """Returns whether the training stops here."""
-        ...
 
 
 class EvaluateThenSave:
@@ -36,12 +24,12 @@ class EvaluateThenSave:
         self.step_log, self.saver, self.progress = step_log, saver, progress
 
     def begin(self, loop: Any) -> int:
-        """See `AfterStep`."""
+        """The loop is ready to train. Returns the number of steps that are done."""
         self.loop = loop
         return self.saver.begin(loop)
 
     def after_step(self, step: int) -> bool:
-        """See `AfterStep`."""
+        """Called by a loop after each step. Returns whether the training stops here."""
         every, total = self.cfg.eval.every_steps, self.loop.total_steps
         if every and step % every == 0 and step < total:
             self.step_log.flush()

@@ -22,7 +22,7 @@ from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.third_party import accelerate_private
 from legroom.third_party.transformers_trainer_private import HookedTrainer
-from legroom.training.after_step import AfterStep
+from legroom.training.after_step import EvaluateThenSave
 from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
 
 
@@ -78,7 +78,7 @@ class LegroomTrainer(HookedTrainer):
 class StepCallback(TrainerCallback):
     """Passes every optimizer step to the step log, and to what evaluates and saves."""
 
-    def __init__(self, step_log: StepLog, saver: AfterStep, loop: Loop):
+    def __init__(self, step_log: StepLog, saver: EvaluateThenSave, loop: Loop):
         self.step_log, self.saver, self.loop = step_log, saver, loop
 
     def on_train_begin(self, args, state, control, **_):
@@ -151,7 +151,7 @@ class Loop:
     def scheduler(self) -> Any:
         return self.trainer.lr_scheduler
 
-    def train(self, step_log: StepLog, saver: AfterStep) -> None:
+    def train(self, step_log: StepLog, saver: EvaluateThenSave) -> None:
         """Takes the optimizer steps that are left. Calls `step_log.step` and `saver.after_step` after each."""
         callback = StepCallback(step_log, saver, self)
         self.trainer.add_callback(callback)
