@@ -80,7 +80,7 @@ def test_a_checkpoint_goes_on_with_as_many_ranks_others_or_none(train, again, tm
         ("parallelism.chunks=2", "is for parallelism.schedule=interleaved"),
         ("accumulation.steps=1", "Type accumulation.steps=2, or parallelism.schedule=gpipe"),
         ("accumulation.steps=3 parallelism.schedule=interleaved", "Type accumulation.steps=4"),
-        ("adapter=lora", "adapter=lora yet"),
+        ("adapter=lora", "adapter=lora does not go with parallelism=pipeline yet"),
         ("precision=fp16", "overflow on one rank alone"),
         ("eval.generate=1 data=source", "eval.generate=1 does not go with parallelism=pipeline"),
         ("parallelism.context=2", "parallelism.context"),

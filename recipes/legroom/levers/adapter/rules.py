@@ -80,8 +80,8 @@ CONFLICTS = (
     Conflict(
         "precision=fp8", "adapter=lora,qlora", ", whose layers stand in for the linear ones", "Choose precision=bf16."
     ),
-    Conflict("adapter=lora", "parallelism=fsdp_tp,zero", " yet", INSTEAD),
-    Conflict("adapter=qlora", "parallelism=fsdp_tp,zero", " yet", "Choose parallelism=fsdp, or ddp."),
+    Conflict("adapter=lora", "parallelism=fsdp_tp,zero,pipeline", " yet", INSTEAD),
+    Conflict("adapter=qlora", "parallelism=fsdp_tp,zero,pipeline", " yet", "Choose parallelism=fsdp, or ddp."),
     Conflict("adapter.bits=8", "parallelism=fsdp", ", which shards weights in 4 bits", "Type adapter.bits=4."),
     Conflict("adapter=qlora", "parallelism=dp", ", whose copies lose the scales", "Choose parallelism=ddp."),
     Conflict("adapter=qlora", "compile=true", "", "Choose adapter=lora, or leave compile out."),

@@ -143,6 +143,12 @@ CONFLICTS = (
         "optim.in_backward=true", "parallelism.strategy=no_shard", REDUCES, "Type parallelism.strategy=full_shard."
     ),
     Conflict("optim.in_backward=true", "parallelism.cpu_offload=true", ": the gradients lie in the host's memory"),
+    Conflict(
+        "optim.in_backward=true",
+        "parallelism=pipeline",
+        ", which adds up micro-batches",
+        "Leave optim.in_backward out.",
+    ),
     Conflict("optim.in_backward=true", "compile=true", ": compiled code returns all gradients at once"),
 )
 

@@ -14,12 +14,10 @@ MOST_IDLE = 0.2  # of the passes, from which on a warning names what makes it le
 MODE = "parallelism=pipeline"
 
 CONFLICTS = (
-    Conflict(MODE, "adapter=lora,qlora", " yet", "Choose parallelism=fsdp, or ddp."),
     Conflict(MODE, "precision=fp16", ": numbers would overflow on one rank alone", "Choose precision=bf16."),
     Conflict(MODE, "precision=fp8", " yet", "Choose precision=bf16."),
     Conflict(MODE, "compile=true", " yet", "Leave compile out."),
     Conflict(MODE, "model.attention=flex_attention", ", which is compiled", "Choose sdpa."),
-    Conflict(MODE, "optim.in_backward=true", ", which adds up micro-batches", "Leave optim.in_backward out."),
     Conflict(MODE, "eval.precision=fp16,bf16", " yet", "Leave eval.precision out."),
 )
 
