@@ -51,7 +51,7 @@ def test_the_reading_of_a_batch_is_seen():
         yield
 
     batches = []
-    with played_private.observed_loading(loading, batches.append):
+    with played_private.observed_loading(loading, lambda _, batch: batches.append(batch)):
         assert len(list(DataLoader(range(4), batch_size=2))) == 2
     assert len(reads) == 3, "the last finds the end"
     assert [each.tolist() for each in batches] == [[0, 1], [2, 3]]
@@ -66,3 +66,17 @@ def test_a_process_may_run_here():
             each.join()
             assert not each.is_alive()
     assert ran == [1]
+
+
+def test_an_iterator_tells_its_dataset_and_reads_the_same_rows_from_then_on():
+    iterator = iter(torch.utils.data.DataLoader(list(range(10)), batch_size=4))
+    assert played_private.dataset_of(iterator) == (list(range(10)), 4)
+    assert played_private.fetched(iterator, [9, 1]).tolist() == [9, 1]
+    played_private.read_always(iterator, [7, 8])
+    assert [next(iterator).tolist() for _ in range(5)] == [[7, 8]] * 5
+    assert played_private.dataset_of(iter(torch.utils.data.DataLoader(Stream()))) is None
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(3))

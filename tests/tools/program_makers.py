@@ -75,6 +75,26 @@ def nanochat(folder: Path) -> None:
         )
 
 
+def text_file(*names: str) -> Callable[[Path], None]:
+    """Files of plain lines."""
+
+    def make(folder: Path) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            source = random.Random(name)
+            (folder / name).write_text("O God, O God!\n" + "\n".join(data.text(source) for _ in range(200)))
+
+    return make
+
+
+def similar(folder: Path) -> None:
+    """The sentence pairs of sentence-transformers/stsb."""
+    made = data.rows(
+        lambda source: {"sentence1": data.text(source, 2), "sentence2": data.text(source, 2), "score": 0.5}
+    )
+    data.dataset(folder / "sentence-transformers" / "stsb", made, ("train", "validation", "test"))
+
+
 def preference(source: random.Random) -> dict:
     prompt = [{"role": "user", "content": data.text(source, 3)}]
     return {"prompt": prompt} | {
@@ -129,4 +149,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "plain": plain,
     "data/letters": letters,
     "nanochat_base": nanochat,
+    "input.txt": text_file("input.txt"),
+    "wikitext": text_file(*(f"wikitext/{split}.txt" for split in ("train", "valid", "test"))),
+    "sentence-transformers/stsb": similar,
 }

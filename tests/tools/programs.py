@@ -23,6 +23,7 @@ from typing import Any
 from checkout import ROOT
 
 from program_cases import CASES, Case
+from program_cases_further import FURTHER
 from program_makers import MAKERS
 
 GPU = "a100_80gb"
@@ -115,7 +116,7 @@ def table(work: Path) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     differences = []
-    for case in CASES:
+    for case in [*CASES, *FURTHER]:
         files = {does: work / "results" / f"{case.name}.{does}.json" for does in DOES}
         results = {does: json.loads(file.read_text()) for does, file in files.items() if file.exists()}
         measured, predicted, _ = peaks(results)
@@ -146,7 +147,7 @@ def main() -> int:
     asked = parser.parse_args()
     only = set(filter(None, asked.only.split(",")))
     (asked.work / "results").mkdir(parents=True, exist_ok=True)
-    for case in CASES:
+    for case in [*CASES, *FURTHER]:
         for does in asked.do.split(","):
             if only and case.name not in only or not does:
                 continue

@@ -36,7 +36,7 @@ held back. Exit code 0 when it fits, 3 when it does not (or is above --budget), 
 
 def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
-    asked = _parser().parse_args(argv)
+    asked = parsed(_parser(), argv)
     asked.batches |= asked.batch_flag is not None
     try:
         return _checked(asked, argv[: len(argv) - len(asked.program)])
@@ -55,8 +55,16 @@ def parser_of(name: str, doc: str | None, usage: str, examples: str) -> argparse
     add("--seconds", type=float, default=check.SECONDS, help="the most that the script may take (%(default)g)")
     add("--offline", action="store_true", help="the script downloads nothing")
     add("--json", action="store_true", help="print the figures as JSON, and nothing else")
+    add("-m", dest="module", nargs=argparse.REMAINDER, default=[], help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """What was typed. `-m module` without python in front of it is a program, too."""
+    asked = parser.parse_args(argv)
+    asked.program = ["-m", *asked.module] * bool(asked.module) or asked.program
+    return asked
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from legroom import invocation
-from legroom.cli.check import Progress, parser_of, tail_of
+from legroom.cli.check import Progress, parsed, parser_of, tail_of
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, measure, process
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     add("--steps", type=int, default=measure.STEPS, help="optimizer steps, at least 2 (%(default)d)")
     add("--no-prediction", action="store_true", help="do not run `check` beside it")
     add("--share", type=invocation.path, metavar="FILE", help="write the figures to a file that may be given to others")
-    asked = parser.parse_args(argv)
+    asked = parsed(parser, argv)
     try:
         if asked.steps < 2:
             raise Refusal(f"--steps {asked.steps}: it takes two steps until one is like every later one.")

@@ -92,7 +92,9 @@ class StepEstimate:
             f"{self.verdict} on {self.device_name}: {abs(self.left_bytes) / MIB:,.0f} MiB {left}, of "
             f"{self.capacity_bytes / MIB:,.0f}; 'fits' keeps {self.kept_bytes / MIB:,.0f} free",
             f"  device {self.device_used_bytes / MIB:,.0f} MiB, reserved {self.reserved_bytes / MIB:,.0f}, allocated "
-            f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f} ({self.peak_phase})",
+            f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f}"
+            + f" ({self.peak_phase})"
+            * bool(self.peak_phase),
             "  " + ", ".join(f"{name} {self.parts[part] / MIB:,.0f}" for name, part in PARTS) + " MiB",
             f"  step {self._step_text()}, bound by {self.bound_by}",
             *(f"  note: {note}" for note in self.notes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -23,19 +24,37 @@ def _answer(value: Any, *_: Any, **__: Any) -> Any:
 
 
 @contextlib.contextmanager
-def observed_loading(loading: Callable[[], Any], seen: Callable[[Any], None] = lambda _: None) -> Iterator[None]:
-    """Inside, every batch is read in the context `loading()`, and passed to `seen`. Iterators of a DataLoader have no
-    public class."""
+def observed_loading(loading: Callable[[], Any], seen: Callable[[Any, Any], None] = lambda *_: None) -> Iterator[None]:
+    """Inside, every batch is read in the context `loading()`, and passed to `seen` with its iterator. Iterators of a
+    DataLoader have no public class."""
     read = dataloader._BaseDataLoaderIter.__next__
 
     def observed(iterator: Any) -> Any:
         with loading():
             batch = read(iterator)
-            seen(batch)
+            seen(iterator, batch)
         return batch
 
     with patched(dataloader._BaseDataLoaderIter, __next__=observed):
         yield
+
+
+def dataset_of(iterator: Any) -> tuple[Any, int] | None:
+    """The dataset of a DataLoader's iterator and the rows of its next batch, which is left out; None for a dataset
+    without indices, and at its end."""
+    indexed = iterator._auto_collation and iterator._dataset_kind == dataloader._DatasetKind.Map
+    batch = next(iterator._sampler_iter, None) if indexed else None
+    return (iterator._dataset, len(batch)) if batch else None
+
+
+def fetched(iterator: Any, rows: list[int]) -> Any:
+    """The batch of these rows of a DataLoader's iterator without processes of its own."""
+    return iterator._dataset_fetcher.fetch(rows)
+
+
+def read_always(iterator: Any, rows: list[int]) -> None:
+    """From now on the iterator reads the same rows."""
+    iterator._sampler_iter = itertools.repeat(rows)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,16 @@ def test_the_bytes_of_a_run_are_those_that_are_predicted():
         assert predicted[f"{part}_bytes"] == real[f"{part}_bytes"], part
 
 
+def test_a_process_that_a_script_spawns_is_measured_here():
+    watch = Watch(measured.OBSERVED)
+    with watch.watching(), measured.observe({}, watch) as finish:
+        with pytest.raises(Enough):
+            torch.multiprocessing.spawn(lambda rank, watch: train(watch), (watch,))
+        assert finish()["peak_tensor_bytes"]
+        with pytest.raises(Refusal, match="starts 2 processes, and one is measured"):
+            torch.multiprocessing.spawn(train, (watch,), nprocs=2)
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -71,6 +71,8 @@ def test_what_else_a_package_has_is_refused_in_words():
     with pytest.raises(ImportError) as found:
         exec("from xformers.ops import SwiGLU")
     assert played_packages.lacking(found.value).startswith("xformers is installed on machines with a GPU alone.")
+    unset = OSError("CUDA_HOME environment variable is not set. Please set it to your CUDA install root.")
+    assert played_packages.lacking(unset).startswith("CUDA's compiler is installed on machines with a GPU alone.")
     with pytest.raises(ImportError) as found:
         exec("from pathlib import flash_attn")
     assert not played_packages.lacking(found.value)

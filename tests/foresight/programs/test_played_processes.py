@@ -55,6 +55,12 @@ def test_another_number_of_ranks_is_refused_with_what_to_type(tmp_path, started,
         play(tmp_path, TRAIN + started, asked, ranks=ranks)
 
 
+def test_a_process_that_gets_a_number_is_no_rank(tmp_path):
+    text = TRAIN + "q = mp.SimpleQueue()\nmp.get_context('fork').Process(target=q.put, args=(5,)).start()\n"
+    found = play(tmp_path, text + "assert q.get() == 5\n" + RANKS + STARTED)
+    assert [note for note in found.notes if note == "rank is taken to train, and runs in the script's own process."]
+
+
 def test_a_process_that_does_not_train_is_started(tmp_path):
     text = TRAIN + "child = mp.get_context('fork').Process(target=print)\nchild.start()\nchild.join()\n"
     assert play(tmp_path, text + "assert child.exitcode == 0\n" + SPAWN).verdict == "fits"

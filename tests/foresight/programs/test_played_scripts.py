@@ -184,6 +184,17 @@ def test_an_empty_cache_is_given_back_where_the_script_does(tmp_path):
     assert kept.tensor_bytes == empty.tensor_bytes < 64 * MIB, "the peak of tensors is that of a step"
 
 
+def test_bare_parameters_are_weights_and_a_script_that_stays_on_the_host_is_told(tmp_path):
+    bare = "w = nn.Parameter(torch.randn(256, 256, device='cuda'))\n"
+    text = bare + loop().replace("model.parameters()", "[w]").replace("model(x)", "(x @ w)")
+    text = "import torch, torch.nn as nn\n" + text
+    assert play(tmp_path, text).parts["parameters"] == 4 * 256 * 256
+    found = play(tmp_path, loop(moved="").replace(".to(device)", ""))
+    assert found.peak_phase is None and any(
+        note.startswith("nothing of the step is on the GPU") for note in found.notes
+    )
+
+
 def test_weights_take_no_memory_here(tmp_path):
     """40 GB of fp32 weights, built on the host and moved."""
     text = loop().replace("256, 1024", "256, 20_000_000").replace("1024, 256", "20_000_000, 256")

@@ -1,13 +1,15 @@
 """What stands behind `legroom check` and `legroom measure`, as a program."""
 
 import os
+import runpy
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser
 
+from legroom.cli import check
 from legroom.errors import Refusal
-from legroom.foresight.programs import command
+from legroom.foresight.programs import child, command
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,8 @@ def test_rank_0_is_told_what_torchrun_tells_it():
         ("", "no script is named"),
         ("--", "no script is named"),
         ("missing.py", "no such file"),
-        ("missing", "no command of that name"),
+        ("missing", "no such command"),
+        ("train", "Did you mean train.py"),
         ("run.sh", "not Python"),
         ("book.ipynb", "notebook"),
         ("package", "__main__"),
@@ -107,3 +110,24 @@ def test_trl_that_is_not_installed_is_no_missing_script(monkeypatch):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Refusal, match="trl is not installed"):
         command.parse(["trl", "sft"])
+
+
+@pytest.mark.parametrize(
+    "typed, program", [("--gpu t -m pkg --json 1", "-m pkg --json 1"), ("--gpu t train.py -m 3", "train.py -m 3")]
+)
+def test_a_module_needs_no_python_in_front_of_it(typed, program):
+    parser = check.parser_of("check", None, "", "")
+    parser.add_argument("--gpu")
+    assert check.parsed(parser, typed.split()).program == program.split()
+    assert command.parse(["-m", "torch", "1"]).argv == ["1"]
+
+
+def test_an_error_of_syntax_is_shown_as_the_scripts(tmp_path, capsys):
+    (tmp_path / "script.py").write_text("x = (")
+    with pytest.raises(SyntaxError) as found:
+        runpy.run_path(str(tmp_path / "script.py"))
+    child._show(found.value.with_traceback(found.tb.tb_next))  # below this test
+    shown = capsys.readouterr().err
+    assert (
+        "script.py" in shown and "runpy" not in shown and shown.rstrip().endswith("SyntaxError: '(' was never closed")
+    )

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
-from legroom.errors import Refusal
 from legroom.foresight import user_step
 
 
@@ -53,18 +52,20 @@ class CalledModules:
         self._depth = max(0, self._depth - 1)
 
     def model(self, optimizers: list[torch.optim.Optimizer]) -> nn.Module:
-        """The called modules as one, with all that the optimizers train. Raises Refusal where none has a weight."""
+        """The called modules as one, with all that the optimizers train, bare parameters too."""
         trained = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
         called = [module for root in self._roots.values() if (module := root()) is not None]
         found = [module for module in called if next(module.parameters(), None) is not None]
         covered = {id(weight) for module in found for weight in module.parameters()}
         if not trained <= covered:  # parameters of modules whose forward method was called by itself
-            for module in (each for each in gc.get_objects() if isinstance(each, nn.Module)):
+            for module in (each for each in gc.get_objects() if issubclass(type(each), nn.Module)):
                 own = {id(weight) for weight in module.parameters(recurse=False)}
                 if own & trained - covered:
                     found.append(module)
                     covered |= own
-        if not found:
-            raise Refusal("the optimizer's step was followed, and no module has a parameter.")
+        weights = (weight for each in optimizers for group in each.param_groups for weight in group["params"])
+        bare = [weight for weight in weights if id(weight) not in covered]
+        if bare:
+            found.append(nn.ParameterList(bare))
         inner = {id(below) for one in found for below in list(one.modules())[1:]}
         return user_step.model_of([one for one in found if id(one) not in inner])

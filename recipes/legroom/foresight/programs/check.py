@@ -45,7 +45,8 @@ class Settings:
     """margin: what 'fits' keeps free, as a share. strict: a number that nobody computed decides nothing. ranks: of the
     training; None: as many as the command line's launcher starts. seconds: that the script may take. offline: nothing
     is downloaded. changes: in the script while it runs, as played_levers.py knows them; None: it is not looked at.
-    page: whether a page will show the step. budget: bytes of device memory above which nothing 'fits'."""
+    page: whether a page will show the step. budget: bytes of device memory above which nothing 'fits'.
+    longest: further steps are on the script's longest rows."""
 
     margin: float = MARGIN
     strict: bool = False
@@ -55,6 +56,7 @@ class Settings:
     changes: Mapping[str, Any] | None = None
     page: bool = False
     budget: float = math.inf
+    longest: bool = True
 
 
 def check(
@@ -104,7 +106,7 @@ def followed(
 
 def _one(program: Program, gpus: dict[str, Gpu], settings: Settings, on_message: Callable) -> Checked:
     options = {"gpus": gpus, "margin": settings.margin, "strict": settings.strict, "ranks": program.ranks or 1}
-    options |= {"changes": settings.changes, "page": settings.page}
+    options |= {"changes": settings.changes, "page": settings.page, "longest": settings.longest}
     limits = process.Limits(seconds=settings.seconds)
     steps = STEPS + (options["ranks"] > 1)  # DDP orders its buckets anew in the second
     asked = process.Asked(program, OBSERVER, options, steps, limits, settings.offline)

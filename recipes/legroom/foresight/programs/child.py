@@ -133,4 +133,5 @@ def _show(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and not places.is_own(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace or error.__traceback__)
+    whole = None if isinstance(error, SyntaxError) else error.__traceback__  # of the script's file, which did not run
+    traceback.print_exception(type(error), error, trace or whole)

@@ -78,8 +78,8 @@ def parse(line: list[str]) -> Program:
 def _started_by(line: list[str]) -> dict[str, Any]:
     """Fields of a Program."""
     first, rest = Path(line[0]).name, line[1:]
-    if PYTHON.match(first):
-        return _python(rest)
+    if PYTHON.match(first) or first == "-m":
+        return _python(line if first == "-m" else rest)
     if first in ("torchrun", "torch.distributed.run"):
         return _torchrun(rest)
     if first == "accelerate":
@@ -173,7 +173,8 @@ def _console_script(name: str, argv: list[str]) -> dict[str, Any]:
         return {"kind": FUNCTION, "target": entry.value.partition(" ")[0], "argv": list(argv)}
     path = shutil.which(name)
     if path is None:
-        raise Refusal(f"{name}: there is no such file in {os.getcwd()}, and no command of that name is installed.")
+        hint = f" Did you mean {name}.py?" if Path(f"{name}.py").exists() else ""
+        raise Refusal(f"{name}: there is no such file in {os.getcwd()}, and no such command is installed.{hint}")
     return _file(path, argv) or {}
 
 

@@ -103,7 +103,7 @@ def predicted(program: Program, found: dict[str, Any], settings: check.Settings)
     if found["device"] == "cpu":
         made, _ = check.on_cpu(program, settings)
         return {name: made.get(name) for name in COMPARED}
-    (run,) = check.followed(program, {"auto": gpu_of("auto")}, settings)
+    (run,) = check.followed(program, {"auto": gpu_of("auto")}, dataclasses.replace(settings, longest=False))
     if not run.estimates:
         raise Refusal(run.why)
     estimate = run.estimates["auto"]

@@ -12,6 +12,7 @@ import torch
 
 from legroom.foresight import user_step
 from legroom.foresight.programs.called import CalledModules, NoOptimizer
+from legroom.foresight.programs.played_processes import spawning_here
 from legroom.foresight.programs.steps import Watch
 from legroom.measure import device_memory
 from legroom.measure.memory_ledger import MemoryLedger
@@ -55,7 +56,8 @@ class _Measured:
         torch.compiler.set_stance("force_eager")  # the log does not see allocations of compiled code
         self._mode.enter_context(OpObserverMode(self))
         try:
-            yield
+            with spawning_here(0):
+                yield
         finally:
             self._mode.close()
             self.called.remove()

@@ -36,17 +36,21 @@ class PlayedDevice(FakeDevice):
     unknown_leaves = True
     is_loading = False
     lengths: frozenset[int] = frozenset()  # of the rows that were read
+    reads: Any = None  # the iterator that has read the last batch
 
     def loading(self) -> contextlib.AbstractContextManager:
         return patched(self, is_loading=True)
 
-    def read(self, batch: Any) -> None:
+    def read(self, iterator: Any, batch: Any) -> None:
         """Note how long the rows of a batch are: its largest integer tensor of two dimensions."""
+        self.reads = iterator
         found = tensors_in([getattr(batch, "data", batch)])  # BatchEncoding is no dictionary
         lengths = [one.shape[1] for one in found if one.dim() == 2 and not (one.is_nested or one.is_floating_point())]
         self.lengths |= {max(lengths)} if lengths else frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.device != CPU and str((kwargs or {}).get("device", "")).startswith("cuda"):  # of code below the modes
+            kwargs = kwargs | {"device": self.device}
         with torch_private.without_functions():  # a mode of functions may be active: in the backward pass it is
             if self.is_loading and self.device != CPU and not any(map(is_fake, tensors_in((args, kwargs)))):
                 with self.observed_by(None):

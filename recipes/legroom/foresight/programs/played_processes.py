@@ -17,31 +17,42 @@ from legroom.third_party.patching import patched
 
 @contextlib.contextmanager
 def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
-    """Inside, torch.multiprocessing.spawn calls its function as rank 0 does, and so does a Process that gets a rank or
-    a module; of several the first. Others are started as they are. ranks: that are followed."""
-
-    def spawn(fn: Callable, args: tuple = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
-        if ranks % nprocs:
-            raise Refusal(f"torch.multiprocessing.spawn starts {nprocs} processes, {_to_type(nprocs, ranks)}")
-        fn(0, *args)
-        return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[])
+    """Inside, torch.multiprocessing.spawn calls its function here, and so does a Process that gets a rank or a module;
+    of several the first. Others are started as they are. ranks: that are followed."""
 
     started: list[Any] = []
 
     def runs_here(target: Any, args: tuple) -> bool:
         """Whether a Process trains; it runs here if it is the first."""
-        is_rank = bool(args) and type(args[0]) is int
+        is_rank = bool(args) and type(args[0]) is int and (not args[0] or bool(started))  # ranks begin with 0
         if not callable(target) or not (is_rank or any(isinstance(one, torch.nn.Module) for one in args)):
             return False
         started.append(target)
+        if len(started) == 1:
+            note(f"{getattr(target, '__name__', target)} is taken to train, and runs in the script's own process.")
         if len(started) > 1 and ranks == 1:
             note("the first process that the script starts is followed; the memory of its others is not counted.")
         return True
 
     with (
-        patched(multiprocessing, spawn=spawn, start_processes=spawn),
+        spawning_here(ranks),
         played_private.processes_here(runs_here, lambda: len(started) == 1),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def spawning_here(ranks: int) -> Iterator[None]:
+    """Inside, torch.multiprocessing.spawn calls its function in this process, as rank 0. ranks: that are followed; 0:
+    the script really runs, and only one process that it starts."""
+
+    def spawn(fn: Callable, args: tuple = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+        if max(ranks, 1) % nprocs:
+            raise Refusal(f"torch.multiprocessing.spawn starts {nprocs} processes, {_to_type(nprocs, ranks)}")
+        fn(0, *args)
+        return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[])
+
+    with patched(multiprocessing, spawn=spawn, start_processes=spawn):
         yield
 
 
@@ -52,4 +63,6 @@ def check_world_size(asked: int, ranks: int) -> None:
 
 
 def _to_type(asked: int, ranks: int) -> str:
+    if not ranks:
+        return "and one is measured. Have the script start one."
     return f"and {ranks} {'is' if ranks == 1 else 'are'} followed. Type --gpus {asked} before the script's name."

@@ -12,7 +12,8 @@ from typing import Any
 
 from legroom.config import Gpu
 from legroom.foresight import prediction, user_step
-from legroom.foresight.programs import played_cuda, played_device, played_levers, played_ranks
+from legroom.foresight.programs import longest_rows, played_cuda, played_device, played_levers, played_ranks
+from legroom.foresight.programs.longest_rows import LongestRows
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
@@ -25,9 +26,9 @@ from legroom.measure.timeline import timeline
 def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict[str, Any]]]:
     """Inside, the script runs on the played GPU. The value returns what was found: `estimates`, of each GPU.
 
-    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks, changes (played_levers.py; None: the
-    script is left as it is, and what it trains with is not looked at), and page: whether `steps` is found, too. watch:
-    stops the script; its limit is the number of steps.
+    options: gpus (name -> Gpu, all of the same rules), margin, strict, ranks, longest (whether further steps are on the
+    longest rows), changes (played_levers.py; None: the script is left as it is, and what it trains with is not looked
+    at), and page: whether `steps` is found, too. watch: stops the script; its limit is the number of steps.
     """
     gpus: dict[str, Gpu] = options["gpus"]
     gpu = next(iter(gpus.values()))
@@ -40,16 +41,23 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
     found: dict[str, Any] = {}
     changes, facts = options.get("changes"), dict[str, Any]()
 
+    longest = LongestRows(fake, options.get("longest", False))
+
     def ended(optimizers: list) -> None:
-        if len(fake.lengths) > 1:
-            few, many = min(fake.lengths), max(fake.lengths)
-            note = f"the batches that were read have rows of {few} to {many} tokens; longer rows take more."
-            fake.warnings[note] = None
+        usual, pages = found.get("estimates"), found.get("steps", {})
+        if usual is None and longest.follow_next():
+            watch.limit = (watch.limit or 0) + longest_rows.STEPS
+        if not followed.trace.ledger.parts()["peak_tensor_bytes"]:
+            fake.warnings["nothing of the step is on the GPU: the script does not move its model there."] = None
         found["estimates"] = {name: _estimate(followed, one, options["margin"], ranks) for name, one in gpus.items()}
         if options.get("page"):
             found["steps"] = _steps(followed, gpus, ranks)
         if changes is not None:
             found["facts"] = facts | {"optimizers": played_levers.optimizers_seen(optimizers)}
+        for name, figures in (usual or {}).items():  # this step was on the longest rows
+            found["estimates"][name] |= {figure: figures[figure] for figure in longest_rows.OF_A_USUAL_STEP}
+        for name in pages:
+            found["steps"][name] = pages[name] | {"timeline": found["steps"][name]["timeline"]}
 
     decisions = Decisions(fake, options.get("strict", False))
     with (
