@@ -132,6 +132,13 @@ def test_the_bubble_is_in_the_time(tmp_path, schedule, waits):
     )
 
 
+def test_an_evaluation_ends_its_autocast(tmp_path):
+    cfg, _, problems = compose("recipe=estimate", "gpu=l4_24gb", *ROWS, *RANKS, "precision=bf16")
+    assert not problems
+    simulation.simulate_step(cfg, str(tmp_path), prediction.allocator_bytes(cfg), draw_lengths=True)
+    assert not torch.is_autocast_enabled("privateuseone")
+
+
 def test_the_fullest_rank_is_named(tmp_path):
     """The first, which has most micro-batches at a time; with many words the last, which has their logits."""
     words = [word for word in GPU if "vocab" not in word and "layers" not in word] + ["model.layers=4"]

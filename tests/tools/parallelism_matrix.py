@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,8 @@ from checkout import ROOT
 from markdown_table import markdown
 from random_runs import Runs
 
-from legroom import paths
-from legroom.foresight.search import space
+from legroom.foresight.search import plan, request, runner, space
 from legroom.jobs import fork_client
-from legroom.options import compose
 from legroom.records import checkpoint_files
 from legroom.records.record import Record
 
@@ -175,18 +174,27 @@ def apart(losses: list, expected: list) -> str:
     return f"{YES if error <= CLOSE else 'no'} ({error:.0e})"
 
 
+class _AtOnce:
+    """An executor that runs each call at once, in this process."""
+
+    def submit(self, function: Any, *args: Any) -> Future:
+        future: Future = Future()
+        future.set_result(function(*args))
+        return future
+
+
 def in_fit(mode: str) -> str:
-    """Whether fit searches a mode, with the adapter beside it."""
+    """Whether fit finds a step with a mode that is typed, with the adapter beside it."""
     option, *more = mode.split()
-    strategy = next((word.partition("=")[2] for word in more if ".strategy=" in word), "")
-    if f"{option} {strategy}".strip() not in space.MODES:
-        return f"no: fit searches {', '.join(space.MODES)}"
-    base = [word for word in BASE if not word.startswith(("model=", "device="))]
-    words = [*base, "model=llama_tiny", "recipe=estimate", f"parallelism={option}", *more, "gpu=l4_24gb"]
-    if any("model=" in word for word in more):
-        words.remove("model=llama_tiny")
-    problems = compose.compose(paths.CONF, *words)[2]
-    return f"refused: {' '.join(problems)}" if problems else YES
+    words = [f"parallelism={option}", *(more or ["parallelism.num_processes=2"]), "gpu=l4_24gb"]
+    typed = {word.partition("=")[0] for word in words}
+    base = [word for word in BASE if word.partition("=")[0] not in typed | {"device", "batch.per_device"}]
+    kept = [lever for lever in space.DIMENSIONS if lever != space.BATCH and not lever.startswith("parallelism")]
+    search, problems = plan.plan([*base, *words], request.Options(top=1, keep=tuple(kept)))
+    if search is None:
+        return f"refused: {' '.join(map(str, problems))}"
+    result = runner.run(search, 1, _AtOnce())  # type: ignore[arg-type]
+    return YES if result.fits else f"no: {' '.join(result.refused) or 'nothing fits'}"
 
 
 def page(rows: Iterable[Row]) -> str:
@@ -210,7 +218,9 @@ for: [several GPUs](../parallelism.md).
 Trains: {STEPS} steps. Equals one process: the largest relative difference of a loss from one process with the same
 effective batch; yes up to {CLOSE:.0e}. Resumes: from step {SAVED_STEP}, with the losses of the run that was left alone.
 On one process: its checkpoint goes on without ranks; yes up to {CLOSE:.0e}. Ledger = estimate: the predicted peak of
-rank 0, of a pipeline the fullest, against the counted one; yes up to {SAME_BYTES:.1%}.
+rank 0, of a pipeline the fullest, against the counted one; yes up to {SAME_BYTES:.1%}. In fit: `fit` finds a step for
+the typed mode on L4s; untyped it searches {", ".join(space.MODES)},
+and with `fit.allow` also {", ".join(space.MORE_MODES)}.
 
 {table}
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.config import Config
-from legroom.levers.parallelism import pipeline_rules
 
 
 def simulated_ranks(cfg: Config) -> list[int]:
@@ -21,14 +20,12 @@ def simulated_ranks(cfg: Config) -> list[int]:
 
 
 def of(cfg: Config, steps: Sequence[Any]) -> Any:
-    """The `SimulatedStep` of a job from those of `simulated_ranks`: the memory of the fullest, the operations of the
-    one that computes most, and for how long that waits for the others."""
+    """The `SimulatedStep` of a job from those of `simulated_ranks`: the memory of the fullest, the operations of
+    the one that computes most."""
     if len(steps) == 1:
         return steps[0]
     fullest = max(steps, key=lambda step: (_needed(step), step.parts["peak_tensor_bytes"]))
     slowest = max(steps, key=lambda step: step.model_flops or 0)
-    share, ranks = pipeline_rules.idle_share(cfg), cfg.parallelism.stages
-    slowest.tally.idle = share / (1 - share)
     first, *between, last = steps
     flops = None
     if all(step.model_flops is not None for step in steps):
@@ -42,7 +39,7 @@ def of(cfg: Config, steps: Sequence[Any]) -> Any:
     return replace(
         fullest,
         tally=slowest.tally,
-        model_flops=None if flops is None else round(flops / ranks),
+        model_flops=None if flops is None else round(flops / cfg.parallelism.stages),
         warnings=[*fullest.warnings, said],
     )
 

@@ -30,6 +30,7 @@ from legroom.foresight.memory import allocator
 from legroom.foresight.memory.settings import UNLIMITED, Settings, settings_from
 from legroom.foresight.speed.operations import Tally
 from legroom.foresight.uneven_lengths import DrawnSteps, FirstSteps, UnevenLengths
+from legroom.levers.parallelism import pipeline_rules
 from legroom.machine import host
 from legroom.models import architectures, quantized
 from legroom.parallelism import fsdp, pipeline
@@ -104,9 +105,9 @@ def simulate_step(
     With compile=true it is the step as written, and a warning says so.
     Raises Refusal as a training would, and UnknownOperation.
     """
-    settings = (folder, capacity_bytes, record_origins, draw_lengths, build_data)
-    ranks = fullest_rank.simulated_ranks(cfg)
-    written = fullest_rank.of(cfg, [_simulate(cfg.as_written(), rank, *settings) for rank in ranks])
+    written = fullest_rank.of(
+        cfg, simulate_ranks(cfg.as_written(), folder, capacity_bytes, record_origins, draw_lengths, build_data)
+    )
     if not cfg.compile:
         return written
     checkpointed = cfg.checkpointing.name != "none"
@@ -117,14 +118,19 @@ def simulate_step(
     )
 
 
+def simulate_ranks(cfg: Config, *settings: Any) -> list[SimulatedStep]:
+    """`simulate_step` of each rank that an estimate looks at, of a configuration that is not compiled."""
+    return [_simulate(cfg, rank, *settings) for rank in fullest_rank.simulated_ranks(cfg)]
+
+
 def _simulate(
     cfg: Config,
     rank: int,
     folder: str,
-    capacity_bytes: int,
-    record_origins: bool,
-    draw_lengths: bool,
-    build_data: Callable[..., Data] | None,
+    capacity_bytes: int = UNLIMITED,
+    record_origins: bool = False,
+    draw_lengths: bool = False,
+    build_data: Callable[..., Data] | None = None,
 ) -> SimulatedStep:
     """`simulate_step` of one rank of a configuration that is not compiled."""
     gpu = host.gpu(cfg)
@@ -190,8 +196,14 @@ def _tally_of_mode(cfg: Config, loop: setup.Loop, tally: Tally, micro_batches: i
     """The operations of a step with those that such a mode adds, and whether it computes while it sends."""
     if isinstance(loop.model, Replicas):
         loop.model.add_transfers(tally, micro_batches)
-    tally.waits = cfg.parallelism.waits
+    tally.waits, tally.idle = cfg.parallelism.waits, _idle(cfg)
     return tally
+
+
+def _idle(cfg: Config) -> float:
+    """For how long a rank of a pipeline waits for others, as a share of its own passes."""
+    share = pipeline_rules.idle_share(cfg)
+    return share / (1 - share)
 
 
 def _too_few(samples: int, asked: int) -> list[str]:

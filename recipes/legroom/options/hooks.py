@@ -67,6 +67,7 @@ class Dimension:
     options that are `alike`: those that compute the same as the chosen one, itself among them. not_tried: why fit
     leaves the chosen option of a configuration out. also: key -> value that fit sets with a value of this dimension.
     refuses_others: some of its values go with few values of other dimensions, which is checked pair by pair.
+    asked: values that are tried only where `fit.allow` names them.
     has_effect: whether the value makes a difference, by the mode of parallelism and the batch of a configuration;
     where it makes none, the first value alone is tried. A first value of None leaves the key as it is.
     """
@@ -79,6 +80,7 @@ class Dimension:
     not_tried: Callable[[Config], str | None] | None = None
     also: Callable[[Config, Any], dict[str, Any]] | None = None
     refuses_others: bool = False
+    asked: tuple[Any, ...] = ()
     has_effect: Callable[[Config], bool] | None = None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -113,14 +113,14 @@ class Pipeline:
             for name, module in before.items():
                 self.model.set_submodule(name, module)
 
-    def _run(self, part: int, given: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """A part's hidden states (B, T, D), or its loss (). Through the model's call, which runs its hooks."""
+    def _run(self, part: int, given: Tensor, batch: dict[str, Tensor], call: Callable[..., Tensor]) -> Tensor:
+        """A part's hidden states (B, T, D), or its loss (). call: the model's, which runs its hooks; or inside it."""
         self.running = part
         if part:
             self.received[part].hidden = given
         try:
             with self._only(part):
-                return self.model(**batch)
+                return call(**batch)
         finally:
             self.running = None
             if part:
@@ -143,9 +143,10 @@ class Pipeline:
             if part:
                 given = torch.empty(shape, dtype=self.dtype, device=device)
                 dist.recv(given, self._owner(part - 1), group=self.group)
-            given = self._run(part, given, batch)
+            # Not the model's call, in which this is: the autocast around both is one object, and would not end.
+            given = self._run(part, given, batch, lambda **rows: self._forward(rows))
             if part < self.count - 1:
-                dist.send(given.contiguous(), self._owner(part + 1), group=self.group)
+                dist.send(given.to(self.dtype).contiguous(), self._owner(part + 1), group=self.group)
         loss = given.float() if self.has_last else torch.zeros((), device=device)
         dist.broadcast(loss, self._owner(self.count - 1), group=self.group)
         return CausalLMOutput(loss=loss)  # pyright: ignore[reportArgumentType]  # any float tensor
@@ -187,7 +188,7 @@ class Pipeline:
         hidden = torch.empty(*rows, self.width, dtype=self.dtype, device="meta", requires_grad=True)
         given = hidden if part else torch.empty(rows, dtype=ids.dtype, device="meta")
         made = hidden if part < self.count - 1 else torch.empty((), device="meta", requires_grad=True)
-        run = Part(functools.partial(self._run, part))
+        run = Part(functools.partial(self._run, part, call=self.model))
         return torch_distributed_private.pipeline_stage(run, part, self.count, ids.device, given, made, self.group)
 
     def _sum_gradients(self, replicas: int) -> None:

@@ -32,7 +32,7 @@ ALL = ("precision", "optim", "adapter")
         ("fit.keep=[optm]", "Did you mean optim?"),
         (
             "fit.allow=[loss]",
-            "Searched when they are allowed are precision, optim, optim.in_backward, adapter.",
+            "Searched when they are allowed are precision, optim, optim.in_backward, adapter, pipeline, zero, fsdp_tp.",
         ),
         ("fit.top=0", "1 or more"),
         ("fit.measure=3", "there is no such key"),
@@ -149,11 +149,11 @@ def test_an_optimizer_step_inside_the_backward_pass_is_found():
 
 
 def test_what_is_typed_or_kept_is_pinned():
-    of_gpus = ("parallelism", "parallelism.experts", "parallelism.context", "parallelism.sync_each_batch")
+    of_gpus = {key for key in space.DIMENSIONS if key.startswith("parallelism")}
     words = ["optim=adamw", "optim.beta1=0.8", "model.attention=eager", "accumulation=x4", "loss=standard"]
     search = planned(*words, keep=("precision",))
     assert list(search.values) == ["checkpointing"]
-    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing", *of_gpus}
+    assert set(search.pinned) == set(space.DIMENSIONS) - {"checkpointing"} - of_gpus
     assert search.pinned["precision"] == "precision=fp32" and search.effective == 16
 
 

@@ -114,6 +114,55 @@ def test_ranks_that_share_out_experts_are_searched_where_there_are_some():
     assert typed.pinned["parallelism.experts"] == "parallelism.experts=2"
 
 
+def test_other_modes_are_searched_where_they_are_asked_for():
+    """Each with how many ranks share out its layers, and with what ZeRO shares out."""
+    assert not {"parallelism.stage", "parallelism.stages"} & planned("batch.effective=8", gpus=4).values.keys()
+    search = planned("batch.effective=8", gpus=4, allow=("pipeline", "zero"), keep=("precision", "loss", "optim"))
+    assert search.values["parallelism"] == [*space.MODES, "pipeline", "zero"]
+    two = {"batch.per_device": 2}
+    choices = [{"parallelism": "pipeline", "parallelism.stages": count} for count in (None, 4)]
+    choices += [{"parallelism": "zero", "parallelism.stage": stage} for stage in (None, 1, 3)]
+    for chosen in choices:
+        assert search.possible(two | chosen)
+        composed, _, problems = space.compose_estimate(*search.overrides_of(two | chosen))
+        assert not problems and asdict(search.config(two | chosen)) == asdict(composed)
+    assert "parallelism=pipeline parallelism.num_processes=4 parallelism.stages=4" in search.command(choices[1])
+    for wrong in (
+        {"parallelism": "pipeline", "parallelism.stages": 8},
+        {"parallelism": "fsdp", "parallelism.stages": 4},
+        {"parallelism": "pipeline", "parallelism.stage": 3},
+        {"parallelism": "zero", "parallelism.stage": 3, "checkpointing": "selective"},
+    ):
+        assert not search.possible(two | wrong)
+    assert [line for line in search.left_out if "parallelism.stages=8" in line][0].startswith("parallelism=pipeline")
+    typed = planned("parallelism=pipeline", "parallelism.num_processes=4", "batch.effective=8", keep=ALL_ELSE)
+    assert typed.values == {"parallelism.stages": [None, 4, 8], "batch.per_device": [1, 2]}, "a micro-batch for each"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pipeline parallelism.stages=4",
+        "pipeline parallelism.stages=2 precision=bf16",
+        "zero parallelism.stage=2",
+        "fsdp parallelism.strategy=no_shard",
+        pytest.param("fsdp_tp parallelism.strategy=shard_grad_op model=llama_tiny", marks=pytest.mark.slow),
+        pytest.param("fsdp parallelism.strategy=hybrid_shard_zero2 parallelism.shard_size=2", marks=pytest.mark.slow),
+    ],
+)
+def test_other_modes_are_extrapolated(tmp_path, words):
+    from legroom.foresight.search import extrapolation, runner
+
+    chosen = tiny("parallelism.num_processes=4", "accumulation.steps=4", *f"parallelism={words}".split())
+    chosen += ["model.layers=12", "model.width=64", "batch.per_device=1", "data.samples=32"]
+    cfg, _, problems = space.compose_estimate(*chosen)
+    assert cfg is not None and not problems, problems
+    (seen,) = extrapolation.extrapolate(cfg, [cfg.precision.name], str(tmp_path))
+    outcome, why = runner.predict(chosen)
+    assert not why and 0.9 < extrapolation.least_bytes(seen, seen) / outcome.memory.peak_allocated_bytes <= 1
+    assert extrapolation.step_seconds(seen, seen) == pytest.approx(outcome.speed.step_seconds_median, rel=0.01)
+
+
 def test_the_table_names_when_fsdp_reduces_where_it_makes_a_difference():
     from legroom.foresight.search import runner
 

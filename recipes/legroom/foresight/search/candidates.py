@@ -21,13 +21,13 @@ from legroom.foresight import not_followed
 from legroom.foresight.search import extrapolation, space
 from legroom.foresight.search.extrapolation import Extrapolation
 from legroom.levers.optim.rules import IN_BACKWARD
-from legroom.levers.parallelism.rules import CONTEXT, EXPERTS, SYNC_EACH_BATCH
+from legroom.levers.parallelism.rules import CONTEXT, EXPERTS, STAGE, STAGES, SYNC_EACH_BATCH
 
 SAME_OPERATIONS = {"tf32": "fp32"}  # precision -> the one that runs the same operations at another speed
 CHEAP = ("sgd", "full", "auto", "standard")  # the value of a lever in extrapolations that are not about it
 
 # Levers of whose values each has extrapolations of its own.
-OF_GROUPS = ("adapter", IN_BACKWARD, EXPERTS, CONTEXT)
+OF_GROUPS = ("adapter", IN_BACKWARD, EXPERTS, CONTEXT, STAGE, STAGES)
 # Levers on which the forward and backward passes depend.
 OF_PASSES = ("checkpointing", "model.attention", "loss", SYNC_EACH_BATCH)
 

@@ -16,6 +16,7 @@ import copy
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -36,10 +37,11 @@ from legroom.parallelism import fsdp
 from legroom.ranks import rank_info
 from legroom.third_party import torch_distributed_private
 
-DEPTHS = (1, 2)  # layers of the two models that are simulated
+DEPTHS = (1, 2)  # layers of the two models that are simulated; of a pipeline, of each of its parts
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
 PASSES, STEP = ("forward", "backward"), ("step",)
 TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
+DDP_MB = 25  # torch's default, which parallelism.strategy=no_shard has
 KEPT_DATA = 4  # of several modes of parallelism
 # Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
 STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
@@ -51,8 +53,8 @@ class Extrapolation:
 
     pass_bytes: the peak until the end of the last pass, without the optimizer's states. step_bytes: the peak after
     that, with them. gathered_bytes: the whole weights of the units that FSDP gathers, but for those outside all units.
-    micro_batches: of the step. *_seconds: of the device, the host and the link, which overlap. *_collectives: their
-    number.
+    micro_batches: of the step. idle: see `Tally`. *_seconds: of the device, the host and the link, which overlap.
+    *_collectives: their number.
     """
 
     pass_bytes: float
@@ -60,6 +62,7 @@ class Extrapolation:
     states_bytes: float
     gathered_bytes: float
     micro_batches: float
+    idle: float
     pass_device_seconds: float
     pass_host_seconds: float
     pass_link_seconds: float
@@ -82,15 +85,14 @@ def step_seconds(passes: Extrapolation, step: Extrapolation, light: Extrapolatio
     `step` and `light` give only the difference between the two optimizers.
     """
     light = light or passes
-    return roofline.overlapped(
-        *(
-            getattr(passes, f"pass_{name}")
-            + getattr(passes, f"step_{name}")
-            + getattr(step, f"step_{name}")
-            - getattr(light, f"step_{name}")
-            for name in TIMES
-        )
-    )
+    times = [
+        getattr(passes, f"pass_{name}")
+        + getattr(passes, f"step_{name}")
+        + getattr(step, f"step_{name}")
+        - getattr(light, f"step_{name}")
+        for name in TIMES
+    ]
+    return roofline.overlapped(*times) * (1 + passes.idle * passes.pass_device_seconds / times[0])
 
 
 def without_resharding(cfg: Config) -> Config:
@@ -120,13 +122,15 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
 
     A model with loaded weights has the depth of the weights, and is simulated whole; so is a shallow model. Where only
     every n-th layer is checkpointed, or sees all tokens, what grows alike is a group of n layers, and the depths differ
-    by one such group. What DeepSpeed's stage 3 fetches ahead is no straight line, and simulated whole too.
+    by one such group for each part of a pipeline. Which of DeepSpeed's ranks is the fullest, and what it
+    fetches ahead, is no straight line: simulated whole too.
     """
     layers, repeats = cfg.model.layers, model_families.PERIODS.get(cfg.model.family, 1)
-    period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats)
+    parts = (cfg.parallelism.stages or 1) * (cfg.parallelism.chunks or 1)
+    period = math.lcm(cfg.checkpointing.every_n_layers or 1, repeats) * parts
     depths: tuple[int | None, ...] = (layers,)
-    if not cfg.model.pretrained and not cfg.parallelism.fetches_ahead:
-        first, _ = DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS
+    if not cfg.model.pretrained and cfg.parallelism.name != "zero":
+        first = (DEPTHS_SHARDED if cfg.parallelism.sharded else DEPTHS)[0] * parts
         first += (layers - first) % period
         if layers > first + period:
             depths = (first, first + period)
@@ -138,16 +142,19 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
         simulated.append(figures)
         weights.append(sizes)
     if len(depths) == 1:
-        return [_largest(figures) for figures in simulated[0]]
+        return [_of_job(map(_largest, ranks)) for ranks in simulated[0]]
     more = (layers - depths[0]) // period
-    made = [_largest([low + more * (high - low) for low, high in zip(*pair)]) for pair in zip(*simulated)]
+    made = [
+        _of_job(_largest([low + more * (high - low) for low, high in zip(*rank)]) for rank in zip(*pair))
+        for pair in zip(*simulated)
+    ]
     if cfg.parallelism.world_size == 1 or cfg.parallelism.sharded or cfg.parallelism.waits:
         return made
     low, high = weights
     shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
     return [
-        _with_collectives(cfg, one, _largest(figures).pass_collectives / shallow_buckets * buckets)
-        for one, figures in zip(made, simulated[0])
+        _with_collectives(cfg, one, _largest(rank).pass_collectives / shallow_buckets * buckets)
+        for one, (rank, *_) in zip(made, simulated[0])
     ]
 
 
@@ -165,7 +172,7 @@ def _with_collectives(cfg: Config, made: Extrapolation, collectives: float) -> E
 def _ddp_buckets(cfg: Config, weights: list[tuple[int, torch.dtype]]) -> list[list[int]]:
     """The buckets into which DDP puts gradients. weights: (elements, dtype) of each, in the order of the gradients."""
     tensors = [torch.empty(elements, dtype=dtype, device="meta") for elements, dtype in weights]
-    return torch_distributed_private.ddp_buckets(tensors, cfg.parallelism.bucket_cap_mb * 2**20)
+    return torch_distributed_private.ddp_buckets(tensors, (cfg.parallelism.bucket_cap_mb or DDP_MB) * 2**20)
 
 
 def _deeper(low: list, high: list, more: int) -> list:
@@ -179,34 +186,42 @@ def _deeper(low: list, high: list, more: int) -> list:
 
 def _figures(
     cfg: Config, precisions: list[str], folder: str
-) -> tuple[list[list[float]], list[tuple[int, torch.dtype]]]:
+) -> tuple[list[list[list[float]]], list[tuple[int, torch.dtype]]]:
     """Simulate a configuration as it is.
 
-    Returns what `_largest` takes for each precision, and (elements, dtype) of each trained weight, the last
-    first.
+    Returns what `_largest` takes for each precision and rank that an estimate looks at, and (elements, dtype) of each
+    trained weight of the first, the last first.
     """
-    simulated = simulation.simulate_step(cfg, folder, 0, build_data=build_data)
+    ranks = simulation.simulate_ranks(cfg.as_written(), folder, simulation.UNLIMITED, False, False, build_data)
+    weights = reversed(list(ranks[0].trace.model.parameters()))
+    return [[_sizes(cfg, rank) + _times(cfg, rank.tally, name) for rank in ranks] for name in precisions], [
+        (weight.numel(), weight.dtype) for weight in weights if weight.requires_grad
+    ]
+
+
+def _sizes(cfg: Config, simulated: SimulatedStep) -> list[float]:
     model = simulated.trace.model
     states = simulated.parts["largest_bytes"]["optimizer"] - simulated.paged_bytes
     *passes, step = _peaks(simulated)
     workspaces = sum(workspace.bytes for workspace in simulated.trace.workspaces if workspace.kept)
-    sizes = [
+    return [
         *(part - states + workspaces for part in passes),
         step + workspaces,
         states,
         _gathered_bytes(cfg, cast(PreTrainedModel, model)),
         simulated.micro_batches,
+        simulated.tally.idle,
     ]
-    made = []
-    for name in precisions:
-        predictions = [
-            roofline.predict(_part(simulated.tally, phases), cfg.gpu, name, cfg.parallelism.world_size)
-            for phases in (PASSES, STEP)
-        ]
-        made.append(sizes + [getattr(prediction, time) for prediction in predictions for time in TIMES])
-    return made, [
-        (weight.numel(), weight.dtype) for weight in reversed(list(model.parameters())) if weight.requires_grad
-    ]
+
+
+def _times(cfg: Config, tally: Tally, precision: str) -> list[float]:
+    """TIMES of the passes and of the rest. Where nothing is computed while GPUs send, all of it counts as one
+    collective, which overlaps with nothing."""
+    found = []
+    for phases, collectives in ((PASSES, 1), (STEP, 0)):
+        seen = roofline.predict(_part(tally, phases), cfg.gpu, precision, cfg.parallelism.world_size)
+        found += [getattr(seen, name) for name in TIMES[:-1]] + [collectives if tally.waits else seen.collectives]
+    return found
 
 
 def _peaks(simulated: SimulatedStep) -> tuple[int, int, int, int]:
@@ -234,6 +249,15 @@ def _peaks(simulated: SimulatedStep) -> tuple[int, int, int, int]:
 def _largest(values: list[float]) -> Extrapolation:
     """values: the fields of an Extrapolation, with the first three of `_peaks` in the place of pass_bytes."""
     return Extrapolation(max(values[:3]), *values[3:])
+
+
+def _of_job(ranks: Iterable[Extrapolation]) -> Extrapolation:
+    """That of the rank that computes longest, with the memory of the fullest. So that no other optimizer's bytes make
+    it more than any rank needs, the states are those of the rank that has fewest."""
+    seen = list(ranks)
+    sizes = {key: max(getattr(each, key) for each in seen) for key in ("pass_bytes", "step_bytes")}
+    sizes["states_bytes"] = min(each.states_bytes for each in seen)
+    return replace(max(seen, key=lambda each: each.pass_device_seconds), **sizes)
 
 
 def _gathered_bytes(cfg: Config, network: PreTrainedModel) -> int:

@@ -91,8 +91,9 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
         return None, problems
     if cfg.accumulation.name != "none":
         request.pinned.setdefault(BATCH, f"accumulation={cfg.accumulation.name}")  # set by an experiment's file
-    share = cfg.batch.per_device * cfg.accumulation.steps  # of each replica, in a step
-    search = SearchSpace(request.overrides, cfg, share * cfg.parallelism.replicas)
+    effective = cfg.batch.per_device * cfg.accumulation.steps * cfg.parallelism.replicas
+    ranks = cfg.parallelism.replicas * (cfg.parallelism.stages or 1)  # each has as many micro-batches as it needs
+    search, share = SearchSpace(request.overrides, cfg, effective), effective // ranks
     search.left_out += [f"{text}: of one run; type it with the command that you choose." for text in of_one_run]
     for lever in DIMENSIONS:
         _add_lever(search, lever, request, share)
@@ -101,7 +102,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
 
 
 def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -> None:
-    """Enter a lever into the search space, as pinned or with the values to try. share: the batch of each replica."""
+    """Enter a lever into the search space, as pinned or with the values to try. share: the largest batch."""
     if lever == "parallelism" and not request.searches_modes:
         if request.keeps_mode or now(search.base, lever) != "single":
             typed = " ".join(override for override in request.overrides if override.startswith(lever))
@@ -134,7 +135,8 @@ def _values(search: SearchSpace, lever: str, request: _Request) -> Sequence[Any]
     dimension = DIMENSIONS[lever]
     if dimension.changes_numbers and lever not in request.options.allow:
         return dimension.alike(search.base) if dimension.alike is not None else ()
-    return dimension.values or list(menus.options(lever, [CONF]))
+    asked = [value for value in dimension.asked if value in request.options.allow]
+    return [*(dimension.values or menus.options(lever, [CONF])), *asked]
 
 
 def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
@@ -228,11 +230,6 @@ def _device_problems(cfg: Config) -> list[str]:
             "runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a "
             "rank."
         ]
-    if cfg.parallelism.stages:
-        return [
-            "fit does not search parallelism=pipeline yet, whose time and memory recipe=estimate predicts. Choose "
-            "parallelism=fsdp, or ddp."
-        ]
     return []
 
 
@@ -241,7 +238,7 @@ def _count_problems(cfg: Config, options: Options, given: dict[str, str]) -> lis
     mode, asked, visible = cfg.parallelism, options.gpus, len(host.gpus())
     typed = given.get("parallelism.num_processes")
     are_visible = f"{visible} {'is' if visible == 1 else 'are'} visible here"
-    if mode.one_process and typed and typed != "parallelism.num_processes=1":
+    if mode.name == "single" and typed and typed != "parallelism.num_processes=1":
         return [
             f"{typed} has no effect on parallelism={mode.name}. Type fit.gpus={typed.split('=')[1]} instead, or a mode "
             "with it: parallelism=fsdp."

@@ -27,8 +27,9 @@ KEYS = (
 SORTED_BY = ("speed", "cost")
 
 CHANGING = [key for key, dimension in DIMENSIONS.items() if dimension.changes_numbers]
+ASKED = [value for dimension in DIMENSIONS.values() for value in dimension.asked]
 # Key that is a list -> what its names are, and which there are.
-LISTS = {"fit.keep": ("Searched", DIMENSIONS), "fit.allow": ("Searched when they are allowed", CHANGING)}
+LISTS = {"fit.keep": ("Searched", DIMENSIONS), "fit.allow": ("Searched when they are allowed", CHANGING + ASKED)}
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Options:
     """What a person asks of the search.
 
     top: rows to print. keep: levers that are not searched. allow: levers that change the numbers a training computes,
-    and are searched all the same. gpus: the number of GPUs; over several, parallelism is searched. None: not given.
-    counts: several numbers of GPUs, which are compared. sort: what several GPUs are sorted by, speed or cost. prices:
-    option of gpu -> price per hour.
+    and modes of parallelism, which are searched all the same. gpus: the number of GPUs; over several, parallelism is
+    searched. None: not given. counts: several numbers of GPUs, which are compared. sort: what several GPUs are sorted
+    by, speed or cost. prices: option of gpu -> price per hour.
     """
 
     top: int = 5

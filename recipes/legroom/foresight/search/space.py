@@ -13,7 +13,7 @@ from typing import Any
 
 from legroom import invocation, levers
 from legroom.config import Config
-from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH
+from legroom.levers.parallelism.rules import CONTEXT, SYNC_EACH_BATCH, replicas
 from legroom.machine import host
 from legroom.options import compose, hooks, hydra_errors, overrides, train, validate
 from legroom.paths import CONF
@@ -24,6 +24,7 @@ BATCH = "batch.per_device"
 levers.load_rules()
 DIMENSIONS = hooks.dimensions()
 MODES: tuple[str, ...] = DIMENSIONS["parallelism"].values or ()  # an option, and a strategy that is not its default
+MORE_MODES = DIMENSIONS["parallelism"].asked
 # Values that are not tried together: eager attention is slower and takes more memory, and would double the search.
 EAGER = ("model.attention", "eager")
 APART = (
@@ -74,7 +75,7 @@ class SearchSpace:
                     setattr(getattr(cfg, group), leaf, set_to)
         if "adapter" in chosen and self.base.train.learning_rate == train.default_learning_rate(self.base):
             cfg.train.learning_rate = train.default_learning_rate(cfg)
-        cfg.parallelism.replicas = max(1, cfg.parallelism.replicas // (chosen.get(CONTEXT) or 1))
+        cfg.parallelism.replicas = replicas(cfg)
         cfg.accumulation.steps = self.effective // (cfg.batch.per_device * cfg.parallelism.replicas)
         return cfg
 
@@ -155,7 +156,7 @@ def not_searched(search: SearchSpace) -> str:
     """What fit does not search, and how to make it search over several GPUs."""
     visible = len(host.gpus()) if search.base.gpu.name == "auto" else 0
     if "parallelism" in search.values:
-        return f"{NOT_SEARCHED}, other modes of parallelism than these"
+        return f"{NOT_SEARCHED}, other modes of parallelism than these (fit.allow=[{','.join(MORE_MODES)}] adds some)"
     if search.base.parallelism.world_size > 1:
         return NOT_SEARCHED
     if visible > 1:

@@ -27,7 +27,7 @@ def idle_share(cfg: Config) -> float:
     for p ranks and m micro-batches (Huang et al. 2019, arXiv 1811.06965), and as with m v for v parts on each
     (Narayanan et al. 2021, arXiv 2104.04473)."""
     own = cfg.parallelism
-    waits = own.stages - 1
+    waits = (own.stages or 1) - 1
     return waits / ((cfg.accumulation.steps or 1) * (own.chunks or 1) + waits)
 
 

@@ -12,7 +12,9 @@ from legroom.options import hooks, model_families
 from legroom.options.hooks import Dimension
 from legroom.ranks import rank_info
 
-SYNC_EACH_BATCH, EXPERTS, CONTEXT = (f"parallelism.{key}" for key in ("sync_each_batch", "experts", "context"))
+SYNC_EACH_BATCH, EXPERTS, CONTEXT, STAGE, STAGES = (
+    f"parallelism.{key}" for key in ("sync_each_batch", "experts", "context", "stage", "stages")
+)
 LONG_ROWS = 8192  # tokens, from which on fit lets ranks share out those of a row
 RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for those that do not run
 
@@ -101,7 +103,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         found += zero_rules.problems(cfg, on_gpu)
     elif cfg.parallelism.sharded:
         found += fsdp_rules.problems(cfg, on_gpu)
-    elif cfg.parallelism.stages:
+    elif mode == "pipeline":
         found += pipeline_rules.problems(cfg)
     found += context_rules.problems(cfg) if cfg.parallelism.context and not cfg.parallelism.one_process else []
     return found + _typed_problems(cfg, given)
@@ -184,7 +186,7 @@ def context_has_effect(cfg: Config) -> bool:
     return several and known and hooks.is_possible(cfg, f"{CONTEXT}=2") and cfg.data.seq_len >= LONG_ROWS
 
 
-# Of the modes, `fit` searches those that it can time: an option, and a strategy that is not the option's default.
+# A mode that `fit` searches: an option, and a strategy that is not the option's default.
 HOOKS = hooks.register(
     "parallelism",
     hooks.Hooks(
@@ -195,9 +197,11 @@ HOOKS = hooks.register(
         conflicts=context_rules.CONFLICTS + pipeline_rules.CONFLICTS,
         warnings=warnings,
         search=(
-            Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op")),
+            Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op"), asked=("pipeline", "zero", "fsdp_tp")),
             Dimension(EXPERTS, 51, (None, 2, 4, 8), has_effect=experts_have_effect),
             Dimension(CONTEXT, 51, (None, 2, 4, 8), has_effect=context_has_effect),
+            Dimension(STAGE, 51, (None, 1, 3), refuses_others=True, has_effect=lambda cfg: bool(cfg.parallelism.stage)),
+            Dimension(STAGES, 51, (None, 4, 8), has_effect=lambda cfg: bool(cfg.parallelism.stages)),
             Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
         ),
     ),
