@@ -204,6 +204,7 @@ def test_conversations_without_an_answer_are_left_out_and_none_is_refused(tmp_pa
     "row,words",
     [
         ({"text": "hello"}, ["line 2", "no messages", "text", "data.messages_column="]),
+        ({"question": "a", "answer": "b"}, ["data.prompt_column=question and data.completion_column=answer."]),
         ({"messages": "hello"}, ["line 2", "not a list of messages"]),
         ({"messages": []}, ["line 2", "empty list"]),
         ({"messages": ["hello"]}, ["line 2, message 1", "not an object"]),

@@ -162,10 +162,12 @@ def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
             typed = ""
         alone = f" To learn what is chosen alone, type {typed}." if typed else ""
         return f"{CHOSEN} and {REJECTED} are preferences, which TRL's DPOTrainer learns and Legroom does not.{alone}"
+    texts = [name for name, value in row.items() if isinstance(value, str)]
+    first, second = texts if len(texts) == 2 else ("", "")
     return (
         f"there is no {columns.messages}, and no {columns.prompt} with {columns.completion}: it has "
         f"{', '.join(list(row)[:8]) or 'no column'}. Name the columns with data.messages_column=, or with "
-        "data.prompt_column= and data.completion_column=."
+        f"data.prompt_column={first} and data.completion_column={second}."
     )
 
 
