@@ -108,10 +108,7 @@ def conversation(
     messages, column = row.get(columns.messages), columns.messages
     if messages is None and columns.prompt in row and columns.completion in row:
         if row.get(LABEL) is False:
-            raise Refusal(
-                f"{where}: {LABEL} is false: wrong answers are what TRL's KTOTrainer unlearns, and Legroom would learn "
-                "them. Give the rows with true alone."
-            )
+            raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
         pair = (("user", columns.prompt), ("assistant", columns.completion))
         texts = [_said(role, _content(row[name], role, f"{where}: {name}")) for role, name in pair]
         return texts, (columns.prompt, columns.completion), ""
