@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+import safetensors.torch
 import torch
-from played_scripts import play
+from played_scripts import GPU, play
 
-from legroom.foresight.programs import command, process, saved
+from legroom.foresight.programs import check, command, process, saved
+from legroom.foresight.step_estimate import gpu_of
 from legroom.third_party.patching import patched
 
 MODEL = """
@@ -95,3 +97,55 @@ def test_beyond_the_most_bytes_a_file_has_shapes_alone(tmp_path, monkeypatch):
     saved.save(torch.save, said.append, values, tmp_path / "a.pt")
     found = saved.load(torch.load, None, tmp_path / "a.pt")
     assert [one.sum().item() for one in found] == [900, 0, 3] and len(said) == 1 and "loaded as 0" in said[0]
+
+
+LIBRARIES = """
+import torch, torch.distributed.checkpoint as dcp
+from accelerate import Accelerator
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+small = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+LlamaForCausalLM(LlamaConfig(**small)).save_pretrained("base")
+model = get_peft_model(LlamaForCausalLM.from_pretrained("base"), LoraConfig(r=2, target_modules="all-linear"))
+model.save_pretrained("adapter")
+model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("base"), "adapter", is_trainable=True).cuda()
+save_file(dict(rows=torch.arange(4), wide=torch.zeros(300, 300, device="cuda")), "rows.safetensors")
+found = load_file("rows.safetensors", device="cuda:0")
+assert found["rows"].tolist() == [0, 1, 2, 3] and found["wide"].shape == (300, 300) and found["wide"].is_cuda
+state = dict(model=model.state_dict())
+dcp.save(state, checkpoint_id="state")
+dcp.load(state, checkpoint_id="state")
+accelerator = Accelerator()
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+while True:
+    ids = torch.zeros(2, 8, dtype=torch.long, device="cuda")
+    accelerator.backward(model(input_ids=ids, labels=ids).loss)
+    optimizer.step()
+    accelerator.save_state("all")
+    accelerator.load_state("all")
+"""
+
+
+def test_what_libraries_save_is_found_again_and_nothing_is_left(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(LIBRARIES)
+    monkeypatch.chdir(tmp_path)
+    (found,) = check.followed(command.parse(["script.py"]), {GPU: gpu_of(GPU)}, check.Settings(offline=True))
+    assert found.estimates, found.why + found.outcome.output
+    assert os.listdir(tmp_path) == ["script.py"]
+
+
+def test_a_file_of_safetensors_itself_is_read_as_it_is(tmp_path):
+    torch_file, real = tmp_path / "torch.safetensors", tmp_path / "real.safetensors"
+    safetensors.torch.save_file({"rows": torch.ones(3)}, real)
+    saved.save_tensors(print, print, {"rows": torch.ones(2)}, torch_file)
+    assert len(saved.load_tensors(safetensors.torch.load_file, None, real)["rows"]) == 3
+    assert len(saved.load_tensors(safetensors.torch.load_file, None, torch_file)["rows"]) == 2
+
+
+def test_a_large_real_state_is_not_written_by_torchs_checkpoints(monkeypatch):
+    monkeypatch.setattr(saved, "MOST_BYTES", 4000)
+    said = []
+    for size in (900, 1100):
+        saved.save_distributed(lambda state: said.append("written"), said.append, {"a": [torch.ones(size)]})
+    assert said == ["written", "torch.distributed.checkpoint.save does nothing here."]

@@ -73,7 +73,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
     def change(self, module: Any) -> None:
         for name, place in INSTEAD.get(module.__name__, {}).items():
-            setattr(module, name, functools.partial(_instead, place, getattr(module, name), self.note))
+            real = getattr(module, name)
+            ours = functools.partial(_instead, place, real, self.note)
+            for owner in list(sys.modules.values()):  # also where it has been imported by name already
+                for copied in [copied for copied, value in vars(owner).items() if value is real]:
+                    setattr(owner, copied, ours)
         for dotted in NOTHING.get(module.__name__, ()):
             *parents, name = dotted.split(".")
             owner = getattr(module, parents[0], None) if parents else module

@@ -17,6 +17,7 @@ import torch
 
 from legroom.foresight.fake_gpu import known_values
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
+from legroom.measure.op_flops import tensors_in
 
 MOST_BYTES = 2**30  # of values in a file
 KINDS = {"tensor": torch.Tensor, "parameter": torch.nn.Parameter}
@@ -56,6 +57,27 @@ def load(real: Callable, _: Any, file: Any, map_location: Any = None, *args: Any
             return real(file, map_location, *args, **settings)
     finally:
         _now.reset(token)
+
+
+def save_tensors(real: Callable, note: Any, tensors: dict[str, Any], filename: Any, *_: Any, **__: Any) -> None:
+    """safetensors.torch.save_file, in torch's format: it has tensors by their shapes."""
+    torch.save(tensors, filename)
+
+
+def save_distributed(real: Callable, note: Callable[[str], None], state: Any, *args: Any, **settings: Any) -> Any:
+    """torch.distributed.checkpoint.save, which writes every value of a real run."""
+    if sum(each.nbytes for each in tensors_in([state]) if not is_fake(each)) <= MOST_BYTES:
+        return real(state, *args, **settings)
+    return note("torch.distributed.checkpoint.save does nothing here.")
+
+
+def load_tensors(real: Callable, note: Any, filename: Any, device: Any = "cpu", **settings: Any) -> Any:
+    """safetensors.torch.load_file, also of what `save_tensors` wrote."""
+    with open(filename, "rb") as file:
+        if file.read(2) != b"PK":
+            return real(filename, device, **settings)
+        file.seek(0)
+        return torch.load(file, map_location=device)  # by its name torch would take it to be of safetensors
 
 
 def _pickler(base: Any, note: Callable[[str], None]) -> type:
