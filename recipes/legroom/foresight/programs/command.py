@@ -24,12 +24,8 @@ FILE, MODULE, FUNCTION = "file", "module", "function"
 PYTHON = re.compile(r"^python([23](\.\d+)?)?(\.exe)?$")
 PYTHON_VALUES = {"-W", "-X", "--check-hash-based-pycs"}
 VARIABLE = re.compile(r"^[A-Za-z_]\w*=")
-# Flags of launchers that take no value; all others take one. The tests compare these with the launchers.
-TORCHRUN_SWITCHES = {"standalone", "module", "m", "no-python", "run-path", "virtual-local-rank", "help", "h"}
-_ACCELERATE = """cpu debug downcast-bf16 dynamo-use-dynamic dynamo-use-fullgraph dynamo-use-regional-compilation
-enable-cpu-affinity fp8-use-autocast-during-eval help h module m multi-gpu no-python no-tpu-cluster quiet q
-same-network tpu tpu-cluster tpu-use-sudo use-deepspeed use-fsdp use-megatron-lm use-parallelism-config"""
-ACCELERATE_SWITCHES = set(_ACCELERATE.split())
+_SWITCHES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+TORCHRUN_SWITCHES, ACCELERATE_SWITCHES = set(_SWITCHES["torchrun"]), set(_SWITCHES["accelerate"])
 ACCELERATE_DEFAULTS = Path("~/.cache/huggingface/accelerate/default_config.yaml")
 SHELLS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
 

@@ -91,17 +91,11 @@ class _Measured:
     def _conclude(self) -> None:
         """The figures at the end of the steps whose tensors are counted; from here on nobody observes."""
         self.parts = self.ledger.parts()
-        live = most = 0
-        for entry, sign in self.log.events:
-            live += sign * entry.bytes
-            most = max(most, live)
         weights = list(self.ledger.model.parameters())
         self.figures = {
-            "whole_way_tensor_bytes": most,
             "model_flops": self.ledger.model_flops,
             "parameters": sum(weight.numel() for weight in weights),
             "trained_parameters": sum(weight.numel() for weight in weights if weight.requires_grad),
-            "host_peak_rss_bytes": device_memory.host_peak_rss_bytes(),
             "device_used_bytes": device_memory.nvml_used_bytes(),
             "peak_allocated_bytes": torch.cuda.max_memory_allocated() if self.on_gpu else None,
             "peak_reserved_bytes": torch.cuda.max_memory_reserved() if self.on_gpu else None,

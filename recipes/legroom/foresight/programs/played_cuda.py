@@ -78,14 +78,10 @@ class Meter:
 
     def stats(self, *_: Any, **__: Any) -> OrderedDict[str, int]:
         """The figures of `torch.cuda.memory_stats` that scripts read; all others are 0."""
-        now = self._now()
-        found: OrderedDict[str, int] = _Zeros()
-        for name, current, peak in (
-            ("allocated_bytes", now.allocated, now.peak_allocated),
-            ("active_bytes", now.allocated, now.peak_allocated),
-            ("reserved_bytes", now.reserved, now.peak_reserved),
-        ):
-            found |= {f"{name}.all.current": current, f"{name}.all.peak": peak}
+        now, found = self._now(), _Zeros()
+        for name, figure in (("allocated", "allocated"), ("active", "allocated"), ("reserved", "reserved")):
+            found[f"{name}_bytes.all.current"] = getattr(now, figure)
+            found[f"{name}_bytes.all.peak"] = getattr(now, f"peak_{figure}")
         return found
 
 
@@ -178,13 +174,10 @@ class _DeviceContext:
 
 def _accelerator(answers: dict[str, Any], count: int) -> dict[str, Any]:
     """Name in torch.accelerator -> its replacement."""
-    same = "is_available device_count synchronize current_stream set_stream memory_allocated max_memory_allocated "
-    same += "memory_reserved max_memory_reserved memory_stats reset_peak_memory_stats reset_accumulated_memory_stats "
-    same += "empty_cache get_device_capability"
-    found = {name: answers[name] for name in same.split() if name in answers}
+    table = _TABLE["accelerator"]
+    found = {name: answers[name] for name in table["as_cuda"] if name in answers}
+    found |= {name: _answer(value) for name, value in table["answers"].items()}
     found |= {"current_accelerator": _answer(torch.device("cuda")), "get_memory_info": answers["mem_get_info"]}
-    found |= {name: _answer(0) for name in ("current_device_index", "current_device_idx")}
-    found |= {name: _answer(None) for name in ("set_device_index", "set_device_idx")}
     return {name: value for name, value in found.items() if hasattr(torch.accelerator, name)}
 
 
