@@ -22,7 +22,7 @@ class LongestRows:
     """looks: whether a script's dataset is asked for its longest rows. Its notes are among the fake device's."""
 
     def __init__(self, fake: PlayedDevice, looks: bool):
-        self.fake, self.looks, self.note = fake, looks, ""
+        self.fake, self.looks = fake, looks
 
     def follow_next(self) -> bool:
         """Whether the next steps of the script are on the longest rows of its dataset: it has read shorter ones."""
@@ -32,19 +32,14 @@ class LongestRows:
         few, many = min(lengths), max(lengths)
         rows = self._make_next() if self.looks else 0
         longest = max(self.fake.lengths)
+        note = f"the batches that were read have rows of {few} to {many} tokens"
+        note += f", the longest of {rows:,} rows." if rows else "; longer rows take more."
         if longest > many:
-            self._say(
-                f"memory is that of a step on the longest of {rows:,} rows, {longest} tokens; time that of rows as "
-                f"they come, {few} to {many}."
-            )
-        elif rows and few < many:
-            self._say(f"the batches that were read have rows of {few} to {many} tokens, the longest of {rows:,} rows.")
-        elif few < many:
-            self._say(f"the batches that were read have rows of {few} to {many} tokens; longer rows take more.")
+            usual = f"time that of rows as they come, {few} to {many}."
+            note = f"memory is that of a step on the longest of {rows:,} rows, {longest} tokens; {usual}"
+        if longest > few:
+            self.fake.warnings[note] = None
         return longest > many
-
-    def _say(self, note: str) -> None:
-        self.fake.warnings[note] = None
 
     def _make_next(self) -> int:
         """Have the script read its longest rows from now on. Returns how many rows were looked at."""
