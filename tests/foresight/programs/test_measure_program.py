@@ -55,6 +55,18 @@ def test_the_bytes_of_a_run_are_those_that_are_predicted():
         assert predicted[f"{part}_bytes"] == real[f"{part}_bytes"], part
 
 
+def test_a_data_loader_reads_in_processes_of_its_own():
+    """The first argument of its processes is a number, and none of them trains."""
+    watch = Watch(measured.OBSERVED)
+    with watch.watching(), played_cpu.observe({}, watch) as finish, pytest.raises(Enough):
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters())
+        for rows in torch.utils.data.DataLoader(torch.zeros(64, 8), num_workers=1, multiprocessing_context="fork"):
+            model(rows).sum().backward()
+            optimizer.step()
+    assert finish()["tensor_bytes"]
+
+
 def test_a_process_that_a_script_spawns_is_measured_here():
     watch = Watch(measured.OBSERVED)
     with watch.watching(), measured.observe({}, watch) as finish:

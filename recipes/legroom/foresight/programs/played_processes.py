@@ -11,6 +11,7 @@ import torch
 from torch import multiprocessing
 
 from legroom.errors import Refusal
+from legroom.foresight.programs.places import is_own
 from legroom.third_party import played_private
 from legroom.third_party.patching import patched
 
@@ -24,7 +25,8 @@ def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
 
     def runs_here(target: Any, args: tuple) -> bool:
         """Whether a Process trains; it runs here if it is the first."""
-        is_rank = bool(args) and type(args[0]) is int and (not args[0] or bool(started))  # ranks begin with 0
+        own = is_own(getattr(getattr(target, "__code__", None), "co_filename", "<"))  # a DataLoader's are torch's
+        is_rank = own and bool(args) and type(args[0]) is int and (not args[0] or bool(started))  # ranks begin with 0
         if not callable(target) or not (is_rank or any(isinstance(one, torch.nn.Module) for one in args)):
             return False
         started.append(target)
