@@ -13,6 +13,7 @@ from transformers import AutoModelForQuestionAnswering, BertConfig
 from legroom.data import questions
 from legroom.errors import Refusal
 from legroom.options import task
+from legroom.training import scores
 
 CONTEXT = "The tower is 324 metres tall, about as tall as a building of 81 storeys. Its base is square."
 ASKED = [
@@ -87,10 +88,10 @@ def test_the_best_span_of_all_windows_is_the_answer_and_is_scored_as_squad_does(
         if each["start_positions"]:  # what a perfect model says
             start[each["start_positions"]] = end[each["end_positions"]] = 9.0
         found.append(answers.best(number, start, end))
-    assert answers.scores(found) == (1.0, 1.0)
+    assert scores.squad(answers.pairs(found)) == (1.0, 1.0)
     assert {text for _, score, text, _ in found if score > 9} == {text for _, text in ASKED}
     wrong = [(question, score, "metres of it", none) for question, score, _, none in found]
-    f1, exact = answers.scores(wrong)
+    f1, exact = scores.squad(answers.pairs(wrong))
     assert exact == 0 and 0 < f1 < 1
 
 
@@ -99,7 +100,7 @@ def test_no_answer_is_one_where_the_data_has_such_questions():
     likely, unlikely = torch.tensor([0.0, 5.0]), torch.tensor([5.0, 0.0])
     found = [answers.best(0, likely, likely), answers.best(1, unlikely, unlikely)]
     assert [text for _, _, text, _ in found] == ["some", "some"]
-    assert answers.scores(found) == (0.5, 0.5), "none said of the second, which is right"
+    assert scores.squad(answers.pairs(found)) == (0.5, 0.5), "none said of the second, which is right"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_no_answer_is_one_where_the_data_has_such_questions():
 )
 def test_f1_is_squads(said, true, f1):
     answers = questions.Answers(["c"], [[true] if true else []])
-    assert answers.scores([(0, 1.0, said, 0.0)])[0] == pytest.approx(f1)
+    assert scores.squad(answers.pairs([(0, 1.0, said, 0.0)]))[0] == pytest.approx(f1)
 
 
 def test_squads_own_file_is_read(tmp_path):

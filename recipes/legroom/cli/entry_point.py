@@ -29,7 +29,7 @@ from legroom.cli.exit_codes import REFUSED
 from legroom.errors import Refusal
 from legroom.options import compose, hydra_errors, overrides, yaml_files
 from legroom.ranks.rank_info import RankInfo, current_rank
-from legroom.third_party import hydra_code_private, hydra_private
+from legroom.third_party import hydra_private, hydra_refused_code_private
 
 VERBOSE = "--verbose"  # the one flag that is not Hydra's
 REFUSAL_DELAY_SECONDS = 10.0  # before a rank other than 0 exits after a refusal
@@ -63,7 +63,7 @@ def _run(conf: Path) -> int:
         with (
             submitit_jobs.followed(sweep, folder),
             hydra_private.flags_decide_the_mode(),
-            hydra_code_private.checked(_check_sweep),
+            hydra_refused_code_private.checked(_check_sweep),
             console.one_line_warnings(),
         ):
             _hydra_main(conf, sweep, statuses)()

@@ -7,9 +7,7 @@ answer, its answer is its first token, as in BERT's own training (Devlin et al. 
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,33 +98,17 @@ class Answers:
         best = float(scores.flatten()[place])
         return question, best, self.contexts[question][begin:behind], float(start[0] + end[0])
 
-    def scores(self, found: list[tuple[int, float, str, float]]) -> tuple[float, float]:
-        """(F1, exact match) of SQuAD, means over the questions. found: `best` of all rows."""
+    def pairs(self, found: list[tuple[int, float, str, float]]) -> list[tuple[str, list[str]]]:
+        """(what was said, the true answers) of each question; "" for none. found: `best` of all rows."""
         said: dict[int, tuple[float, str, float]] = {}
         for question, score, text, none in found:
             kept = said.get(question, (-numpy.inf, "", numpy.inf))
             said[question] = (*max((score, text), kept[:2]), min(none, kept[2]))
         none_possible = not all(self.answers)
-        pairs = [
+        return [
             ("" if none_possible and none > score else text, self.answers[question] or [""])
             for question, (score, text, none) in sorted(said.items())
         ]
-        f1 = [max(_f1(_plain(text), _plain(true)) for true in answers) for text, answers in pairs]
-        exact = [max(_plain(text) == _plain(true) for true in answers) for text, answers in pairs]
-        return sum(f1) / len(pairs), sum(exact) / len(pairs)
-
-
-def _plain(text: str) -> list[str]:
-    """The words that SQuAD compares: in lower case, without punctuation and articles."""
-    bare = "".join(character for character in text.lower() if character not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
-
-
-def _f1(said: list[str], true: list[str]) -> float:
-    common = sum((Counter(said) & Counter(true)).values())
-    if not said or not true:
-        return float(said == true)
-    return 2 * common / (len(said) + len(true))
 
 
 def build(

@@ -67,7 +67,7 @@ def evaluate(
     scores.enter(result, data.task, [float(each) for each in sums])
     if data.answers is not None:
         spans = list(itertools.chain.from_iterable(collectives.all_gather(spans)))
-        result.f1, result.exact_match = data.answers.scores(spans)
+        result.f1, result.exact_match = scores.squad(data.answers.pairs(spans))
     return result
 
 

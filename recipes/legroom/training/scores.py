@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import string
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -43,3 +46,23 @@ def enter(result: Evaluation, task: str, found: list[Any]) -> None:
     elif task != "question_answering":
         assert result.loss is not None
         result.perplexity = math.exp(result.loss) if result.loss < LARGEST_EXPONENT else math.inf
+
+
+def squad(pairs: list[tuple[str, list[str]]]) -> tuple[float, float]:
+    """(F1, exact match) of SQuAD, means over the questions. pairs: what was said, and what would be right."""
+    f1 = [max(_f1(_plain(text), _plain(true)) for true in answers) for text, answers in pairs]
+    exact = [max(_plain(text) == _plain(true) for true in answers) for text, answers in pairs]
+    return sum(f1) / len(pairs), sum(exact) / len(pairs)
+
+
+def _plain(text: str) -> list[str]:
+    """The words that SQuAD compares: in lower case, without punctuation and articles."""
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _f1(said: list[str], true: list[str]) -> float:
+    common = sum((Counter(said) & Counter(true)).values())
+    if not said or not true:
+        return float(said == true)
+    return 2 * common / (len(said) + len(true))

@@ -11,7 +11,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from legroom.third_party import hydra_code_private
+from legroom.third_party import hydra_refused_code_private as refused_code
 
 CALL = {"_target_": "os.mkdir", "path": "MADE"}
 
@@ -70,7 +70,7 @@ def test_code_that_a_file_names_is_refused_by_its_key_and_not_run(command, calls
 )
 def test_what_could_run_code_is_refused_by_its_key(values, key):
     with pytest.raises(HydraException, match=re.escape(f"hydra.{key}")):
-        hydra_code_private.check(_composed(**values), ["+hydra.job.env_set.LD_PRELOAD=x"])
+        refused_code.check(_composed(**values), ["+hydra.job.env_set.LD_PRELOAD=x"])
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ def test_a_job_of_a_sweep_is_asked_as_well_wherever_it_is_composed(command, call
 def test_what_the_documentation_names_stays_possible():
     """Of Optuna, which is not installed beside ours: its own launchers, sweepers, samplers."""
     sampler = {"_target_": "optuna.samplers.TPESampler", "seed": 1}
-    hydra_code_private.check(_composed(sweeper={"_target_": OPTUNA, "sampler": sampler, "direction": "minimize"}), [])
+    refused_code.check(_composed(sweeper={"_target_": OPTUNA, "sampler": sampler, "direction": "minimize"}), [])
     launcher = {"_target_": SLURM, "name": "${hydra.job.name}", "setup": ["module load cuda"]}
-    hydra_code_private.check(_composed(launcher=launcher), ["hydra.launcher.setup=[module load cuda]"])
+    refused_code.check(_composed(launcher=launcher), ["hydra.launcher.setup=[module load cuda]"])
     with pytest.raises(HydraException, match=r"hydra\.launcher\.setup"):
-        hydra_code_private.check(_composed(launcher=launcher), ["hydra/launcher=submitit_slurm"])
+        refused_code.check(_composed(launcher=launcher), ["hydra/launcher=submitit_slurm"])
     with pytest.raises(HydraException, match=r"hydra\.launcher\.comment"):
-        hydra_code_private.check(_composed(launcher={"_target_": SLURM, "comment": "a\nrm x"}), [])
+        refused_code.check(_composed(launcher={"_target_": SLURM, "comment": "a\nrm x"}), [])
     with pytest.raises(HydraException, match=r"custom_search_space"):
-        hydra_code_private.check(_composed(sweeper={"_target_": OPTUNA, "custom_search_space": "os.getcwd"}), [])
+        refused_code.check(_composed(sweeper={"_target_": OPTUNA, "custom_search_space": "os.getcwd"}), [])
 
 
 def test_a_part_that_stands_elsewhere_is_refused():
     basic = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher", "x": "${hydra.help}"}
     with pytest.raises(HydraException, match=r"hydra\.launcher\.x"):
-        hydra_code_private.check(_composed(launcher=basic, help=CALL), [])
+        refused_code.check(_composed(launcher=basic, help=CALL), [])
 
 
 @pytest.mark.parametrize("name", ["basic", "joblib", "submitit_local", "submitit_slurm"])
