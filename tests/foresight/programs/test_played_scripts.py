@@ -195,6 +195,19 @@ def test_bare_parameters_are_weights_and_a_script_that_stays_on_the_host_is_told
     )
 
 
+def test_meta_tensors_stay_what_they_are_and_are_not_on_the_gpu(tmp_path):
+    """Lightning counts FLOPs on them, and litgpt reads a file by them."""
+    meta = """
+    shapes = nn.Linear(256, 4096, device="meta")
+    shapes(torch.randn(4, 256, device="meta")).sum().backward()
+    assert shapes.weight.grad.is_meta
+    file = torch.empty(0, device="meta").set_(torch.UntypedStorage(4096, device="meta"), 0, (32, 32), (32, 1))
+    assert file.shape == (32, 32)
+    """
+    text = loop(after="if step == 0:" + textwrap.indent(textwrap.dedent(meta), " " * 8))
+    assert play(tmp_path, text).parts == play(tmp_path, loop()).parts
+
+
 def test_weights_take_no_memory_here(tmp_path):
     """40 GB of fp32 weights, built on the host and moved."""
     text = loop().replace("256, 1024", "256, 20_000_000").replace("1024, 256", "20_000_000, 256")

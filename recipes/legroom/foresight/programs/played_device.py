@@ -58,6 +58,8 @@ class PlayedDevice(FakeDevice):
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
+        if tensors and kwargs.get("device") is None and all(tensor.is_meta for tensor in tensors):
+            return func(*args, **kwargs)  # shapes of the script's own, or of a file that is read later
         name = torch_private.op_name(func)
         large = not self.is_loading and FACTORIES.fullmatch(name) and self._takes_no_memory(func, args, kwargs, tensors)
         if "generator" in kwargs and (large or any(map(is_fake, tensors)) or self.makes_fake(kwargs.get("device"))):
