@@ -96,5 +96,4 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 def _instead(place: str, real: Callable, note: Callable[[str], None], *arguments: Any, **named: Any) -> Any:
     """Call a function of this package, as `module:function`. Its module may import torch, as the script has by now."""
     module, _, function = place.partition(":")
-    made = importlib.import_module(f"{__package__}.{module}")
-    return getattr(made, function)(real, note, *arguments, **named)
+    return getattr(importlib.import_module(f"{__package__}.{module}"), function)(real, note, *arguments, **named)
