@@ -6,6 +6,7 @@ import pytest
 import torch
 from played_scripts import play
 
+from legroom.foresight.programs import played_run
 from legroom.foresight.programs.longest_rows import length
 
 ROWS = """
@@ -63,6 +64,20 @@ def test_a_trainer_reads_them_though_it_is_a_batch_ahead(tmp_path):
     found = play(tmp_path, TRAINER.format(longest=900, steps=-1), longest=True)
     usual = play(tmp_path, TRAINER.format(longest=900, steps=-1))
     assert found.parts["activations"] > 5 * usual.parts["activations"]
+
+
+def test_no_less_is_reserved_than_for_rows_as_they_come(tmp_path, monkeypatch):
+    """Where blocks of rows of several lengths have fragmented it, it stays reserved."""
+    estimate, made = played_run._estimate, []
+
+    def fragmented(*given):
+        made.append(estimate(*given))
+        return made[-1] | ({"reserved_bytes": 2**40, "device_used_bytes": 2**40} if len(made) == 1 else {})
+
+    monkeypatch.setattr(played_run, "_estimate", fragmented)
+    found = play(tmp_path, LOOP.format(longest=900, loader=""), longest=True)
+    assert found.reserved_bytes == found.device_used_bytes == 2**40
+    assert (found.tensor_bytes, found.left_bytes) == (made[1]["tensor_bytes"], made[0]["left_bytes"])
 
 
 def test_rows_that_are_no_longer_than_those_that_were_read_need_no_further_step(tmp_path):

@@ -15,6 +15,8 @@ MOST_ROWS, MOST_SECONDS = 20_000, 3.0  # that are looked at
 OF_A_USUAL_STEP = ("bound_by", "device_seconds", "host_seconds", "model_flops") + tuple(
     f"step_seconds{bound}" for bound in ("", "_low", "_high")
 )
+# and those that stay where blocks of rows as they come have left more reserved
+OF_THE_DEVICE = ("verdict", "left_bytes", "kept_bytes", "device_used_bytes", "reserved_bytes")
 
 
 class LongestRows:

@@ -134,9 +134,8 @@ def _answers(gpu: Gpu, meter: Meter, count: int) -> dict[str, Any]:
     }
     for name, figure in (("allocated", "allocated"), ("reserved", "reserved"), ("cached", "reserved")):
         found[f"memory_{name}"], found[f"max_memory_{name}"] = meter.figure(figure), meter.figure(f"peak_{figure}")
-    for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"):
-        found[name] = meter.reset
-    return found
+    resets = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+    return found | dict.fromkeys(resets, meter.reset)
 
 
 def _answer(value: Any) -> Callable:

@@ -36,10 +36,7 @@ def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
             note("the first process that the script starts is followed; the memory of its others is not counted.")
         return True
 
-    with (
-        spawning_here(ranks),
-        played_private.processes_here(runs_here, lambda: len(started) == 1),
-    ):
+    with spawning_here(ranks), played_private.processes_here(runs_here, lambda: len(started) == 1):
         yield
 
 

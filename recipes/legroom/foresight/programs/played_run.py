@@ -55,7 +55,9 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
         if changes is not None:
             found["facts"] = facts | {"optimizers": played_levers.optimizers_seen(optimizers)}
         for name, figures in (usual or {}).items():  # this step was on the longest rows
-            found["estimates"][name] |= {figure: figures[figure] for figure in longest_rows.OF_A_USUAL_STEP}
+            more = figures["device_used_bytes"] > found["estimates"][name]["device_used_bytes"]
+            kept = longest_rows.OF_A_USUAL_STEP + longest_rows.OF_THE_DEVICE * more
+            found["estimates"][name] |= {figure: figures[figure] for figure in kept}
         for name in pages:
             found["steps"][name] = pages[name] | {"timeline": found["steps"][name]["timeline"]}
 
