@@ -56,11 +56,11 @@ def test_shorter_batches_fragment_the_cache_and_a_full_card_gives_it_back():
     """By hand: 24 MiB are freed, and cannot serve the next 30; expandable segments grow by pages of 20 MiB."""
     events = [(0, 24 * MIB), (0, -1), (1, 30 * MIB), (1, -1)]
     seen = uneven_lengths.replay(steps_of(events, [(0, 30 * MIB)]), 40 * MIB, Settings())
-    (free,), (demand,) = seen.free_demands, seen.demands
+    (free,), (demand,) = seen.drawn.free_demands, seen.demands
     assert free.peak_reserved_bytes == 54 * MIB and free.releases == 0
     assert demand.peak_reserved_bytes == 30 * MIB and demand.releases == 1 and not demand.missing_bytes
     assert seen.expandable_demand.peak_reserved_bytes == 40 * MIB and not seen.expandable_demand.releases
-    assert seen.lacking_bytes == 0  # 24 MiB are given back before the 30 are asked for
+    assert seen.drawn.lacking_bytes == 0  # 24 MiB are given back before the 30 are asked for
 
 
 def test_what_a_full_card_lacks_is_kept_free_beside_the_margin():

@@ -15,7 +15,7 @@ from legroom import invocation
 from legroom.cli import console
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.jobs import launch, post_mortem, run_lock, supervise
+from legroom.jobs import fork_client, launch, post_mortem, run_lock, supervise
 from legroom.levers.parallelism import rules as parallelism
 from legroom.options import compose, hydra_errors, resume, validate
 from legroom.ranks.rank_info import current_rank
@@ -142,7 +142,7 @@ def is_occupied(folder: Path) -> bool:
 
 
 def run_in(
-    folder: Path, job: Composed, display: console.Console, source: launch.WorkerSource | None = None
+    folder: Path, job: Composed, display: console.Console, source: fork_client.ForkServer | None = None
 ) -> record.Record:
     """Refuse or run a job in its folder. Returns its record. Raises OSError when the folder cannot be written.
 

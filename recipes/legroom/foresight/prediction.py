@@ -107,7 +107,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     # Paged optimizer states fill what is free of the device; the rest of them stays on the host.
     memory.device_used_bytes = max(used, min(used + simulated.paged_bytes, cfg.gpu.memory_bytes))
     margin = -demand.missing_bytes or capacity - demand.peak_reserved_bytes
-    lacking = simulated.lengths.lacking_bytes if simulated.lengths is not None else 0
+    lacking = simulated.drawn.lacking_bytes if simulated.drawn is not None else 0
     share = max(cfg.estimate.margin or 0.0, simulated.error_share)
     outcome.estimate = judged(cfg.gpu, share, margin, demand.peak_reserved_bytes, lacking)
     limit = capacity + memory.context_bytes + nccl_bytes(cfg)
@@ -146,15 +146,15 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
 def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: UnevenLengths) -> None:
     """What batches of different lengths make of the reserved memory; a step that would not fit then is tight."""
     demands = lengths.demands
-    estimate.lengths_steps, estimate.releases = lengths.steps, max(demand.releases for demand in demands)
-    estimate.lacking_bytes = lengths.lacking_bytes
+    estimate.lengths_steps, estimate.releases = lengths.drawn.steps, max(demand.releases for demand in demands)
+    estimate.lacking_bytes = lengths.drawn.lacking_bytes
     needed = outcome.memory.peak_reserved_bytes or 0  # every order has the longest rows sooner or later
     shown = [max(needed, min(demand.peak_reserved_bytes, demand.capacity_bytes)) for demand in demands]
     estimate.shown_reserved_bytes = statistics.median_low(shown)
     estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes = min(shown), max(shown)
-    estimate.free_reserved_bytes = max(needed, *(demand.peak_reserved_bytes for demand in lengths.free_demands))
+    estimate.free_reserved_bytes = max(needed, *(demand.peak_reserved_bytes for demand in lengths.drawn.free_demands))
     estimate.expandable_reserved_bytes = lengths.expandable_demand.peak_reserved_bytes
-    estimate.padding_share = lengths.padding
+    estimate.padding_share = lengths.drawn.padding
     tight = ""
     missing = max(demand.missing_bytes for demand in demands)
     if missing and estimate.verdict == FITS:
@@ -164,11 +164,11 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
     hints = []
     if saved > 0:
         hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {saved / MIB:,.0f} MiB of it")
-    if lengths.padding >= LEAST_PADDING:
+    if lengths.drawn.padding >= LEAST_PADDING:
         grouped = "" if cfg.data.group_by_length is True else " or data.group_by_length"
         hints.append(
-            f"{lengths.padding:.0%} of the positions are padding, which data.packing (language modelling){grouped} "
-            "would spare"
+            f"{lengths.drawn.padding:.0%} of the positions are padding, which data.packing (language modelling)"
+            f"{grouped} would spare"
         )
     if estimate.lacking_bytes and estimate.kept_bytes:
         tight += (
@@ -177,7 +177,7 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
         )
     times = "is never given back" if not estimate.releases else f"is given back up to {estimate.releases} times"
     outcome.warnings.append(
-        f"batches of different lengths {_growth(needed, shown)}; in {lengths.steps} steps cached memory "
+        f"batches of different lengths {_growth(needed, shown)}; in {lengths.drawn.steps} steps cached memory "
         f"{times} to make room.{tight}{' ' * bool(hints)}{'; '.join(hints)}{'.' * bool(hints)}"
     )
 

@@ -34,24 +34,6 @@ LACKING_PRECISION = 0.005  # of what the longest rows need
 
 
 @dataclass(frozen=True)
-class UnevenLengths:
-    """What steps on drawn batches ask of the allocator.
-
-    steps: of an order that was replayed. demands: of each order with the GPU's capacity, the first as the training
-    has it. free_demands: without a capacity. expandable_demand: of the first order with the capacity and
-    expandable_segments. padding: share of the positions in the drawn batches that are padding. lacking_bytes: by how
-    much a GPU that has just what the longest rows need is too small for the worst order.
-    """
-
-    steps: int
-    demands: list[allocator.Demand]
-    free_demands: list[allocator.Demand]
-    expandable_demand: allocator.Demand
-    padding: float
-    lacking_bytes: int
-
-
-@dataclass(frozen=True)
 class FirstSteps:
     """The first steps of the training as it orders the rows. tallies: the operations of each, on one rank.
 
@@ -64,9 +46,11 @@ class FirstSteps:
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Requests of simulated steps on drawn batches; what no GPU's capacity changes. orders: the requests of each.
+    """Requests of simulated steps on drawn batches; what no GPU's capacity changes.
 
-    The rest: see UnevenLengths.
+    steps: of an order that was replayed. orders: the requests of each, the first as the training has it. padding: share
+    of the positions in the drawn batches that are padding. free_demands: of each order without a capacity.
+    lacking_bytes: by how much a GPU that has just what the longest rows need is too small for the worst order.
     """
 
     steps: int
@@ -74,6 +58,19 @@ class DrawnSteps:
     padding: float
     free_demands: list[allocator.Demand]
     lacking_bytes: int
+
+
+@dataclass(frozen=True)
+class UnevenLengths:
+    """What steps on drawn batches ask of the allocator of a GPU.
+
+    demands: of each order with the GPU's capacity. expandable_demand: of the first order with the capacity and
+    expandable_segments.
+    """
+
+    drawn: DrawnSteps
+    demands: list[allocator.Demand]
+    expandable_demand: allocator.Demand
 
 
 def draw(
@@ -96,20 +93,20 @@ def draw(
     """
     trace = OpTrace(fake, loop.bare_model, optimizer)
     count = max(2, min(DRAWN_STEPS, DRAWN_BATCHES // micro_batches))
-    lengths, ends, positions, filled = set(), [], 0, 0  # positions and those without padding: of all ranks
-    tallies, unpadded = [], 0
+    lengths, ends, tallies = set(), [], []
+    positions, filled = 0, 0  # all, and those without padding, of all ranks
     loop.loader.set_epoch(0)
     steps = accelerate_loop.chunks(loop.loader, micro_batches)
     for batches in steps:
         lengths |= _shapes(batches)
         positions += sum(map(_positions, batches))
         filled += sum(batch.unpadded_everywhere for batch in batches)
-        unpadded += sum(batch.unpadded_everywhere for batch in batches)
         ends.append(_step(loop, trace, batches))
         tallies.append(trace.step_tally(len(batches)))
         del batches  # what a step leaves behind is freed at its end
         if len(ends) == count:
             break
+    first = FirstSteps(tallies, filled)
     longest = next(accelerate_loop.chunks(data_loader.largest_step(loop.data, loop.args), micro_batches))
     lengths |= _shapes(longest)
     for batches in itertools.islice(steps, SEARCHED_STEPS if len(lengths) < 2 else 0):
@@ -120,7 +117,6 @@ def draw(
             ends.append(_step(loop, trace, batches))
             del batches
             break
-    first = FirstSteps(tallies, unpadded)
     if len(lengths) < 2:
         return first, None
     ends.append(_step(loop, trace, longest[:LONGEST_BATCHES]))
@@ -198,5 +194,4 @@ def replay(drawn: DrawnSteps, capacity_bytes: int, settings: Settings) -> Uneven
         else allocator.replay(events, capacity_bytes, settings)
         for demand, events in zip(drawn.free_demands, drawn.orders)
     ]
-    expanded = allocator.replay(drawn.orders[0], capacity_bytes, expandable)
-    return UnevenLengths(drawn.steps, demands, drawn.free_demands, expanded, drawn.padding, drawn.lacking_bytes)
+    return UnevenLengths(drawn, demands, allocator.replay(drawn.orders[0], capacity_bytes, expandable))

@@ -11,11 +11,14 @@ import tempfile
 import threading
 from typing import IO
 
-from legroom.jobs import launch, post_mortem
 from legroom.machine import host, interpreter
 from legroom.records.printable import printable
 
 FORK_SERVER_CODE = "import sys; from legroom.jobs.fork_server import serve; serve(int(sys.argv[1]), {eight_bit})"
+
+
+class ServerEnded(Exception):
+    """A fork server has ended. The message says how."""
 
 
 class ForkServer:
@@ -37,7 +40,7 @@ class ForkServer:
     def start_worker(self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None) -> ForkedWorker:
         """Fork a worker that holds the pipe and prints to the log.
 
-        Raises launch.SourceEnded if the server has ended, and TimeoutError if it does not answer in time (None: no
+        Raises ServerEnded if the server has ended, and TimeoutError if it does not answer in time (None: no
         limit); it is ended then.
         """
         exit_channel, server_end = socket.socketpair()
@@ -50,7 +53,7 @@ class ForkServer:
                 self._process.kill()
                 raise
             except OSError as error:
-                raise launch.SourceEnded(self.cause_of_end()) from error
+                raise ServerEnded(self.cause_of_end()) from error
             except BaseException:  # Ctrl-C: the reply to this request would be taken for that to the next
                 self._process.kill()
                 raise
@@ -73,7 +76,7 @@ class ForkServer:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4096))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        end = "not known" if code is None else post_mortem.exit_text(code)
+        end = "not known" if code is None else interpreter.exit_text(code)
         return printable(f"{end}: {lines[-1].strip()}" if lines else end)
 
     def close(self) -> None:

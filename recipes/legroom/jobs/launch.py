@@ -11,39 +11,14 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
+from legroom.jobs.fork_client import ForkedWorker, ForkServer
 from legroom.machine import interpreter
 from legroom.ranks.rank_info import RankInfo
 from legroom.records import record, run_folder
 
 WORKER_CODE = "import sys; from legroom.jobs.worker import entry; entry(int(sys.argv[1]))"
-
-
-class WorkerProcess(Protocol):
-    """The part of `subprocess.Popen` that a worker's supervisor uses."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int, /) -> None: ...
-
-
-class WorkerSource(Protocol):
-    """Starts workers faster than a new interpreter does: a fork server."""
-
-    def start_worker(self, pipe: socket.socket, log: IO[bytes], timeout_seconds: float | None = None) -> WorkerProcess:
-        """A worker that receives its job from the pipe and prints to the log.
-
-        Raises SourceEnded, or TimeoutError after timeout_seconds (None: no limit).
-        """
-        ...
-
-
-class SourceEnded(Exception):
-    """A source of workers has ended. The message says how."""
 
 
 @dataclass
@@ -62,16 +37,16 @@ class Job:
 class Running:
     """A worker that was started."""
 
-    process: WorkerProcess
+    process: subprocess.Popen | ForkedWorker
     pipe: Connection
     rank_info: RankInfo
 
 
-def start(job: Job, source: WorkerSource | None = None) -> list[Running]:
+def start(job: Job, source: ForkServer | None = None) -> list[Running]:
     """Start the workers: all ranks of the job, or the rank of this process where a launcher started the ranks.
 
     source: what starts them; without one, each worker gets a new interpreter. Workers end when their pipe is closed.
-    Raises SourceEnded, and TimeoutError if the source does not answer within launch.timeout_seconds.
+    Raises as `ForkServer.start_worker`, which has launch.timeout_seconds to answer.
     """
     parallelism = job.record.config["parallelism"]
     world_size = parallelism["num_processes"]
@@ -81,7 +56,7 @@ def start(job: Job, source: WorkerSource | None = None) -> list[Running]:
     return _start_ranks(job, world_size, source)
 
 
-def _start_ranks(job: Job, world_size: int, source: WorkerSource | None) -> list[Running]:
+def _start_ranks(job: Job, world_size: int, source: ForkServer | None) -> list[Running]:
     started: list[Running] = []
     with socket.create_server((RankInfo.address, 0)) as listener:
         port = listener.getsockname()[1]
@@ -96,7 +71,7 @@ def _start_ranks(job: Job, world_size: int, source: WorkerSource | None) -> list
     return started
 
 
-def _start(job: Job, source: WorkerSource | None, listener: socket.socket | None = None) -> Running:
+def _start(job: Job, source: ForkServer | None, listener: socket.socket | None = None) -> Running:
     """Start one worker and send it the job and, to rank 0, the socket on which it listens for the others."""
     parent_end, worker_end = socket.socketpair()
     with worker_end, open_log(job) as log:

@@ -14,6 +14,7 @@ from legroom.config import from_dict
 from legroom.foresight import advice
 from legroom.jobs import launch
 from legroom.machine import cgroups, host
+from legroom.machine.interpreter import exit_text
 from legroom.records import record, record_file, run_folder
 from legroom.records.messages import RankFailed
 from legroom.records.record import Error, Record
@@ -145,16 +146,6 @@ def write_post_mortem(job: launch.Job, status: str, message: str, hint: str | No
         outcome.status, outcome.error = status, Error(phase, status.capitalize(), message, hint)
         record_file.write(outcome, job.folder)
     return outcome
-
-
-def exit_text(code: int) -> str:
-    """An exit code for a person: `exit code 7`, `SIGKILL`."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _written(folder: Path) -> Record | None:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 
 from legroom.checkpoint import stop_request
-from legroom.jobs import launch, post_mortem
+from legroom.jobs import fork_client, launch, post_mortem
 from legroom.jobs.post_mortem import WorkerExit
+from legroom.machine.interpreter import exit_text
 from legroom.ranks import failure_store
 from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised
 from legroom.records.record import Error, Record
@@ -28,7 +29,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # signa
 LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def run(job: launch.Job, on_message: Callable[[Message], None], source: launch.WorkerSource | None = None) -> Record:
+def run(job: launch.Job, on_message: Callable[[Message], None], source: fork_client.ForkServer | None = None) -> Record:
     """Run a job, with all the ranks that it starts, to its end.
 
     on_message: called with each message of rank 0, except failures.
@@ -58,7 +59,7 @@ class Supervisor:
         self._on_message = on_message
         self._stop = stop_request.StopRequest()
 
-    def run_workers(self, source: launch.WorkerSource | None) -> str:
+    def run_workers(self, source: fork_client.ForkServer | None) -> str:
         """Start the workers and watch them. Returns 'exited', 'timeout' or 'interrupted'."""
         config = self.job.record.config
         limit_seconds = config["launch"]["timeout_seconds"]
@@ -72,11 +73,11 @@ class Supervisor:
         except TimeoutError:  # the source of workers hangs
             return "timeout"
 
-    def _start_workers(self, source: launch.WorkerSource | None) -> None:
+    def _start_workers(self, source: fork_client.ForkServer | None) -> None:
         """Start the workers; in new interpreters if the source has ended."""
         try:
             self.workers = launch.start(self.job, source)
-        except launch.SourceEnded as error:
+        except fork_client.ServerEnded as error:
             text = f"the process that starts workers has ended ({error}), so this job ran in a new process."
             self.job.record.warnings.append(text)
             with contextlib.suppress(OSError):
@@ -214,7 +215,7 @@ def find_cause(failures: list[RankFailed], exit_codes: dict[int, int]) -> RankFa
     if silent:
         code = exit_codes[silent[0]]
         status, kind = ("killed", "Killed") if code < 0 else ("failed", "WorkerDied")
-        return RankFailed(status, Error("step", kind, post_mortem.exit_text(code), rank=silent[0]))
+        return RankFailed(status, Error("step", kind, exit_text(code), rank=silent[0]))
     return failures[0] if failures else None
 
 

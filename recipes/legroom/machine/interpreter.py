@@ -1,8 +1,9 @@
-"""Starts another Python interpreter that can import `legroom`."""
+"""Starts another Python interpreter that can import `legroom`, and says how one ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 import site
 import socket
 import subprocess
@@ -25,6 +26,16 @@ def start_python(code: str, channel: socket.socket, **streams) -> subprocess.Pop
         start_new_session=True,
         **streams,
     )
+
+
+def exit_text(code: int) -> str:
+    """An exit code for a person: `exit code 7`, `SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def python_path() -> str:
