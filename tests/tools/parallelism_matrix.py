@@ -26,6 +26,7 @@ from random_runs import Runs
 
 from legroom.foresight.search import plan, request, runner, space
 from legroom.jobs import fork_client
+from legroom.machine import host
 from legroom.records import checkpoint_files
 from legroom.records.record import Record
 
@@ -56,7 +57,10 @@ MODES = (
     "fsdp_tp parallelism.num_processes=4",
     "fsdp_tp parallelism.num_processes=4 model=mixtral_tiny",
     "fsdp_tp parallelism.num_processes=4 parallelism.split=experts model=mixtral_tiny",
-    *(f"zero parallelism.num_processes=2 parallelism.stage={stage}" for stage in (1, 2, 3)),
+    *(
+        f"zero parallelism.num_processes={ranks} parallelism.stage={stage}"
+        for ranks, stage in ((2, 1), (2, 2), (2, 3), (4, 2))
+    ),
     *(
         f"pipeline parallelism.num_processes={ranks} parallelism.stages={stages} parallelism.schedule={schedule} "
         f"{PARTS}"
@@ -84,6 +88,7 @@ MODES = (
 )
 CELLS = ("trains", "equals one process", "resumes", "on one process", "ledger = estimate", "in fit")
 YES = "yes"
+LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed")
 
 
 @dataclass
@@ -208,10 +213,11 @@ def page(rows: Iterable[Row]) -> str:
     lines = [[f"`{row.mode}`", row.recipe, *map(cell, row.cells)] for row in rows]
     table = markdown(["`parallelism=`", "recipe", *CELLS], lines)
     listed = "\n".join(f"{number}. {why}" for why, number in notes.items())
+    versions = ", ".join(f"{name} {host.version(name) or 'not installed'}" for name in LIBRARIES)
     return f"""# Modes of parallelism
 
-Made by `python tests/tools/parallelism_matrix.py` on {datetime.date.today()}, on CPU ranks (gloo). What each mode is
-for: [several GPUs](../parallelism.md).
+Made by `python tests/tools/parallelism_matrix.py` on {datetime.date.today()}, on CPU ranks (gloo) with {versions}.
+What each mode is for: [several GPUs](../parallelism.md).
 
 `{" ".join(word for word in BASE if not word.startswith(("tracker", "launch", "device")))}`
 
