@@ -7,9 +7,12 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
+import fit_search
 import pytest
-from conftest import ROOT, compose
+from conftest import ROOT, compose, small
 from hydra.errors import HydraException
+
+from legroom.foresight.search import plan, request, space
 
 DOCS = ROOT / "docs"
 BUDGET = 25_000  # words that people are asked to read; whoever needs room shortens
@@ -136,6 +139,28 @@ def test_what_the_guides_train_on_is_run(train):
     assert len(tasks) == 2
     for overrides in tasks:
         assert train(*overrides, "train.max_steps=2").record.training.steps == 2
+
+
+GUIDES_COMMANDS = sorted(set(commands(LINE_BY_LINE.read_text())))
+MADE_SMALL = ["train.max_steps=1", "model.layers=2", "data.samples=144", "measure.warmup_steps=0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", GUIDES_COMMANDS)
+def test_each_command_of_the_guides_runs(train, line):
+    """With a model of two layers, for one step; of a sweep its first job; of a search the batch alone."""
+    words = one_job(line)
+    on_gpu = ["device=auto", "model.positions=1024"] if any(word.startswith("gpu=") for word in words) else []
+    if "scripts/fit" not in line:
+        record = train(*words, *MADE_SMALL, *on_gpu, "launch.oversubscribe=true").record
+        assert record.recipe == "estimate" or record.training.steps == 1
+        return
+    gpus = re.search(r"fit\.gpus=(\d+)", line)
+    options = request.Options(1, gpus=gpus and int(gpus[1]), keep=tuple({*space.DIMENSIONS} - {space.BATCH}))
+    sizes = [word for word in small() if word.startswith(("model.", "data."))]
+    search, problems = plan.plan([*sizes, *words, "model.layers=2", "data.samples=144"], options)
+    assert search is not None and not problems, problems
+    assert fit_search.searched(search, 1).fits
 
 
 def test_every_line_of_the_guides_has_a_command_a_page_or_a_no():
