@@ -123,3 +123,28 @@ def test_a_run_out_of_memory_says_what_it_used_and_what_there_was(outcome, colum
     assert said in " ".join(brief.answer(outcome).split())
     outcome.status = "failed"
     assert said.partition(";")[2] not in " ".join(brief.answer(outcome).split())
+
+
+@pytest.mark.parametrize(
+    ("status", "checkpoints", "said"),
+    [
+        ("interrupted", [60, 70], "Go on: the same command with resume=latest, from step 70"),
+        ("preempted", [7], "Go on: the same command with resume=latest, from step 7"),
+        ("interrupted", [], "Go on: not possible, for nothing was saved. save.every_steps=100 saves."),
+        ("oom", [], ""),
+        ("ok", [7], ""),
+    ],
+)
+def test_a_run_that_ended_early_says_whether_it_can_go_on(outcome, tmp_path, status, checkpoints, said):
+    outcome.status = status
+    for step in checkpoints:
+        (tmp_path / f"checkpoints/step-{step:08}").mkdir(parents=True)
+    text = brief.brief(outcome, tmp_path)
+    assert said in text and ("Go on" in text) is bool(said)
+
+
+@pytest.mark.parametrize(("losses", "said"), [([2.0, 2.1, 2.0], True), ([2.0, 1.5, 1.0], False), ([2.0], False)])
+def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses, said):
+    (tmp_path / "model").mkdir()
+    outcome.status, outcome.training.losses = "ok", losses
+    assert ("The loss did not fall in 3 steps" in " ".join(brief.brief(outcome, tmp_path).split())) is said

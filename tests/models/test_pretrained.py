@@ -238,7 +238,7 @@ def test_a_head_that_is_no_choice_of_one_class_is_refused(train, tmp_path, chang
 def test_an_adapter_beside_the_weights_is_refused(tmp_path):
     """transformers loads it or leaves it out, whether peft is in use or not, and says nothing."""
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(Refusal, match="merge_and_unload"):
+    with pytest.raises(Refusal, match="scripts/export.py"):
         pretrained.call(dict, str(tmp_path))
 
 
@@ -248,7 +248,7 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path):
 def test_an_adapter_alone_is_named_with_its_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
     [line] = compose(*small(f"model.pretrained={tmp_path}")).problems
-    assert "adapter_config.json" in line and "model.pretrained=org/base" in line and "merge_and_unload" in line
+    assert "adapter_config.json" in line and "model.pretrained=org/base" in line and "scripts/export.py" in line
     (tmp_path / "adapter_config.json").write_text("[")
     assert "its base model" in first_problem(f"model.pretrained={tmp_path}")
 

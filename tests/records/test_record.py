@@ -23,7 +23,7 @@ def filled():
     made.status, made.warnings = "ok", ["a warning"]
     made.training = Training(2, 8, 256, [0.7, 0.6], 0.6)
     made.evaluation = Evaluation(4, 0.65, 0.5, None, 0.1)
-    made.speed = Speed(warmup_steps=0, measured_steps=2, step_seconds_median=0.01, train_seconds=0.02)
+    made.speed = Speed(warmup_steps=0, measured_steps=5, step_seconds_median=0.01, train_seconds=0.02)
     made.memory = Memory(
         4, 4, 8, 2, 1, 19, peak_phase="backward", largest_bytes={"parameters": 4}, per_rank=[{"rank": 0}]
     )

@@ -13,7 +13,7 @@ from legroom import invocation
 from legroom.cli import summary
 from legroom.config import GROUPS
 from legroom.options.model import AUTO
-from legroom.records import model_card
+from legroom.records import checkpoint_files, model_card
 from legroom.records.record import FITS, Record, quality, shown_status, verdict_of
 from legroom.records.run_folder import MODEL_FOLDER, PAGE_FILES, log_name
 from legroom.report import predicted
@@ -201,12 +201,32 @@ def _generated(outcome: Record) -> list[str]:
 
 def _model(outcome: Record, folder: Path) -> list[str]:
     """Where the trained model is and what to type to use it, or how to save one."""
-    if outcome.status != "ok" or outcome.estimate is not None:
+    if outcome.estimate is not None:
         return []
+    if outcome.status != "ok":
+        kept, lost = checkpoint_files.found(folder), outcome.status == "interrupted" and outcome.training.losses
+        if kept:
+            return [f"  Go on: the same command with resume=latest, from step {checkpoint_files.step_of(kept[0])}"]
+        return ["  Go on: not possible, for nothing was saved. save.every_steps=100 saves."] * bool(lost)
     if not (folder / MODEL_FOLDER).is_dir():
         return ["  Model: not saved. Type save.final=true to keep what is trained."]
     use = model_card.usage(outcome, shorter(folder), invocation.command("chat"))
-    return [f"  Model: {shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
+    return (
+        _not_learned(outcome)
+        + [f"  Model: {shorter(folder / MODEL_FOLDER)}"]
+        + [f"  Use it: {use}"] * (use is not None)
+    )
+
+
+def _not_learned(outcome: Record) -> list[str]:
+    """A line where the loss of a model that is kept did not fall: the means of the first and the last quarter."""
+    losses = [loss for loss in outcome.training.losses or [] if loss is not None]
+    rate = outcome.config["train"]["learning_rate"]
+    count = max(1, len(losses) // 4)
+    if len(losses) < 2 or not sum(losses[-count:]) > 0.99 * sum(losses[:count]):
+        return []
+    why = f"in {len(losses)} steps at train.learning_rate={rate:g}: type a larger one, or a larger train.max_steps"
+    return [_wrapped("Note", f"The loss did not fall {why}.")]
 
 
 def _number(value: float | None) -> str:

@@ -169,11 +169,11 @@ class Conversation:
         return [each for each in dict.fromkeys(flat) if each is not None]
 
 
-def _tokens(text: str) -> int:
+def tokens(text: str) -> int:
     return max(int(text), 0) or int("at least 1")  # argparse says which argument is wrong
 
 
-def _temperature(text: str) -> float:
+def temperature(text: str) -> float:
     return float(text) if 0 <= float(text) < float("inf") else float("at least 0")
 
 
@@ -188,10 +188,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--compare", action="store_true", help="also show what the model said before the training")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
-    parser.add_argument("--tokens", type=_tokens, default=256, metavar="N", help="of an answer, at most (256)")
+    parser.add_argument("--tokens", type=tokens, default=256, metavar="N", help="of an answer, at most (256)")
     parser.add_argument(
         "--temperature",
-        type=_temperature,
+        type=temperature,
         default=0.0,
         help="0: always the likeliest token (default); 1: drawn as learned",
     )

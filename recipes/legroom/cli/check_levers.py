@@ -26,12 +26,8 @@ def text_of(tryout: Tryout) -> str:
         return "\n".join([*lines, "fewer rows at a time: --largest-batch, with --batch-flag NAME of an argument"])
     head = "it fits as it is, and is faster with" if tryout.fits else "it fits with"
     assert together.estimate is not None, "what fits has an estimate"
-    return "\n".join([*lines, f"{head}  {together.typed}", *_figures(together.estimate)])
-
-
-def _figures(estimate: StepEstimate) -> list[str]:
-    """The verdict and its figures without the notes, which are those of the script as it is."""
-    return [line for line in str(estimate).splitlines() if not line.startswith("  note:")]
+    said = str(together.estimate).splitlines()  # the notes are those of the script as it is
+    return "\n".join([*lines, f"{head}  {together.typed}", *(each for each in said if not each.startswith("  note:"))])
 
 
 def _used(trial: Trial, before: StepEstimate) -> int:

@@ -118,7 +118,15 @@ def _find_places(asked: list[request.Place], others: list[str], options: request
 
 @contextlib.contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """A line on stderr, where that is a terminal, that shows the progress. Gives the function that changes it."""
-    terminal = Console(stderr=True)
+    """A line on stderr that shows the progress; off a terminal a line a minute. Gives the function that changes it."""
+    terminal, said = Console(stderr=True), time.monotonic()
+
+    def update(text: str) -> None:
+        nonlocal said
+        line.update(text)
+        if not terminal.is_terminal and time.monotonic() - said >= console.LINE_SECONDS:
+            said = time.monotonic()
+            console.say(text)
+
     with terminal.status("", spinner=console.spinner(terminal.encoding)) as line:
-        yield line.update
+        yield update

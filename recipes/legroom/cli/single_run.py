@@ -80,6 +80,7 @@ def _refuse(problems: Sequence[str]) -> str:
 
 def _report_finished(cfg: Config, before: record.Record, folder: Path) -> str:
     """Print the summary of a run that resume=latest finds finished."""
+    console.say("Finished already, so nothing was trained. What it came to:")
     console.Console().finish(before, folder)
     if resume.model_missing(cfg, folder):
         console.say(f"save.final: {folder} is finished and left no checkpoint, so there is no model to save.")

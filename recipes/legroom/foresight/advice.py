@@ -55,11 +55,11 @@ def hint(cfg: Config, outcome: Record, trials: Trials | None = None) -> str:
     try:
         return _hint(cfg, outcome, trials)
     except (TimeIsUp, KeyboardInterrupt) as error:
-        by_time = f"after {trials.seconds:g} s (estimate.hint_seconds)"
+        by_time = f"after {trials.seconds:g} s (estimate.hint_seconds={5 * trials.seconds:g} searches longer)"
         why = "by Ctrl-C" if isinstance(error, KeyboardInterrupt) else by_time
         outcome.warnings.append(f"the search for what would make it fit was ended {why}: {trials.progress} were tried.")
         if trials.fitting:
-            return f"Tried so far, and fits: {trials.fitting[0]}."
+            return f"Tried so far, and fits: {'; or '.join(map(str, trials.fitting))}."
         return f"Nothing that was tried so far fits. {untried(cfg, outcome.error.phase if outcome.error else '')}"
 
 

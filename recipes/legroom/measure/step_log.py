@@ -116,8 +116,8 @@ class StepLog:
             for loss, (_, norm, time_of_step) in zip(losses, self._pending):
                 self.losses.append(loss)
                 self.gradient_norms.append(None if norm is None else next(norms))
-                self.seconds.append(self._seconds_between(self._last_time, time_of_step))
-                self._last_time = time_of_step
+                last, self._last_time = self._last_time, time_of_step
+                self.seconds.append(last.elapsed_time(time_of_step) / 1000 if self.on_gpu else time_of_step - last)
             self._pending.clear()
             self.tokens[first:] = map(int, self.tokens[first:])  # tensors on the device if rows are padded
             self._write(first)
@@ -214,6 +214,7 @@ class StepLog:
             return Speed()
         seconds = [row[0] for row in measured]
         tenths = statistics.quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+        own = [row for row in self.evaluations if row["step"] > self.resumed_from]  # not of an earlier attempt
         return Speed(
             warmup_steps=warmup,
             measured_steps=len(measured),
@@ -225,12 +226,8 @@ class StepLog:
             data_wait_share=min(sum(row[3] for row in measured) / sum(seconds), 1.0),
             train_seconds=getattr(self, "train_seconds", None),
             compile_seconds=torch_private.compile_seconds() - self._compile_seconds if self.compiled else None,
-            evaluation_seconds=sum(row["evaluation_seconds"] or 0.0 for row in self._new_evaluations()) or None,
+            evaluation_seconds=sum(row["evaluation_seconds"] or 0.0 for row in own) or None,
         )
-
-    def _new_evaluations(self) -> list[dict[str, Any]]:
-        """Those between the steps that are not of an earlier attempt."""
-        return [row for row in self.evaluations if row["step"] > self.resumed_from]
 
     def _time(self) -> Any:
         """The time on the device's queue: a CUDA event, or seconds on a CPU."""
@@ -239,9 +236,6 @@ class StepLog:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def _seconds_between(self, earlier: Any, later: Any) -> float:
-        return earlier.elapsed_time(later) / 1000 if self.on_gpu else later - earlier
 
 
 def _read(figures: list[torch.Tensor]) -> list[float]:

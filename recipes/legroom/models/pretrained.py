@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
+from legroom import invocation
 from legroom.errors import Refusal, is_out_of_memory
 from legroom.models import quantized
 from legroom.records.printable import printable
@@ -26,7 +27,7 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
     if (folder / "adapter_config.json").exists():  # transformers would load it, or not, as peft is in use
         raise Refusal(
             f"model.pretrained={name} holds an adapter beside the weights (adapter_config.json), which is not loaded. "
-            "Merge it into its model first (peft's merge_and_unload, then save_pretrained) and give that folder."
+            f"Merge it into its model first ({invocation.command('export')} {name} --merge) and give that folder."
         )
     try:
         return load(str(folder) if folder.exists() else name, trust_remote_code=False, **settings)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from legroom import invocation
 from legroom.config import Config
 from legroom.config.menus import MOST_LAYERS, MOST_PARTS
 from legroom.options import hooks, model_families, task
@@ -174,8 +175,8 @@ def _adapter_alone(pretrained: str, file: Path) -> str:
         base = "its base model"
     return (
         f"model.pretrained={pretrained} holds an adapter alone (adapter_config.json), which was trained beside {base}. "
-        f"Type model.pretrained={base} to train a new one; to go on from this one, merge the two first (peft's "
-        "merge_and_unload, then save_pretrained) and name that folder."
+        f"Type model.pretrained={base} to train a new one; to go on from this one, merge the two first "
+        f"({invocation.command('export')} {pretrained} --merge) and name that folder."
     )
 
 

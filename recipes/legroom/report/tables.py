@@ -31,20 +31,16 @@ CONTEXT = (
     "git_revision",
 )
 BETWEEN_RUNS = 0.05  # of a speed: the same job, run again on the same machine, was up to so much slower or faster
+LEAST_STEPS = 5  # of which a spread is said
 COST = "cost of 1M tokens"  # in the currency of gpu.price_per_hour
 COMPARED_SETTINGS = ("model", "data.seq_len", "device_name")  # may differ from those of the published figures
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number with this many significant digits, without an exponent: 14949, 9.313, 0.07830."""
+    """A number with this many significant digits, without an exponent: 14949, -9.313, 0.07830."""
     if not value:
         return "0"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
-
-
-def _signed(value: float) -> str:
-    """A number with its sign where it is negative."""
-    return f"-{number(-value)}" if value < 0 else number(value)
 
 
 def percent(value: float, base: float, decimals: int = 1) -> str:
@@ -74,15 +70,15 @@ def difference(made: Table, row: Row, figure: Callable[[Row], Spread | None]) ->
 
 def speed_range(row: Row) -> Spread | None:
     """Samples per second of a measured row: the median, and between what nearly all lie: its repeats, or eight of ten
-    steps of its one run, and BETWEEN_RUNS at least, which one run does not show. None where no more than one step was
-    measured, and for estimates."""
+    steps of its one run, and BETWEEN_RUNS at least, which one run does not show. None where fewer than LEAST_STEPS
+    were measured, and for estimates."""
     if row.estimate or not row.counted:
         return None
     speed, repeats = row.counted[0].speed, row.spread("speed", "samples_per_second")
     if repeats is None or len(row.counted) > 1:
         return repeats
     low, median, high = speed.step_seconds_p10, speed.step_seconds_median, speed.step_seconds_p90
-    if not low or not median or not high or (speed.measured_steps or 0) < 2:
+    if not low or not median or not high or (speed.measured_steps or 0) < LEAST_STEPS:
         return None
     slower, faster = min(median / high, 1 - BETWEEN_RUNS), max(median / low, 1 + BETWEEN_RUNS)
     return Spread(repeats.median, repeats.median * slower, repeats.median * faster)
@@ -145,7 +141,7 @@ def columns(made: Table) -> dict[str, list[str]]:
         if "optim" in made.keys
         else lambda row: "",
         f"capacity {unit}": lambda row: number(row.fit.capacity_bytes / size) if row.fit else "",
-        f"left {unit}": lambda row: _signed(row.fit.margin_bytes / size) if row.fit else "",
+        f"left {unit}": lambda row: number(row.fit.margin_bytes / size) if row.fit else "",
         "verdict": lambda row: verdict_of(row.fit) if row.fit else "",
         f"published device memory {unit}": published("device_used_bytes", size),
         "samples/s": lambda row: _predicted(row, predicted.samples_per_second) or spread_text(made.speed(row)),

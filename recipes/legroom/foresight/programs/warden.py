@@ -52,7 +52,10 @@ def _become_the_program(folder: str, descriptor: int, asked: process.Asked) -> N
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for limit, value in ((resource.RLIMIT_FSIZE, LARGEST_FILE), (resource.RLIMIT_DATA, _data_limit(asked))):
+    # For one process, so that an allocation between two looks of the warden does not take the machine. Memory that is
+    # mapped and never touched counts here, and does not for the warden.
+    data = (asked.limits.memory_bytes or 0) * 2 + 4 * GIB
+    for limit, value in ((resource.RLIMIT_FSIZE, LARGEST_FILE), (resource.RLIMIT_DATA, data)):
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (value if hard < 0 else min(value, hard), hard))
     dump = open(Path(folder, "stack"), "w")  # noqa: SIM115  # open as long as the process lives
@@ -68,12 +71,6 @@ def _become_the_program(folder: str, descriptor: int, asked: process.Asked) -> N
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # threads and exit handlers of the script's libraries have nothing to do any more
-
-
-def _data_limit(asked: process.Asked) -> int:
-    """For one process, so that an allocation between two looks of the warden does not take the machine. Memory that is
-    mapped and never touched counts here, and does not for the warden."""
-    return (asked.limits.memory_bytes or 0) * 2 + 4 * GIB
 
 
 class _Warden:

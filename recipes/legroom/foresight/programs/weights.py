@@ -20,10 +20,6 @@ from legroom.third_party import transformers_loading_private
 from legroom.third_party.patching import patched
 
 
-def _to_cuda(location: Any) -> bool:
-    return isinstance(location, (str, torch.device, int)) and torch.device(location).type == "cuda"
-
-
 @contextlib.contextmanager
 def by_shape(note: Callable[[str], None]) -> Iterator[None]:
     """Inside, checkpoints are loaded by their shapes. note: is called with what has to be said."""
@@ -32,10 +28,10 @@ def by_shape(note: Callable[[str], None]) -> Iterator[None]:
 
     def load_mapped(file: Any, map_location: Any = None, *args: Any, **settings: Any) -> Any:
         asked = None if map_location is None else saved.place(map_location, "cuda:0")
-        on_gpu = _to_cuda(asked)
+        on_gpu = isinstance(asked, (str, torch.device, int)) and torch.device(asked).type == "cuda"
         if isinstance(file, (str, os.PathLike)) and settings.get("mmap") is None:
             settings["mmap"] = zipfile.is_zipfile(file)
-        found = load(file, "cpu" if on_gpu or asked is None else asked, *args, **settings)
+        found = load(file, "cpu" if on_gpu or asked is None else asked, *args, **settings)  # pyright: ignore[reportArgumentType]
         return _moved(found) if on_gpu else found
 
     def lacking(name: str) -> None:

@@ -52,10 +52,10 @@ class Adviser:
         whole = self.cfg.parallelism.sharded or self.here == 1
         counts = [count for count in GPUS if count > self.here or (count == self.here and not whole)]
         even = [count for count in counts if self.effective % count == 0]
-        found = [self._of_counts(even, [()])]
         changed, adapters = objective.changed_mathematics(self.cfg), objective.adapters(self.cfg)
+        # Before more GPUs, for the time may end: most people have these, and fewer ranks take less time to simulate.
         alone = self._first(self.here, changed) or self._first(self.here, adapters)
-        found.append(alone)
+        found = [self._of_counts(even, [()]), alone]
         if found[0] is None and (alone is None or self.levers[alone.changes][0].cost is Cost.OTHER_WEIGHTS):
             more = self._of_counts(even, changed)
             uneven = [count for count in counts if count not in even]
@@ -152,9 +152,10 @@ class Adviser:
             key, _, value = text.partition("=")
             differs = key.split(".")[0] != "batch" and space.typed_value(space.now(self.cfg, key)) != value
             found += [text] if text not in typed and differs else []
+        held = {text.partition("=")[0] for text in found}
         for text in typed:  # keys of what was typed in another option's place
             key, _, value = text.partition("=")
-            if "." in key and key.split(".")[0] in ("checkpointing", "loss") and key not in dict(_pairs(found)):
+            if "." in key and key.split(".")[0] in ("checkpointing", "loss") and key not in held:
                 now = space.typed_value(space.now(made, key))
                 found += [f"{key}={now}"] * (now not in (value, "null"))
         return tuple(found + self._batch(typed, made))
@@ -178,10 +179,6 @@ def effective_batch(cfg: Config) -> int:
 
 def _words(levers: Iterable[Lever]) -> list[str]:
     return [text for lever in levers for text in lever.overrides.split()]
-
-
-def _pairs(overrides: Iterable[str]) -> list[tuple[str, str]]:
-    return [(text.partition("=")[0], text.partition("=")[2]) for text in overrides]
 
 
 def _least_share(cfg: Config) -> float:

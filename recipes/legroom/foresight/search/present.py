@@ -210,12 +210,8 @@ def heading_of_places(planned: list[tuple[Place, SearchSpace]], refused: dict[Pl
     if allowed:
         lines.append(f"fit.allow=[{','.join(allowed)}] also searches what computes something else.")
     lines += _grouped("Left out", ((place, line) for place, each in planned for line in each.left_out), len(planned))
-    return "\n".join([*lines, *_refusals(refused)])
-
-
-def _refusals(refused: dict[Place, list[str]]) -> list[str]:
-    """A line for each GPU that cannot do what is asked for."""
-    return [f"Not searched: {place.label}: {' '.join(lines)}" for place, lines in refused.items()]
+    lines += [f"Not searched: {place.label}: {' '.join(why)}" for place, why in refused.items()]
+    return "\n".join(lines)
 
 
 def report_of_places(done: list[Searched], options: Options, seconds: float) -> str:

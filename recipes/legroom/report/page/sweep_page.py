@@ -38,7 +38,7 @@ def write(made: Table, target: Path, folders: Mapping[int, Path]) -> list[Path]:
     embed.write_shared(target)
     for run in records:
         folder = folders.get(id(run))
-        if folder is not None and _below(folder, target):
+        if folder and folder.resolve().is_relative_to(target.resolve()) and not _same(folder, target):
             run_page.refresh(run, folder, target)
     script = f"legroom.sweep={embed.json_text(data(made, target, folders))};"
     text = embed.page(FILES, _title(made), SCRIPTS, script, START, embed.SHARED_FOLDER)
@@ -125,10 +125,6 @@ def _links(run: Record, target: Path, folder: Path | None) -> dict[str, str | No
             if (folder / name).is_file():
                 links[key] = urllib.parse.quote(os.path.relpath(folder / name, target))
     return links
-
-
-def _below(folder: Path, target: Path) -> bool:
-    return folder.resolve().is_relative_to(target.resolve()) and not _same(folder, target)
 
 
 def _same(folder: Path, target: Path) -> bool:
