@@ -211,11 +211,8 @@ def _model(outcome: Record, folder: Path) -> list[str]:
     if not (folder / MODEL_FOLDER).is_dir():
         return ["  Model: not saved. Type save.final=true to keep what is trained."]
     use = model_card.usage(outcome, shorter(folder), invocation.command("chat"))
-    return (
-        _not_learned(outcome)
-        + [f"  Model: {shorter(folder / MODEL_FOLDER)}"]
-        + [f"  Use it: {use}"] * (use is not None)
-    )
+    said = [*_not_learned(outcome), f"  Model: {shorter(folder / MODEL_FOLDER)}"]
+    return said + [f"  Use it: {use}"] * (use is not None)
 
 
 def _not_learned(outcome: Record) -> list[str]:
