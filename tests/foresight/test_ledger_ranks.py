@@ -22,16 +22,18 @@ SHORT = ["tracker=none", "eval.enabled=false", "model.layers=2", "data.samples=2
 WIDE = "model=llama_tiny model.width=64 model.feed_forward=256 model.vocab=4096 model.heads=4 model.kv_heads=4"
 TWO, FOUR = "parallelism.num_processes=2", "parallelism.num_processes=4"
 # gloo's threads hold on to what they have sent for a moment after the sender was told that it is done. What is measured
-# is a rank without that chance.
+# is a rank without that chance. Functional collectives wait in C++, and not by Work.wait.
 PATIENCE = """
 import time
-from torch.distributed import Work
-wait = Work.wait
-def wait_longer(self, *args):
-    done = wait(self, *args)
-    time.sleep(0.003)
-    return done
-Work.wait = wait_longer
+from torch.distributed import Work, _functional_collectives
+def patient(wait):
+    def wait_longer(*args):
+        done = wait(*args)
+        time.sleep(0.003)
+        return done
+    return wait_longer
+Work.wait = patient(Work.wait)
+_functional_collectives.wait_tensor = patient(_functional_collectives.wait_tensor)
 """
 # What tokens go to which expert is the router's choice, which the fake ranks do not know: both take turns.
 IN_TURN = """
