@@ -4,8 +4,6 @@ A checkout is called as `python train.py` and `python scripts/fit.py`, from its 
 installed package as `legroom fit`, or as `python -m legroom fit`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What `export` makes of a trained adapter: a whole model, as save.merge=true writes at the end of a training."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 A resumed training that goes on beside other ones is another training, though its configuration is the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ The model that was trained is not changed: each layer's weight is computed apart
 dequantised first.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds the checkpoint from which a training resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

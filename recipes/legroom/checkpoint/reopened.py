@@ -1,7 +1,5 @@
 """Opens a saved model again, as `from_pretrained` does for anyone, and compares it with the one that was trained."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path

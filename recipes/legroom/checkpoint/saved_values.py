@@ -4,8 +4,6 @@ A checkpoint may be of another training, another version or another person: what
 refused before it is used.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -1,7 +1,5 @@
 """Saves checkpoints while a run trains, and the trained model after the training."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping

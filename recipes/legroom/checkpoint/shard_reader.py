@@ -1,7 +1,5 @@
 """Reads tensors of a checkpoint from the shards that its ranks saved, also for another number of ranks."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, NamedTuple
 

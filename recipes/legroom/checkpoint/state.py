@@ -5,8 +5,6 @@ of ranks: each rank reads the parts of the saved shards that overlap its own.
 Names are those of the model's state dictionary, and `<name>/<key>` for the optimizer's state of that weight.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any, cast

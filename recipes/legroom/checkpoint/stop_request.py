@@ -1,7 +1,5 @@
 """Signals that ask a training to save a checkpoint and stop."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

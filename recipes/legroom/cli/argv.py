@@ -1,7 +1,5 @@
 """The command line before Hydra reads it: the folder of a sweep, its repeats, and the folder of ranks other than 0."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A finished run in about six lines: what happened, then what most want to know; --verbose adds every figure."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

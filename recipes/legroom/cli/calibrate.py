@@ -4,8 +4,6 @@
 goes to ~/.cache/legroom/calibration, or to the folder that LEGROOM_CALIBRATION names. Let nothing else run.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

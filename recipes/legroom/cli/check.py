@@ -1,7 +1,5 @@
 """The command `check`: whether a training script that somebody wrote fits a GPU, and how fast it is there."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """`legroom check --try` on the terminal: a table of what each lever saves alone, and the arguments that make it fit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from legroom.foresight.programs.program_record import bare

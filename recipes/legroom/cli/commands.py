@@ -3,8 +3,6 @@
 Imports the standard library alone at the top: the doctor also runs where the other packages are missing.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The command `doctor`: what this machine can do for a training, what to install, and what is broken."""
 
-from __future__ import annotations
-
 import argparse
 
 from legroom import invocation

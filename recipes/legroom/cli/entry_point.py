@@ -4,8 +4,6 @@ Hydra's experimental callbacks (on_multirun_start, on_multirun_end) are not used
 they cannot set the exit code, and on_multirun_end is not called when the sweep ends with an error.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

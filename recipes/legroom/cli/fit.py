@@ -1,7 +1,5 @@
 """The command `fit`: search for the fastest configurations that fit, and print them."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

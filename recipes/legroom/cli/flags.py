@@ -1,7 +1,5 @@
 """The flags of a command line: Hydra's own, wherever they stand, and those of other programs, which are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple

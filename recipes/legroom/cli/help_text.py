@@ -1,7 +1,5 @@
 """The text of --help: menus, options and keys with their comments, read from the YAML files in conf/."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections import Counter

@@ -1,7 +1,5 @@
 """The figures of a running job, and how far its sweep is: for the terminal."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The command `measure`: run a training script for some steps, and count what it takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """The command `report`: make a report from records, print its table and where its files are."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import webbrowser

@@ -1,7 +1,5 @@
 """One run, from its composed configuration to the summary."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables below the summary of a run: what an estimate says, the operations of a step, every figure of the record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ sweep runs only the jobs that are missing or have no final record. The jobs of a
 launchers may run them in other processes.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import datetime

@@ -1,7 +1,5 @@
 """The jobs of a sweep, and its end: the report, the tracker's line and the exit code."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `train`: compose a configuration, check it, run it in a fresh process, and report."""
 
-from __future__ import annotations
-
 import sys
 
 from legroom import paths

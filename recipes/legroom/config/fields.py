@@ -9,8 +9,6 @@ A key without `identity` has that of its section, and a section without it has R
 whether a key is part of the record's configuration: True (the default), False, or "if set".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The schema of the menus: a dataclass for each folder of conf/, with the values that each key takes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The schema of the sections: the plain keys of conf/config.yaml."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from legroom.config.fields import LABEL, LENGTH, RUN, TRAINING, UNSET, at_least, fraction, key, one_of

@@ -1,7 +1,5 @@
 """data.tokenizer=bytes as a tokenizer of transformers, so that a saved model brings it: `AutoTokenizer` opens it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors

@@ -1,7 +1,5 @@
 """Rows from conversations: token ids, with labels where the loss looks."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

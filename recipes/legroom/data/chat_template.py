@@ -5,8 +5,6 @@ therefore found in what it renders: an answer begins where the messages before i
 answer, and ends where the messages up to it end. Templates with transformers' `generation` blocks mark them themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Collates rows into batches. Shapes: B rows, T tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

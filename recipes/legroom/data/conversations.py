@@ -6,8 +6,6 @@ as the tools that are called), in a datasets.Dataset with the columns `messages`
 called, or null) and `place` (the file and the row, for messages about it).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass

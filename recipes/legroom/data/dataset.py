@@ -4,8 +4,6 @@ Shapes: T tokens, C classes. A row has `input_ids` (T,) and `labels`: () for cla
 several labels a row, (T,) for language modelling, where -100 marks tokens that the loss ignores.
 """
 
-from __future__ import annotations
-
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The documents of plain text in their order, and the blocks of them that are held out for the evaluation."""
 
-from __future__ import annotations
-
 import math
 
 import datasets

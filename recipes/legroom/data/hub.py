@@ -1,7 +1,5 @@
 """Data sets of the hub, or folders of the same form: read whole by `datasets`, from the network or from its cache."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A label as a file or a data set has it: several of a text, or a number."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

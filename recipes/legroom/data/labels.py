@@ -1,7 +1,5 @@
 """The labels of labelled texts: which label is which class of the model, several of a text, and numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ The masks of a row follow from the seed, the epoch and the row alone: they are t
 of ranks and after a resume, and others in each epoch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

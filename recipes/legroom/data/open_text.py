@@ -1,7 +1,5 @@
 """Opens text files: compressed ones, in any encoding; and what to say of one whose encoding is not the expected one."""
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip

@@ -1,7 +1,5 @@
 """Rows to evaluate on that are trained on, and labels that are not."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import cast

@@ -4,8 +4,6 @@ A packed row has `position_ids` (T,), which begin with 0 at each sample. The fir
 last one of the sample before it would predict it.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 

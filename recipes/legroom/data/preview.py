@@ -1,7 +1,5 @@
 """Samples as a person reads them, with what is trained on marked."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

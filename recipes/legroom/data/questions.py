@@ -5,8 +5,6 @@ A context that is too long becomes several rows, windows with STRIDE tokens in c
 answer, its answer is its first token, as in BERT's own training (Devlin et al. 2018, arXiv 1810.04805). T tokens.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Rows as a datasets.Dataset in the torch format, windows over a text, and the choice of some out of many rows."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Rows of tokens from the texts, conversations and questions of each option of the menu `data`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

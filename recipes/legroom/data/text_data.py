@@ -4,8 +4,6 @@ Texts are a datasets.Dataset with the columns `text`, `pair` (the second text, i
 labels, `label`: numbers or words, or a datasets.ClassLabel; and `place`, for messages: "reviews.csv, line 3".
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

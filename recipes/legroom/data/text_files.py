@@ -4,8 +4,6 @@
 columns. .jsonl: an object per line. .json: a list of objects, or an object per line.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

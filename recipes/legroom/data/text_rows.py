@@ -1,7 +1,5 @@
 """Rows from texts: one per text or pair with a label, packed blocks for language modelling."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Texts to token ids, and whether these are the ids that pretrained weights were trained on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Imports the standard library alone at the top, because the doctor also runs wher
 are tried in separate processes (`recipes/legroom/doctor/probe.py`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

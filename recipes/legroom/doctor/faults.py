@@ -1,7 +1,5 @@
 """Which of the doctor's findings are broken, and what to do about each."""
 
-from __future__ import annotations
-
 import platform
 
 from legroom import invocation

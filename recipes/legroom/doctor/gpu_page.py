@@ -1,7 +1,5 @@
 """The doctor's sections on GPUs: each card, and the links between them."""
 
-from __future__ import annotations
-
 from legroom.doctor.checks import Findings
 from legroom.doctor.lines import NOT_AVAILABLE, Page
 from legroom.machine.nvml import IDLE_GPU_BYTES, Card

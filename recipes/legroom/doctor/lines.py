@@ -1,7 +1,5 @@
 """The doctor's page: lines of text with a style each."""
 
-from __future__ import annotations
-
 import textwrap
 
 WIDTH, NAME_COLUMN = 80, 27  # a row: two spaces, the name up to NAME_COLUMN, the text wrapped behind it

@@ -1,7 +1,5 @@
 """The doctor's page from its findings, and the command that prints it."""
 
-from __future__ import annotations
-
 import platform
 
 from legroom.doctor import checks, faults, probe

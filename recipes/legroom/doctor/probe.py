@@ -3,8 +3,6 @@
 The parent calls `run`. The child runs `imports` and `devices` and the functions below them, which may import anything.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """accumulation=auto, in its own process: the largest batch per device that fits, as the estimate predicts."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

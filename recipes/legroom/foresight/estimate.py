@@ -1,7 +1,5 @@
 """recipe=estimate: the record of a training that is not run. Its figures are predictions."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -1,7 +1,5 @@
 """One estimate in a process of its own: what the app starts for each question, and may end at any time."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory of an evaluation, which decides whether a job fits where its batches need more than a training step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A tensor is described by the module and the operation that made it. In the backw
 forward pass made the inputs of the operation, where that is known.
 """
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any

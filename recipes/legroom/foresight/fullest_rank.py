@@ -4,8 +4,6 @@ The ranks between the first and the last have layers alone, the earlier ones no 
 micro-batches at a time: the second stands for all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The largest batch per device that fits, by bisection over estimates."""
 
-from __future__ import annotations
-
 import bisect
 import copy
 from typing import Any

@@ -1,7 +1,5 @@
 """What is said of a model whose step the fake device cannot follow: how else to come by its figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from legroom.config import Config

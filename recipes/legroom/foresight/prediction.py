@@ -1,7 +1,5 @@
 """A simulated step as the figures of a record: memory, speed, whether it fits, and the assumptions behind them."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

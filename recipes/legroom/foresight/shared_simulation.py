@@ -4,8 +4,6 @@ The cards of a generation differ in capacity and speed, which come after the sim
 own, which nobody else can write to and which ends with it, and names it in the environment (SIMULATIONS).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

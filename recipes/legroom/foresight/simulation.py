@@ -5,8 +5,6 @@ micro-batches of an accumulation two are enough: one that allocates the gradient
 ranks three are run, because only the last one sends the gradients.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

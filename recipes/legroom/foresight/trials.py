@@ -3,8 +3,6 @@
 Imports no torch until something is tried.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """An estimate that was made, or why it was refused: what the advice tries and what `fit` finds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

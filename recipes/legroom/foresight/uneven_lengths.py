@@ -6,8 +6,6 @@ longest come: the steps on the first batches of the training and on the longest 
 are replayed in several orders.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass, replace

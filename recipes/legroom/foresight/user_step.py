@@ -1,7 +1,5 @@
 """A training step that a user wrote, run on the fake GPU: the simulation behind `estimate_step`."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import traceback

@@ -1,7 +1,5 @@
 """From an exception that ended a job to its record: the status, the phase and a hint."""
 
-from __future__ import annotations
-
 import traceback
 
 from legroom import errors

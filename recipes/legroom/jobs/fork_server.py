@@ -1,7 +1,5 @@
 """The fork server: imports the libraries once and forks a worker for each request of its parent."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

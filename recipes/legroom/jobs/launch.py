@@ -1,7 +1,5 @@
 """Starts the workers of a job: a process for each rank, with a session of its own and a pipe to its parent."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import socket

@@ -1,7 +1,5 @@
 """The record of a job whose worker could not write its own, made from what its parent saw."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

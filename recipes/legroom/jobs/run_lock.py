@@ -1,7 +1,5 @@
 """Locks a run's folder: a second command would overwrite the record, the steps and the checkpoints of the first."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

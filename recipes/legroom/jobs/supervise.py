@@ -1,7 +1,5 @@
 """Supervises the workers of a job: passes their messages on, ends them, and makes sure that a record is left."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """A worker's training: load, train, save, evaluate, and count memory."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

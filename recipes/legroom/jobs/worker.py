@@ -4,8 +4,6 @@ A worker has a session of its own, so that Ctrl-C reaches only its parent. It pr
 (`legroom.records.messages`) through a pipe. The heavy libraries are imported after the environment has been prepared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -5,8 +5,6 @@ A lever is a menu or a key that changes memory or speed. Its rules register hook
 which the layers below ask; none of them imports a lever.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

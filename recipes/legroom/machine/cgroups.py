@@ -1,7 +1,5 @@
 """The memory that Linux's control groups leave to this process: limits of containers, SLURM jobs, systemd slices."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

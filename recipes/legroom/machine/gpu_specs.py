@@ -1,7 +1,5 @@
 """legroom.machine.gpu_specs"""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

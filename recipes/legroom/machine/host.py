@@ -1,7 +1,5 @@
 """What this machine has, found without importing torch: GPUs, processor, compiler, installed packages."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Starts another Python interpreter that can import `legroom`, and says how one ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import site

@@ -3,8 +3,6 @@
 Imports the standard library alone at the top: the doctor also runs where nothing is installed yet.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

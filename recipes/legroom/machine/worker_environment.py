@@ -1,7 +1,5 @@
 """The environment variables that a worker needs before the libraries read them, and its memory limit."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -5,8 +5,6 @@ inside it. The parts are those of bitsandbytes' own kernels (backends/cuda/ops.p
 1,536 rows some GPUs have a kernel without that copy; here there always is one, as there is in every backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

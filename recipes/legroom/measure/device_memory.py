@@ -1,7 +1,5 @@
 """Memory in use, as NVML reports it for the whole device and the system for this process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

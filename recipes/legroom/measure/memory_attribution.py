@@ -10,8 +10,6 @@ The use of a storage may be known only after its allocation (a matrix product tu
 keeps an entry whose kind changes, and is read when the step is over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

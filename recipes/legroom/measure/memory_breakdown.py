@@ -1,7 +1,5 @@
 """One more step under the memory ledger after the training, and the record's memory figures of all ranks."""
 
-from __future__ import annotations
-
 import statistics
 import time
 import traceback

@@ -1,7 +1,5 @@
 """FLOPs of one operation, and the tensors among its arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ of the optimizer. The fake GPU (recipes/legroom/foresight/fake_gpu/device.py) is
 interface, because a second mode would double the overhead of every operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol

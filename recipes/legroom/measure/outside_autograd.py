@@ -1,8 +1,6 @@
 """What a step keeps or does where neither saved tensors nor the optimizer's hooks show it: a lever reports it here, and
 the memory ledger listens."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ A recipe calls `StepLog.step` after every optimizer step. The loss stays on the 
 event, so that nothing waits for the device until the log is flushed, about once a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

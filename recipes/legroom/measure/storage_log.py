@@ -4,8 +4,6 @@ A tensor is a view of a storage, which owns the memory. A weak reference to the 
 is freed. No value is read and nothing is synchronised, so this works on any device, and on tensors that hold no data.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where tensors come from: the module and the operation that made each storage of a step."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

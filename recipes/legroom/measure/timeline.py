@@ -1,7 +1,5 @@
 """The memory of one step as data for a page: every tensor from its allocation to its free, and what made it."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from typing import Any

@@ -3,8 +3,6 @@
 All checks read the configuration and the class in transformers; no weight exists yet.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

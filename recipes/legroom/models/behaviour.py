@@ -5,8 +5,6 @@ tokens after it, and some classifiers read the last position, or mix the padding
 rows, T tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a job needs of the host's memory, at least, and whether that is free: said before the kernel ends the job."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ has no formula for it either. `register` adds both.
 Shapes: S pairs of a token and one of its experts, E experts, K inputs, N outputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The only weights that may be new are those of a classification head, on a checkpoint that has none.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

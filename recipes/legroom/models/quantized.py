@@ -5,8 +5,6 @@ layer, a classification head) are not. A model is never held whole in 16 or 32 b
 quantised layer by layer, and pretrained ones tensor by tensor, by transformers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The loss of the next token for classes that compare the logits of each token with the label of the same token."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

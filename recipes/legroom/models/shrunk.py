@@ -1,8 +1,6 @@
 """The configuration of a small model with the parts of a large one: its sizes are lowered by their names (SIZES), and
 layers are left out so that one of each kind stays."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Opens a trained model to talk to or to export it: the model of a run, or a folder with a model or an adapter."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """batch: samples in one forward pass, the first thing to lower when memory runs out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from pathlib import Path

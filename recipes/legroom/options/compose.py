@@ -1,7 +1,5 @@
 """From overrides to a typed, validated configuration and an empty record."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

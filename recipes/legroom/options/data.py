@@ -1,7 +1,5 @@
 """data: checks of files and lengths, and the entries for TrainingArguments."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources of texts: files by their suffix, and data sets of the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """estimate: when its keys are refused. What an estimate does not support stands in the facts of an option."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

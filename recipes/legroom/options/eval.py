@@ -1,7 +1,5 @@
 """eval: when its keys are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

@@ -1,7 +1,5 @@
 """gpu: the figures of GPUs, from the menu. One source for predictions and for MFU's denominator."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom import config

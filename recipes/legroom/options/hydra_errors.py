@@ -1,7 +1,5 @@
 """Messages for Hydra's errors about a command line: what is wrong, and what to type instead."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The keys that a person may type: what exists, and what to type in place of a key that does not exist."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import typing

@@ -1,7 +1,5 @@
 """measure: what is measured in a run, beside the training itself."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

@@ -1,7 +1,5 @@
 """The menus in conf/: the options of each, and the keys that an option uses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """model: sizes, pretrained weights, and when they are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The model families that can be built from sizes, and the names of their sizes in transformers: facts in YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """objective: the number of a job's record that a sweeper such as Optuna's compares."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import is_dataclass

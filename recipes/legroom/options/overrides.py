@@ -1,7 +1,5 @@
 """The overrides of a command line, one at a time, before Hydra composes: what each may set, and with which values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of the facts in an option's YAML: packages, versions and hardware that the option needs."""
 
-from __future__ import annotations
-
 from packaging.requirements import Requirement
 
 from legroom.config import GROUPS, Config

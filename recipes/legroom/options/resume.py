@@ -1,7 +1,5 @@
 """resume: which run or checkpoint a training continues, and whether it is the same training."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path

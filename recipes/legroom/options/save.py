@@ -1,7 +1,5 @@
 """save: what is written while a training runs and after it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

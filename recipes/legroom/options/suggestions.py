@@ -1,7 +1,5 @@
 """Suggestions for misspelt names, and typed texts in messages."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

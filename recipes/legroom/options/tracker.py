@@ -1,7 +1,5 @@
 """tracker: whether it sends anything, and when its keys are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """train: length, learning rate and schedule of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validation: every problem of a configuration at once, before anything slow starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Checks of the YAML files in a folder of menus that is not ours, before Hydra loads them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from pathlib import Path

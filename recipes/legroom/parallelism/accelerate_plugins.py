@@ -1,7 +1,5 @@
 """What `Accelerator` is given for each mode of parallelism."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

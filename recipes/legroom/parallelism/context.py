@@ -7,8 +7,6 @@ attention works unchanged. Shapes: B rows, H heads, T tokens of whole rows, D he
 torch's own context_parallel replaces CUDA's kernels alone, and Accelerate's runs in DeepSpeed's engine alone.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ transformers' own: its plan of the model, its shards of the experts' tensors and
 FSDP shards the copies of an expert over the ranks that have it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh

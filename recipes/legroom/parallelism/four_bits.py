@@ -3,8 +3,6 @@
 bitsandbytes' layers have a packed weight and its state: the scales, which are neither parameters nor buffers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The five strategies have the names of FSDP1. FSDP2 has `reshard_after_forward` a
 `config.Parallelism` maps the names to these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

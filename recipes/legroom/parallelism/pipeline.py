@@ -6,8 +6,6 @@ modules stand for those of the other ranks: so masks, positions and names of wei
 Shapes: B rows of a micro-batch, T tokens, D width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence

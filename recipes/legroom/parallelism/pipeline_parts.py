@@ -1,7 +1,5 @@
 """The modules of a rank of a pipeline: those of its parts, and cheap ones that stand for those of the other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model and the optimizer inside the wrappers that Accelerate, DDP, torch.compile and DeepSpeed add."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

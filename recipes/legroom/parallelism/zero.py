@@ -4,8 +4,6 @@ DeepSpeed keeps the trained weights in flat buffers, of which each rank holds a 
 itself, inside the last `accelerator.backward` of an accumulation.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

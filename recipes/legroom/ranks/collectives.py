@@ -1,7 +1,5 @@
 """Process group and collectives: how the ranks of a training find each other, and what they exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

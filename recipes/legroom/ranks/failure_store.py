@@ -3,8 +3,6 @@
 Ranks that a launcher started have no parent in common, so rank 0, which writes the record, reads the cause here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

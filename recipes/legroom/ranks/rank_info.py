@@ -1,7 +1,5 @@
 """Which of the job's ranks this process is."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import sys

@@ -1,7 +1,5 @@
 """Write a file so that a reader never sees a part of it."""
 
-from __future__ import annotations
-
 import glob
 import os
 import tempfile

@@ -12,8 +12,6 @@ opened, regular ones in the folder itself, and what they hold is checked before 
 parent looks here too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

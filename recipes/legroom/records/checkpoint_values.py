@@ -3,8 +3,6 @@
 What depends on the model (names, shapes, types of tensors) is checked where it is restored.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Describe the machine and the software that a job runs with, without importing torch."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """A saved model's card (README.md in its folder), and what to type to use the model."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts from records and files of other people, made safe for a terminal and a table."""
 
-from __future__ import annotations
-
 import unicodedata
 
 # Control and format characters (escape codes, text direction), surrogates, and the separators of lines and paragraphs.

@@ -4,8 +4,6 @@ Bytes are integers, times are seconds, and units are in the names. None: this de
 The comment behind a field is its description in docs/record.schema.json.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

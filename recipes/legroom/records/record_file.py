@@ -1,7 +1,5 @@
 """Write a record to `result.json` in the run's folder, and read it back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

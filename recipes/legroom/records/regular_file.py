@@ -1,7 +1,5 @@
 """Read a file that someone else may have put there: a regular file of a bounded size, and JSON of a bounded depth."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The names of the files in a run's folder."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

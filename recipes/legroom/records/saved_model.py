@@ -1,8 +1,6 @@
 """Where a trained model is: the folder of a run, or of a model or an adapter. Imports nothing heavy: a command refuses
 what is no model before it loads the libraries that open one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`step.json.gz` in a run's folder: the timeline of one step, for the run's page."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

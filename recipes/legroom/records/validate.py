@@ -1,7 +1,5 @@
 """Check that the values of a dataclass have the types that its annotations state."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

@@ -1,7 +1,5 @@
 """A table's records as JSON lines and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The labels of a table's rows: the keys of the configuration in which the jobs differ."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

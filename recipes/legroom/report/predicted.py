@@ -1,7 +1,5 @@
 """What tables and summaries say of a predicted step: its interval with the digits that are known, and what it costs."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Find and read the records below folders."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Published figures, in the form that `rows.table(published=...)` takes."""
 
-from __future__ import annotations
-
 import csv
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 matplotlib and rich are imported when they are needed: the parent process imports this module before a sweep.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence

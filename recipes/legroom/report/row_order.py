@@ -1,7 +1,5 @@
 """The order of a table's rows: that of the sweep, of the start, of the labels."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import re

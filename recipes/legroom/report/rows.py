@@ -3,8 +3,6 @@
 A row's figures are medians over the repeats, with the smallest and the largest value.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass, field

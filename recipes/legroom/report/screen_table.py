@@ -1,7 +1,5 @@
 """The table for a terminal, with `rich`."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The cells of a table as text, the remarks beside it, and both as Markdown."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Private state of Accelerate that this project reads or writes, each with its reason."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

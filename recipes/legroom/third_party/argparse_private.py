@@ -1,7 +1,5 @@
 """The private name of argparse that this project reads: a parser has no public list of its arguments."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Undocumented names of bitsandbytes that this project uses or replaces, each with its reason. Imports bitsandbytes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

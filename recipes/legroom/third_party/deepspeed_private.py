@@ -1,7 +1,5 @@
 """Private names of DeepSpeed that this project sets, each with its reason. Imports deepspeed."""
 
-from __future__ import annotations
-
 import deepspeed  # pyright: ignore[reportMissingImports]  # large, and so in no environment that checks types
 
 

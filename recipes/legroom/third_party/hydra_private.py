@@ -1,7 +1,5 @@
 """Names of Hydra that are not part of its public interface."""
 
-from __future__ import annotations
-
 import functools
 import traceback
 from collections.abc import Sequence

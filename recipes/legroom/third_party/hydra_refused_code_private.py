@@ -4,8 +4,6 @@ Hydra imports and calls any name that its own node holds: of callbacks, of the p
 Python's logging. A file of --config-dir could so run any code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Temporary replacement of attributes of another library's modules, classes and objects."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Private names of torch that a played GPU (foresight/programs) replaces, each with its reason. Imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Private names of torch for a device backend that is written in Python: its registration, kernels and storages."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 What is read for each dispatched operation is bound here once, so that a use costs no more than the attribute itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

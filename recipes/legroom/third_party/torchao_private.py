@@ -1,7 +1,5 @@
 """Private names of torchao's optimizers that this project uses, each with its reason. Imports no torchao itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Private names of transformers with which a checkpoint is loaded by its shapes alone, each with its reason."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Private and undocumented names of transformers' models that this project uses or replaces, each with its reason."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -10,8 +10,6 @@ Where torchao is installed, transformers' quantizers import it. It asks for the 
 Both transformers and transformers.models read the source of every model, 0.2 s each time: here the second is spared.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

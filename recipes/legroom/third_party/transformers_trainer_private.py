@@ -1,7 +1,5 @@
 """Private names of transformers' Trainer and TrainingArguments that this project uses, each with its reason."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The trackers that keep runs on this machine or at a server of one's own: TensorBoard, Trackio and MLflow."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

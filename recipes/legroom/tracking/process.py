@@ -3,8 +3,6 @@
 A tracker's package is imported only when a run begins, because the parent imports this module, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

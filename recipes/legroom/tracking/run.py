@@ -4,8 +4,6 @@ The trackers of the menu are in the table `process.TRACKERS`. A further one is a
 YAML file in `conf/tracker/`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """tracker=wandb: a run at Weights & Biases (W&B), online or offline."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

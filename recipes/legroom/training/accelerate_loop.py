@@ -1,7 +1,5 @@
 """recipe=accelerate: the raw PyTorch loop with Accelerate. The step fits on one screen."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext

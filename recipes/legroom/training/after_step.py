@@ -1,7 +1,5 @@
 """What happens between two optimizer steps: an evaluation where one is due, then a checkpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import TrainingArguments

@@ -1,7 +1,5 @@
 """Evaluation after training, the same for both recipes: loss, and the scores of the task."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Short continuations of evaluation rows, before and after a training (eval.generate)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

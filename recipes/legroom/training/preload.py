@@ -1,7 +1,5 @@
 """The imports that every job needs, done once before workers are forked."""
 
-from __future__ import annotations
-
 import gc
 
 

@@ -1,7 +1,5 @@
 """How good predictions are, beside their loss. Shapes: B rows, C classes."""
 
-from __future__ import annotations
-
 import math
 import re
 import string

@@ -4,8 +4,6 @@ A run, an estimate, a recorded allocator trace and the benchmark all build their
 the same step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

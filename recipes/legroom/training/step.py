@@ -6,8 +6,6 @@ batch the share that makes the sum the mean of one large batch. (The Trainer alo
 for models that do not take `num_items_in_batch`.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

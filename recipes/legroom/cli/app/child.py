@@ -1,7 +1,5 @@
 """What a process of an estimate runs. The libraries are imported when it does, if its parent has not done so."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

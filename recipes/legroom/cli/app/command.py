@@ -1,7 +1,5 @@
 """The command `app`: start the server, say where it is, and wait for Ctrl-C."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import signal

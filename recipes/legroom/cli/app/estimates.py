@@ -1,7 +1,5 @@
 """The app's estimates: each in a process of its own, a few at a time, and kept for when it is asked for again."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What a person can choose in the app, and the command line that it stands for."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

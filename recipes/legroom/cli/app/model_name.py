@@ -1,7 +1,5 @@
 """From what a person writes for a model (an option, a hub id, a link, a name) to the overrides that it stands for."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math

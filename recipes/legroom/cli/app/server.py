@@ -1,7 +1,5 @@
 """The app's web server: four addresses, for this machine alone unless another host is named."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -4,8 +4,6 @@ Large products by dtype, bandwidth by class of operation, attention, the least t
 the context. The figures of the card come from conf/gpu/.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -5,8 +5,6 @@ The rules are those of torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_ut
 B batch, H heads, T queries, S keys, D head size.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ torch registers these lists for CUDA only; a PrivateUse1 backend has to bring it
 ATen/autocast_mode.h in torch 2.13, the casts those of autocast_mode.cpp.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Autocast, attention and softmax on the fake GPU: torch treats CUDA differently there, and the fake GPU like CUDA."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

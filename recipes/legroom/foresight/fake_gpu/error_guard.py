@@ -6,8 +6,6 @@ that begins with an exception set fails, and the process aborts. So our guard ta
 FakeDevice raises it again when it is left.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Storages that have a size and no memory, and the tensors on them."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

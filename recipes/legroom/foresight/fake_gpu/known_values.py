@@ -4,8 +4,6 @@ Positions and attention masks are read by models (`mask.all()`, `positions[-1].i
 on the host, so their value can be computed there, too. It is kept as the attribute `known_value` of the fake tensor.
 """
 
-from __future__ import annotations
-
 import functools
 import traceback
 from pathlib import Path

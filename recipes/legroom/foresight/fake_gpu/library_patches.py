@@ -3,8 +3,6 @@
 These libraries ask for a real GPU, or for other ranks, before they do their work. Everything here is undone afterwards.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -5,8 +5,6 @@ device, which computes shapes and no values. A description of its result is cach
 calls build their result from that description.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@ B batch, T queries, S keys, H heads, D head size. Tensors are (B, T, H, D), or (
 the rows. `programs/played_packages.py` has the packages' names for them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The weights are not copied there. Its gradients are complete before those of all
 gathers the outputs of all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Written after DeepSpeed 0.19 (runtime/zero/stage_1_and_2.py); see zero_ranks. A 
 copies it where it has parts of several ranks (at most one more bucket) is left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

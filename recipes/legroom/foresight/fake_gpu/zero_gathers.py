@@ -3,8 +3,6 @@
 Written after DeepSpeed 0.19 (runtime/zero/partitioned_param_coordinator.py and partition_parameters.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ An estimate does not need DeepSpeed. Where it is installed, a test compares the 
 (tests/foresight/test_ledger_zero.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

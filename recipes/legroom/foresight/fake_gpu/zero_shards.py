@@ -3,8 +3,6 @@
 Written after DeepSpeed 0.19 (runtime/zero/stage3.py, parameter_offload.py and linear.py); see zero_ranks.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What all stages of parallelism=zero on the fake device have in common: the optimizer's step on flat parts."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -6,8 +6,6 @@ share its blocks. Two things cannot be predicted: the address that CUDA gives a 
 the memory that other programs take.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Those are of torch 2.13, c10/core/AllocatorConfig.h.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

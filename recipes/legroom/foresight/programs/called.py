@@ -1,7 +1,5 @@
 """The modules and optimizers of a script, found while it runs."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import OrderedDict

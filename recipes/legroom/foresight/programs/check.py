@@ -1,7 +1,5 @@
 """`legroom.check`: what somebody's training script would take on a GPU. Imports no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -3,8 +3,6 @@
 Imports no torch: the command's own process reads it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

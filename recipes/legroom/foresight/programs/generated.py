@@ -1,7 +1,5 @@
 """Tokens that a model of transformers generates, where nothing is computed: all rows run to their greatest length."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

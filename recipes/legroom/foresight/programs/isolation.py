@@ -2,8 +2,6 @@
 code writes land in a folder that is removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.abc

@@ -1,7 +1,5 @@
 """The longest rows of a script through its own collator: where lengths differ, a step on them takes the most memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Imports no torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A real run of somebody's script under the observers with which its prediction was made."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

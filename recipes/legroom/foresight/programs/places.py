@@ -1,7 +1,5 @@
 """Where a script is: the line of its own that runs, and what of the file system is its libraries'. Imports no torch."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from pathlib import Path

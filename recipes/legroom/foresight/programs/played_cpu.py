@@ -3,8 +3,6 @@
 What it finds is what `legroom measure` finds in a real run on the CPU: the live tensors of the second step.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ file; nobody reads them again. So large floating-point tensors that a factory ma
 memory, like those on the device. Integers and small tensors are real: rows, masks, positions, schedules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

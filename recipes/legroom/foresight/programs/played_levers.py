@@ -2,8 +2,6 @@
 `legroom check --try`. The other part is try_levers.py, which says what may be changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

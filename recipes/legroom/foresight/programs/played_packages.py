@@ -5,8 +5,6 @@ script with another way for machines without them takes that way: they are playe
 torch.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The processes that a script starts to train in: the first is followed, in the script's own process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 The others are taken to have the same: what they send is as large as what this rank sends.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

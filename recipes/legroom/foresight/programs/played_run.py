@@ -3,8 +3,6 @@
 Runs in the script's own process (process.py), as the observer of its optimizer steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """torch.cuda.FloatTensor and its like on the played GPU: classes that make a tensor, name its type, and know theirs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

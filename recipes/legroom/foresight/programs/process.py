@@ -4,8 +4,6 @@ The caller's process starts a warden (warden.py), a small process to which the s
 has ended. The warden forks the process of the program (child.py) and ends all of them. Imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

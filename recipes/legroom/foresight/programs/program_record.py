@@ -1,7 +1,5 @@
 """The record of a check, in the schema of an estimate's, with the figures of one GPU. Imports no torch."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -4,8 +4,6 @@ The file is a real one, in the folder that is removed. A tensor whose numbers no
 and so is what lies beyond MOST_BYTES of a real run; everything else has its values.
 """
 
-from __future__ import annotations
-
 import contextvars
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`legroom check --largest-batch`: the largest batch of a script that fits, with few runs of it. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The optimizer steps of a script that knows nothing of us: how many there were, where, and when to stop."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import weakref

@@ -4,8 +4,6 @@ Until the first step is over only storages are followed: the model and the optim
 step's end to the next is what every later step is like, and is replayed as such.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

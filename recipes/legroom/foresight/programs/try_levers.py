@@ -4,8 +4,6 @@ A lever is tried by a run of the script: with one more argument where the script
 otherwise by another value in the script's process (played_levers.py). Imports no torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

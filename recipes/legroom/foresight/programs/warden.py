@@ -4,8 +4,6 @@ On Linux it is the subreaper of all of them (prctl(2)): a process whose parent h
 escapes by forking twice or by a session of its own. Imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

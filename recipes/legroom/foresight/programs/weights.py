@@ -4,8 +4,6 @@
 script does with a mapped tensor of many elements reads it no further than its shape.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import zipfile

@@ -4,8 +4,6 @@ Held is what Python's own functions open, make, move and remove, and an audit ho
 libraries in C or Rust write by themselves, and what other programs do that the script starts, is not held.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

@@ -4,8 +4,6 @@ What is typed stays, but for the levers that leave the mathematics alone: `fit` 
 extrapolation of its smallest configuration tells whether it can find anything.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

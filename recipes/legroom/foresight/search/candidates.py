@@ -6,8 +6,6 @@ Precisions that differ in speed only, and modes that differ only in when FSDP fr
 extrapolations. Steps inside the backward pass have extrapolations of their own.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ their use, and its memory is no straight line. Its prediction is derived from th
 (`resharding`).
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

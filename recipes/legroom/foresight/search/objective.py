@@ -13,8 +13,6 @@ lets it change) and one number of GPUs at a time, and so orders by 4 and 5. The 
 each asks `fit`'s own search for the rest.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

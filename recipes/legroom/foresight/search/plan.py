@@ -1,7 +1,5 @@
 """From the command line of fit to its search spaces, or to the problems that prevent a search. Never imports torch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

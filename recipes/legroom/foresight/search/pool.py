@@ -3,8 +3,6 @@
 Imports no library at the top: the command `fit` imports this file before it knows whether the command line is valid.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """What a command line asks of fit: its own keys (fit.<name>=), and which GPUs and how many. Never imports torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace

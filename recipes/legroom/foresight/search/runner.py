@@ -3,8 +3,6 @@
 Every row of the result is the estimate of that very configuration.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator

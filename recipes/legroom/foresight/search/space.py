@@ -3,8 +3,6 @@
 Never imports torch: a command line is refused before anything heavy is loaded.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import shlex

@@ -6,8 +6,6 @@ and element-wise work. Beside them stand the optimizer (everything from the last
 clipping included), communication with other ranks, and copies (casts, gathers, fills).
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable

@@ -3,8 +3,6 @@
 The files lie in LEGROOM_CALIBRATION, or in ~/.cache/legroom/calibration.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

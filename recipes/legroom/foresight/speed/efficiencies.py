@@ -4,8 +4,6 @@ A GPU's own lines stand over those of its chip, and those over `default`. A file
 The command `calibrate` has written for a device stands over all of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

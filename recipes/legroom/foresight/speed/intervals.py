@@ -4,8 +4,6 @@ From the published steps by class (docs/results/published_intervals.md). Blind r
 hand, so that a class about which less is known has an interval of up to twice its lower end.
 """
 
-from __future__ import annotations
-
 from legroom.config import Gpu
 from legroom.foresight.speed import calibrated
 from legroom.foresight.speed.efficiencies import Efficiencies

@@ -5,8 +5,6 @@ over the GPUs' own link, and those of several over the network as well, whose ra
 cross between machines at the same time share it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

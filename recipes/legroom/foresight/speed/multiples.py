@@ -4,8 +4,6 @@ Matrix units work on whole tiles, so that a product with a side of 50,257 takes 
 bits longer, since rows of memory are then not aligned.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

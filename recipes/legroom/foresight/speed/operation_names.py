@@ -1,7 +1,5 @@
 """Operations of aten by name: which class of work each one is for the device, and how its bytes and kernels count."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -9,8 +9,6 @@ Tiles, waves and splits: NVIDIA's 'Matrix Multiplication Background' guide. The 
 published kernels; docs/results/published_speed.md has the errors on the others.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -6,8 +6,6 @@ gradients and gathered weights while the device computes, so a step takes the lo
 that nothing can overlap.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any

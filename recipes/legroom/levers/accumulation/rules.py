@@ -1,7 +1,5 @@
 """accumulation: forward and backward passes in one optimizer step."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

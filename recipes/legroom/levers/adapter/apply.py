@@ -3,8 +3,6 @@
 LoRA: Hu et al. 2021, arXiv 2106.09685.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ With qlora these are quantised (Dettmers et al. 2023, arXiv 2305.14314); what is
 type of the computation, because nothing is added to it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 

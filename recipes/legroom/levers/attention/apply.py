@@ -1,7 +1,5 @@
 """The chosen implementation of attention in a model."""
 
-from __future__ import annotations
-
 from transformers import PretrainedConfig
 
 from legroom.errors import Refusal

@@ -1,7 +1,5 @@
 """model.attention: the implementations beside PyTorch's own, what each needs, and when it is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

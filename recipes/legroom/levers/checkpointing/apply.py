@@ -1,7 +1,5 @@
 """Activation checkpointing of a transformers model: what is kept of a layer until its backward pass, and where."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """checkpointing: recompute activations in the backward pass instead of keeping them."""
 
-from __future__ import annotations
-
 from legroom.config import Config
 from legroom.machine import host
 from legroom.options import hooks

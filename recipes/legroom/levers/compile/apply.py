@@ -1,7 +1,5 @@
 """torch.compile through Accelerate. TrainingArguments has no name for regions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from accelerate.utils import TorchDynamoPlugin

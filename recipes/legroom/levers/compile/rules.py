@@ -1,7 +1,5 @@
 """compile: torch.compile, through Accelerate in both recipes."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection
 from typing import Any

@@ -1,7 +1,5 @@
 """Liger's kernels in a model, through transformers' own integration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import PretrainedConfig

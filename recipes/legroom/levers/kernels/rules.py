@@ -3,8 +3,6 @@
 liger: Hsu et al. 2024, arXiv 2410.10989.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

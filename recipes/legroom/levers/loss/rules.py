@@ -1,7 +1,5 @@
 """loss: how a causal language model computes its loss from the hidden states of its last layer."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

@@ -4,8 +4,6 @@ Gradients of all weights never exist at once. What the step of a weight computes
 pass, so the losses are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ groups, of the whole model (LOMO), of their own groups (GaLore, APOLLO), one per
 An optimizer that the table lacks is one entry in FACTORIES.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

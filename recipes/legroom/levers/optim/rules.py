@@ -1,7 +1,5 @@
 """optim: the optimizer's settings, and which optimizers take less memory."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection
 from typing import Any

@@ -5,8 +5,6 @@ the type that attention computes in, and shared by all layers. Flash attention t
 begins; flex attention takes a mask of blocks, which transformers makes of the position ids. B rows, T tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

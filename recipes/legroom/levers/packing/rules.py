@@ -1,7 +1,5 @@
 """data.packing: when it is refused; models are checked where they are built."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from legroom.config import Config

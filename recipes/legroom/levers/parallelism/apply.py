@@ -1,7 +1,5 @@
 """What a mode of parallelism does to the model and to the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """parallelism.context: what does not go with ranks that share out the tokens of each row."""
 
-from __future__ import annotations
-
 from legroom.config import Config
 from legroom.levers.parallelism import fsdp_rules
 from legroom.options.hooks import Conflict

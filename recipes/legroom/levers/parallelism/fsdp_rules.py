@@ -1,7 +1,5 @@
 """parallelism=fsdp and fsdp_tp: the sharding strategies, and when they are refused."""
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from legroom.config import Config

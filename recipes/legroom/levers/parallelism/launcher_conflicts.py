@@ -1,7 +1,5 @@
 """Settings of a launcher (accelerate launch, torchrun) that contradict the recipe's options."""
 
-from __future__ import annotations
-
 import os
 
 from legroom.config import Config

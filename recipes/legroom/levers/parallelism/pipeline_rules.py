@@ -1,7 +1,5 @@
 """parallelism=pipeline: what does not go with ranks that share out the layers, and how long they wait for others."""
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from legroom.config import Config

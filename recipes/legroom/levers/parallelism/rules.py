@@ -1,7 +1,5 @@
 """parallelism: how many ranks a configuration has, what they share, and when a mode is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 

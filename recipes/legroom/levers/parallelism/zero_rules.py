@@ -1,7 +1,5 @@
 """parallelism=zero: when it is refused."""
 
-from __future__ import annotations
-
 from legroom.config import Config
 
 

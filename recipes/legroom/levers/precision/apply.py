@@ -1,7 +1,5 @@
 """What a precision does beside autocast, which TrainingArguments ask for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """precision: the floating-point types of the weights and of the arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

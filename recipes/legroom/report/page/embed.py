@@ -1,7 +1,5 @@
 """Put data, scripts and styles into a page, so that no text of a record can become a part of its code."""
 
-from __future__ import annotations
-
 import functools
 import html
 import json

@@ -1,7 +1,5 @@
 """The page of one run or estimate: `page.html` beside its record."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The configuration of a record beside the defaults, and the command that repeats the job."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shlex

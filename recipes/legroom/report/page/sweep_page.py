@@ -1,7 +1,5 @@
 """The page of a table of records: `page.html` in a sweep's folder, with the pages of its jobs below it."""
 
-from __future__ import annotations
-
 import os
 import urllib.parse
 from collections.abc import Mapping
