@@ -15,7 +15,7 @@ from legroom.jobs import fork_client, launch, post_mortem
 from legroom.jobs.post_mortem import WorkerExit
 from legroom.machine.interpreter import exit_text
 from legroom.ranks import failure_store
-from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, WarningRaised
+from legroom.records.messages import Message, PhaseStarted, RankFailed, RecordUnwritten, Shown, WarningRaised
 from legroom.records.record import Error, Record
 
 GRACE_SECONDS = 0.6  # between SIGINT and SIGKILL: a run must end within a second of Ctrl-C
@@ -23,6 +23,10 @@ POLL_SECONDS = 0.2
 EXIT_SECONDS = 30.0  # how long a worker that has closed its pipe may take to end: freeing its memory takes a while
 KILL_SECONDS = 10.0  # how long a worker may take to end once it is killed: one that waits inside a driver may never end
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # signals that end a run
+STOPPING = (
+    "Asked to stop: the training step is finished first, and a checkpoint saved. Ctrl-C, or kill -INT {}, ends the run "
+    "at once and without it."
+)
 # The parent's process id under torchrun (also inside `accelerate launch`), which starts each rank itself; else None.
 LAUNCHER_PID = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -126,7 +130,8 @@ class Supervisor:
         """Receive messages until all workers have exited.
 
         Returns 'exited', 'timeout' at the deadline (time.monotonic()), or 'interrupted' if the launcher was killed and
-        the job saves on no signal. With forward_stop, a request to stop is forwarded to the workers as SIGTERM.
+        the job saves on no signal. With forward_stop, a request to stop is forwarded to the workers as SIGTERM; it
+        interrupts an estimate, which has nothing to save.
         Once one rank has failed, the others get GRACE_SECONDS of the failure store: they may still report an error, or
         wait for the failed rank forever.
         """
@@ -137,8 +142,12 @@ class Supervisor:
                     return "interrupted"
                 self._stop.to_stop = True
             if forward_stop and self._stop.to_stop and not forwarded:
+                if self.job.record.config["recipe"]["name"] == "estimate":
+                    return "interrupted"
                 forwarded = True
                 self._signal_workers(signal.SIGTERM)
+                if self.phase in ("load", "train"):  # a later one is left at once
+                    self._handle(Shown(STOPPING.format(os.getpid())))
             now = time.monotonic()
             if deadline is not None and now > deadline:
                 return "timeout"
