@@ -6,6 +6,7 @@ by their use of `legroom`, start the whole command in an interpreter of its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import remembered_menus
 from processes import dies_with_parent
 
 from legroom import config, levers
@@ -73,6 +75,7 @@ def pytest_configure(config):
     """No network, and no cache of the user's: set before anything reads these variables."""
     # A shell that starts the tests in the background ignores SIGINT, which every process below would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    remembered_menus.remember()
     config._cache_folder = tempfile.TemporaryDirectory(prefix="legroom-tests-")
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
@@ -84,6 +87,12 @@ def pytest_configure(config):
     }  # the tensors are tiny, and the machine may be shared
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "TRANSFORMERS_CACHE"):
         os.environ.pop(name, None)
+
+
+def pytest_collection_finish(session):
+    """What was imported stays: no collection of garbage looks at torch's objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config):

@@ -8,6 +8,7 @@ tests/test_gpu.py has that one, and tests/foresight/test_ledger_pairs.py the rec
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -92,6 +93,7 @@ def test_a_refused_pair_has_a_reason_that_names_one_of_the_two(refused):
         assert any(word in line for word in words(pair) for line in problems), (words(pair), problems)
 
 
+@functools.cache
 def facts_of(option: tuple[str, str]) -> dict:
     """The facts in the YAML of (menu, option)."""
     return menus.option_values(*option, [CONF]).get("facts", {})

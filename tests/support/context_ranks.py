@@ -32,7 +32,8 @@ def compare(
     refused by their name, which are put into the list `allowed` of model_families. folder: for the rendezvous."""
     chosen = difference or _difference, allowed
     # Not forked: where a test before has started autograd's threads, a forked process cannot run a backward pass.
-    processes = multiprocessing.get_context("spawn")
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])  # what the ranks need is imported once
     ranks = [processes.Process(target=_rank, args=(rank, kinds, folder, *chosen)) for rank in range(RANKS)]
     for rank in ranks:
         rank.start()

@@ -13,6 +13,7 @@ from legroom.machine import cgroups, nvml
 from legroom.machine.nvml import Gpu
 
 
+@functools.cache
 def version(package: str) -> str | None:
     """A package's installed version without importing it, or None."""
     try:

@@ -1,5 +1,6 @@
 """Describe the machine and the software that a job runs with, without importing torch."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -58,8 +59,12 @@ def of_device(device: str, name: str, memory_bytes: int) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def git_revision() -> str | None:
-    """The checkout's commit, with '+changes' where tracked files differ from it; None outside a git checkout."""
+    """The checkout's commit, with '+changes' where tracked files differ from it; None outside a git checkout.
+
+    As it was when the process first asked, which is nearer to the code that it has imported.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(
