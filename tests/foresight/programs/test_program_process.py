@@ -219,3 +219,21 @@ def test_run_works_in_a_thread(program):
     thread.start()
     thread.join()
     assert found[0].status == process.ENDED and found[0].exit_code == 0
+
+
+def test_what_the_scripts_folder_has_by_the_name_of_a_library_is_the_scripts(program, tmp_path):
+    """Also where we have imported the library before, or need it ourselves."""
+    for name in ("yaml/__init__.py", "statistics.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("MINE = 1")
+    done = program("import statistics, yaml\nyaml.MINE + statistics.MINE" + STEP + "step()\nstep()", steps=2)
+    assert (done.status, done.error) == (process.STOPPED, "")
+
+
+def test_python_m_legroom_imports_nothing_from_the_folder_in_which_one_is(tmp_path):
+    for name in ("json", "random", "yaml", "psutil"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(99)")
+    (tmp_path / "train.py").write_text("")
+    asked = [sys.executable, "-m", "legroom", "check", "--gpu", "none_such", "train.py"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "gpu='none_such'" in done.stderr, done.stderr

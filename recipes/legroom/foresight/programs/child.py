@@ -17,13 +17,15 @@ from typing import Any, NoReturn
 from legroom.errors import Refusal, first_line
 from legroom.foresight.programs import command, isolation, places, played_packages, process
 
+# What the interpreter imports before it knows the script's folder.
+BEFORE_ANY_FOLDER = ("abc", "codecs", "encodings", "io", "os", "posixpath", "site", "stat")
+
 
 def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
     """Run the script under its observer. Returns its exit code; how it ended is a message on the descriptor."""
     talk = _Talk(folder, descriptor)
     isolation.set_environment(folder, asked.offline)
     os.environ.update(asked.program.environment)
-    _as_if_started(asked.program)
     finish: Callable[[], Any] = dict
     code: Any = 0
     try:
@@ -36,6 +38,7 @@ def main(folder: Path, descriptor: int, asked: process.Asked) -> int:
                 from legroom.third_party import accelerate_private
 
                 os.environ.update(accelerate_private.launch_environment(asked.program.accelerate))
+            _as_if_started(asked.program)
             _run(asked.program)
     except SystemExit as error:
         code = error.code
@@ -109,13 +112,18 @@ class _Talk:
 
 
 def _as_if_started(program: command.Program) -> None:
-    """sys.argv and sys.path as the interpreter sets them."""
+    """sys.argv and sys.path as the interpreter sets them. What the script's folder has by the name of a library that was
+    imported for us (datasets, queue) is imported from there again."""
     sys.argv = [program.target, *program.argv]
-    first = os.getcwd() if program.kind == command.MODULE else str(Path(program.target).parent)
     if program.kind == command.FUNCTION:
         sys.argv[0] = program.target.partition(":")[0]
-    else:
-        sys.path.insert(0, first)
+        return
+    first = Path.cwd() if program.kind == command.MODULE else Path(program.target).parent
+    sys.path.insert(0, str(first))
+    beside = {file.stem for file in first.glob("*.py")} | {file.parent.name for file in first.glob("*/__init__.py")}
+    beside -= {"legroom", "__main__", *sys.builtin_module_names, *BEFORE_ANY_FOLDER}
+    for name in [name for name in sys.modules if name.partition(".")[0] in beside]:
+        del sys.modules[name]
 
 
 def _run(program: command.Program) -> None:
