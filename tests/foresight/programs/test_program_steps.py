@@ -33,12 +33,15 @@ def test_a_step_is_over_when_each_optimizer_has_stepped():
 
 
 def test_an_optimizer_that_never_steps_is_not_waited_for_without_end():
-    with steps.Watch(2).watching():
+    """As of the folds of a cross-validation. What was waited for is one step, and no step is left out."""
+    seen, watch = [], steps.Watch(2)
+    watch.on_step.append(lambda number, _: seen.append(number))
+    with watch.watching():
         kept, used = optimizer(), optimizer()
         with pytest.raises(steps.Enough):
             for _ in range(steps.PATIENCE + 3):
                 stepping(used)
-    assert not kept.state
+    assert not kept.state and seen == [1, 2]
 
 
 def test_the_line_is_the_scripts_and_an_exception_of_the_script_does_not_catch_the_stop():

@@ -45,6 +45,7 @@ class Watch:
         self._built: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._skipped_in_a_row = 0
+        self._reached = 0  # steps of every optimizer that is waited for
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -83,11 +84,11 @@ class Watch:
         self.line = own_line(inspect.currentframe()) or self.line
         furthest = max(self._counts.values())
         waited = {one: self._counts.get(one, 0) for one in {*self._counts, *self._built} if _trains(one)}
-        done = min((count for count in waited.values() if count + PATIENCE > furthest), default=furthest)
-        if done > self.done:
-            self.done = done
+        reached = min((count for count in waited.values() if count + PATIENCE > furthest), default=furthest)
+        if reached > self._reached:  # by more than one where an optimizer was waited for in vain
+            self._reached, self.done = reached, self.done + 1
             for call in self.on_step:
-                call(done, self.optimizers)
+                call(self.done, self.optimizers)
         if self.limit is not None and self.done >= self.limit:
             self.enough()
 
