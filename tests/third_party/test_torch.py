@@ -103,6 +103,24 @@ def test_dispatch_mode_does_not_skip_dynamo():
     assert hasattr(torch.utils._python_dispatch.TorchDispatchMode, "_should_skip_dynamo")
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_comes_whole_in_inference_mode_alone(inference):
+    seen = []
+
+    class Seen(torch_private.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if torch_private.comes_whole(func):
+                with torch_private.dispatching_to(self):
+                    return func.decompose(*args, **(kwargs or {}))
+            seen.append(torch_private.op_name(func))
+            return func(*args, **(kwargs or {}))
+
+    linear, rows = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    with torch.inference_mode(inference), Seen():
+        assert linear(rows.to(torch.float64).to(torch.float32)).shape == (2, 3)
+    assert seen == ["_to_copy", "_to_copy", "t", "addmm"]
+
+
 def test_local_tensor_of_a_dtensor(process_group):
     mesh = dist.init_device_mesh("cpu", (1,))
     tensor = torch.ones(4)

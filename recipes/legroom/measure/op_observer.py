@@ -13,7 +13,7 @@ import torch
 
 from legroom.measure import compound_ops
 from legroom.measure.op_flops import tensors_in
-from legroom.third_party.torch_private import DispatchMode, dispatching_to, runs_on_fake_tensors
+from legroom.third_party.torch_private import DispatchMode, comes_whole, dispatching_to, runs_on_fake_tensors
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -56,6 +56,9 @@ class OpObserverMode(DispatchMode):
         if types and have_own_dispatch(types):
             self.observer.on_subclass(func)
             return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
+        if comes_whole(func):
+            with dispatching_to(self):
+                return func.decompose(*args, **kwargs)
         self.observer.before(func, tensors_in(args) + tensors_in(kwargs.values()))
         compound = compound_ops.parts_of(func)
         if compound is None:

@@ -121,6 +121,14 @@ def dispatching_to(mode: TorchDispatchMode) -> Iterator[None]:
         TorchDispatchMode.__exit__(mode, None, None, None)
 
 
+def comes_whole(func: Any) -> bool:
+    """Whether an operation is one that a mode elsewhere receives as its parts: autograd takes it apart, and in inference
+    mode there is none. torch says only here which these are."""
+    return torch.is_inference_mode_enabled() and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
 def local_tensor(tensor: Any) -> Any:
     """The shard of a DTensor that this rank holds; any other object unchanged.
 

@@ -39,6 +39,31 @@ def ones(gpu, *shape, **settings):
 # --- the results of operations ---------------------------------------------------------------------
 
 
+def test_in_inference_mode_operations_are_the_same(gpu):
+    """There torch hands composite operations over whole: a move to the GPU, a product, a loss."""
+    network, rows = torch.nn.Linear(4, 3), torch.ones(2, 4)
+    network.to(gpu.device)
+
+    def loss():
+        moved = rows.to(gpu.device)
+        assert moved.device == gpu.device
+        return torch.nn.functional.cross_entropy(network(moved), torch.zeros(2, dtype=torch.long).to(gpu.device))
+
+    class Observer(Seen):
+        def before(self, func, _):
+            self.names.append(op_name(func))
+
+        def after(self, *_):
+            pass
+
+    usual, here = Observer(), Observer()
+    with torch.no_grad(), gpu.observed_by(usual):
+        loss()
+    with torch.inference_mode(), gpu.observed_by(here):
+        loss()
+    assert here.names == usual.names and "addmm" in here.names
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -26,7 +26,7 @@ from legroom.measure import compound_ops
 from legroom.measure.op_observer import OpObserver, have_own_dispatch
 from legroom.third_party.patching import patched
 from legroom.third_party.torch_backend_private import registered_kernels
-from legroom.third_party.torch_private import DispatchMode, dispatching_to, op_name, runs_on_fake_tensors
+from legroom.third_party.torch_private import DispatchMode, comes_whole, dispatching_to, op_name, runs_on_fake_tensors
 
 CPU = torch.device("cpu")
 # Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)
@@ -89,6 +89,9 @@ class FakeDevice(DispatchMode):
             if observer is not None:
                 observer.on_subclass(func)
             return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
+        if comes_whole(func):
+            with dispatching_to(self):
+                return func.decompose(*args, **kwargs)
         signature, tensors = op_cache.call_signature(func, args, kwargs)
         if observer is None:
             return self._compute(func, args, kwargs, signature, tensors)
