@@ -24,7 +24,9 @@ from checkout import ROOT
 
 from program_cases import CASES, Case
 from program_cases_further import FURTHER
+from program_cases_more import MORE
 from program_makers import MAKERS
+from program_makers_more import MORE_MAKERS
 
 GPU = "a100_80gb"
 DOES = {
@@ -46,7 +48,7 @@ def prepare(case: Case, checkouts: Path, work: Path) -> Path:
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     for need in case.needs:
         if not (need.startswith("..") and (folder / need).exists()):
-            MAKERS[need](folder)
+            (MAKERS | MORE_MAKERS)[need](folder)
     (folder / ".ready").touch()
     return folder
 
@@ -116,7 +118,7 @@ def table(work: Path) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     differences = []
-    for case in [*CASES, *FURTHER]:
+    for case in [*CASES, *FURTHER, *MORE]:
         files = {does: work / "results" / f"{case.name}.{does}.json" for does in DOES}
         results = {does: json.loads(file.read_text()) for does, file in files.items() if file.exists()}
         measured, predicted, _ = peaks(results)
@@ -147,7 +149,7 @@ def main() -> int:
     asked = parser.parse_args()
     only = set(filter(None, asked.only.split(",")))
     (asked.work / "results").mkdir(parents=True, exist_ok=True)
-    for case in [*CASES, *FURTHER]:
+    for case in [*CASES, *FURTHER, *MORE]:
         for does in asked.do.split(","):
             if only and case.name not in only or not does:
                 continue

@@ -122,8 +122,8 @@ def dispatching_to(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 def comes_whole(func: Any) -> bool:
-    """Whether an operation is one that a mode elsewhere receives as its parts: autograd takes it apart, and in inference
-    mode there is none. torch says only here which these are."""
+    """Whether a mode receives an operation that it would receive as its parts but for inference mode, in which there is
+    no autograd to take it apart. torch says only here which operations these are."""
     return torch.is_inference_mode_enabled() and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )

@@ -112,8 +112,8 @@ class _Talk:
 
 
 def _as_if_started(program: command.Program) -> None:
-    """sys.argv and sys.path as the interpreter sets them. What the script's folder has by the name of a library that was
-    imported for us (datasets, queue) is imported from there again."""
+    """sys.argv and sys.path as the interpreter sets them. What lies beside the script by the name of a library that was
+    imported for us (datasets, yaml) is the script's."""
     sys.argv = [program.target, *program.argv]
     if program.kind == command.FUNCTION:
         sys.argv[0] = program.target.partition(":")[0]
