@@ -111,3 +111,18 @@ def test_a_classifier_is_used_by_a_line_of_python(train, tmp_path):
     code = code.replace('"model"', f'"{texts.folder}/model"').replace("RUN", str(beside.folder))
     exec("from" + code.replace("\npipeline", "\nfound = pipeline"), namespace)
     assert namespace["found"][0]["label"] in ("good", "bad", "odd")
+
+
+@pytest.mark.parametrize("task", ["classification", "question_answering"])
+def test_a_model_without_a_pipeline_is_called_by_the_lines_of_its_card(train, tmp_path, task):
+    words = ["data=dummy"]
+    if task == "question_answering":
+        row = {"question": "who", "context": "it was me", "answers": {"text": ["me"], "answer_start": [7]}}
+        (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
+        words = ["data=text", f"data.path={tmp_path}/rows.jsonl", f"data.task={task}", "data.eval_fraction=0"]
+    run = train("model=bert_tiny", *words, "save.final=true", "train.max_steps=1", "measure.ledger=false")
+    assert brief.brief(run.record, run.folder).splitlines()[-1].endswith("README.md shows")
+    code = (run.folder / "model" / "README.md").read_text().rpartition("```\n")[0].rpartition("```\n")[2]
+    namespace: dict = {"print": lambda made: namespace.update(made=made)}
+    exec(code.replace("RUN", str(run.folder)), namespace)
+    assert "logits" in "".join(namespace["made"])

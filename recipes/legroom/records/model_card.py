@@ -23,6 +23,14 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, pipelin
 base = AutoModelForSequenceClassification.from_pretrained("BASE", config=AutoConfig.from_pretrained("RUN/model"))
 model = PeftModel.from_pretrained(base, "RUN/model")
 pipeline("text-classification", model=model, tokenizer="RUN/model")("a text")"""  # of an adapter
+IDS = """import torch
+from transformers import CLASS
+
+print(CLASS.from_pretrained("RUN/model")(torch.tensor([[1, 2, 3]])))  # token ids"""
+QUESTION = """from transformers import AutoTokenizer, CLASS
+
+inputs = AutoTokenizer.from_pretrained("RUN/model")("a question", "the text", return_tensors="pt")
+print(CLASS.from_pretrained("RUN/model")(**inputs))"""
 WRITES = ("text-generation", "language modelling")
 KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
     "ForSequenceClassification": ("text-classification", "classification of texts"),
@@ -35,17 +43,15 @@ NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "
 
 
 def usage(outcome: Record, run: str, chat: str) -> str | None:
-    """What to type to use a saved model; None where nothing can be said to it: random ids, or an adapter whose base was
-    not saved. run: the run's folder. chat: how the command is called."""
-    config, kind = outcome.config, _kind(outcome)
-    if config["data"]["name"] == "dummy" or (_adapter(config) and not config["model"].get("pretrained")):
+    """What to type to use a saved model; None for an adapter whose base was not saved, or that no pipeline takes.
+    run: the run's folder. chat: how the command is called."""
+    config, kind, called = outcome.config, _kind(outcome), _called(outcome)
+    if _adapter(config) and (called or not config["model"].get("pretrained")):
         return None
-    if kind == WRITES:
+    if kind == WRITES and not called:
         return f"{chat} {shlex.quote(run)}"
-    if kind[0] == "question-answering":  # transformers 5 has no such pipeline any more
-        return None
     folder = str(Path(run, "model"))
-    if _adapter(config):
+    if _adapter(config) or called:
         return f"as {Path(folder, FILE_NAME)} shows"
     use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={folder!r})'
     if kind[0] == "fill-mask":
@@ -67,7 +73,9 @@ def text(outcome: Record, rows: int | None) -> str:
     versions = outcome.environment["versions"] | {"legroom": host.version("legroom"), "peft": host.version("peft")}
     typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
     use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
-    if use and adapter and kind != WRITES:
+    if use and (called := _called(outcome)):
+        use = called.replace("CLASS", outcome.model.architecture if outcome.model else "AutoModel")
+    elif use and adapter and kind != WRITES:
         use = CLASSIFIER.replace("BASE", base)
     front = {
         "library_name": "peft" if adapter else "transformers",
@@ -106,6 +114,14 @@ def _kind(outcome: Record) -> tuple[str, str]:
     """The pipeline of transformers that a model is for, and its task in words."""
     architecture = outcome.model.architecture if outcome.model is not None else ""
     return next((kind for ending, kind in KINDS.items() if architecture.endswith(ending)), WRITES)
+
+
+def _called(outcome: Record) -> str | None:
+    """The lines that call a model for which there is no pipeline: one of random ids, or one that finds answers
+    (transformers 5 has none any more)."""
+    if outcome.config["data"]["name"] == "dummy":
+        return IDS
+    return QUESTION if _kind(outcome)[0] == "question-answering" else None
 
 
 def _is_id(name: str) -> bool:
