@@ -8,9 +8,11 @@ from conftest import compose, small
 from test_ledger_pairs import differing
 from test_ledger_ranks import GPU, SHORT, TWO, WIDE, foreseen, real  # noqa: F401  (a fixture)
 
+from legroom.levers.parallelism import zero_rules
 from legroom.machine import host
 
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
+OFFLOAD = "parallelism.offload=optimizer"
 # words -> (the rank that is estimated, its five parts)
 COUNTED = {
     f"{WIDE} {TWO} parallelism.stage=1 accumulation.steps=3": (0, (3934080, 0, 2622728, 1957120, 4739416)),
@@ -29,15 +31,32 @@ COUNTED = {
     ),
     f"model=bert_tiny {TWO} parallelism.stage=3 checkpointing=full optim=sgd": (0, (290064, 0, 73540, 99072, 121700)),
     f"model=gpt2_tiny {TWO} parallelism.stage=3": (0, (284672, 0, 142344, 446208, 338448)),
+    f"{WIDE} {TWO} {OFFLOAD} parallelism.stage=1 accumulation.steps=3 precision=bf16": (
+        0,
+        (4720512, 1311360, 2622728, 1637632, 6050776),
+    ),
+    f"{WIDE} {TWO} {OFFLOAD} parallelism.stage=2 accumulation.steps=3": (
+        0,
+        (3934080, 1311360, 2622728, 1957120, 5771736),
+    ),
+    f"model=bert_tiny {TWO} {OFFLOAD} parallelism.stage=1 checkpointing=full optim=sgd train.max_grad_norm=0": (
+        0,
+        (220632, 73544, 73544, 0, 357360),
+    ),
 }
 
 
 @pytest.mark.parametrize("words", COUNTED)
-def test_a_rank_counts_what_deepspeed_counts(request, tmp_path, words):
+def test_a_rank_counts_what_deepspeed_counts(request, tmp_path, monkeypatch, words):
     rank, counts = COUNTED[words]
     chosen = [*SHORT, "device=cpu", "batch.per_device=2", "data.seq_len=32", "parallelism=zero", *words.split()]
     counted = dict(zip(PARTS, counts)) | {"peak_tensor_bytes": sum(counts)}
     if host.has("deepspeed"):
+        if OFFLOAD in words:  # refused without a GPU; on a CPU the ledger counts the host's tensors as well
+            refused = zero_rules.problems
+            monkeypatch.setattr(
+                zero_rules, "problems", lambda *given: [line for line in refused(*given) if "offload" not in line]
+            )
         counted = {key: request.getfixturevalue("real")(*chosen)[rank][key] for key in counted}
     predicted = foreseen(tmp_path, *small(*chosen))
     assert [f"rank {rank} " in line for line in predicted.warnings if "holds most" in line] == [True] * bool(rank)
@@ -56,6 +75,16 @@ def test_bytes_a_parameter_are_those_of_the_paper(tmp_path, stage, ranks):
     assert largest["optimizer"] == pytest.approx(8 * count / ranks, rel=0.01)
     if stage < 3:
         assert largest["weight_copies"] == pytest.approx(4 * count / ranks, rel=0.01)
+
+
+def test_states_on_the_host_take_no_memory_of_the_gpu(tmp_path):
+    mode = ["parallelism=zero", "parallelism.num_processes=2", "accumulation.steps=2"]
+    on_gpu, on_host = (foreseen(tmp_path, *GPU, *mode, *more) for more in ([], [OFFLOAD]))
+    assert on_gpu.parts["largest_bytes"]["optimizer"] > 0 == on_host.parts["largest_bytes"]["optimizer"]
+    count, largest = on_host.parameter_count, max(weight.numel() for weight in on_host.trace.model.parameters())
+    saved = 4 * count / 2 * 3  # the copy of this rank's part, and two states
+    less = on_gpu.parts["peak_tensor_bytes"] - on_host.parts["peak_tensor_bytes"]
+    assert saved - 4 * largest < less < saved + 4 * count
 
 
 def test_gradients_and_weights_are_sent_whole(tmp_path):
@@ -86,7 +115,7 @@ def test_the_first_gpu_of_dp_has_gradients_twice_and_all_outputs(tmp_path):
     [
         ("parallelism=dp", "parallelism.num_processes=2"),
         ("parallelism=dp parallelism.num_processes=2 precision=bf16", "autocast"),
-        ("parallelism=zero parallelism.num_processes=2 parallelism.offload=optimizer", "not estimated"),
+        ("parallelism=zero parallelism.num_processes=2 parallelism.stage=3 parallelism.offload=all", "not estimated"),
         ("parallelism=zero parallelism.num_processes=2 optim=adafactor", "flat pieces"),
     ],
 )

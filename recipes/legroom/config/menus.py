@@ -238,6 +238,11 @@ class Parallelism(Menu):
         return self.strategy in ("full_shard", "hybrid_shard")
 
     @property
+    def steps_on_host(self) -> bool:
+        """Whether the optimizer's step is the host's, whose speed is not known."""
+        return bool(self.cpu_offload) or self.offload not in (None, "none")
+
+    @property
     def in_groups(self) -> bool:
         """Whether copies of the model are kept in groups of `shard_size` ranks."""
         return self.strategy in ("hybrid_shard", "hybrid_shard_zero2")

@@ -92,7 +92,7 @@ def _write_step_file(
     cfg: Config, outcome: Record, simulated: SimulatedStep, timeline: dict[str, Any], folder: Path
 ) -> None:
     """Enter the operations of the step into the record, and write what the estimate's page shows of it."""
-    gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.cpu_offload else None
+    gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.steps_on_host else None
     operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
     outcome.operations = operations.summary
     try:

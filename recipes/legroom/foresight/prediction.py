@@ -114,7 +114,7 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
         _fill_lengths(cfg, outcome, outcome.estimate, simulated.lengths)
     if 0 <= margin < (outcome.estimate.kept_bytes or 0):
         outcome.warnings.append(_why_tight(cfg, share, outcome.estimate, demand.releases))
-    if not cfg.parallelism.cpu_offload:  # the optimizer's step runs on the host, whose speed is not modelled
+    if not cfg.parallelism.steps_on_host:  # the optimizer's step runs on the host, whose speed is not modelled
         _fill_speed(cfg, outcome, simulated, outcome.estimate)
     else:
         copying = links.host_copies_seconds(simulated.tally, cfg.gpu)
@@ -266,10 +266,10 @@ def notes(cfg: Config) -> list[str]:
             f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}. "
             "It is not modelled that memory freed on one stream is not available to another."
         )
-    if cfg.parallelism.cpu_offload:
+    if cfg.parallelism.steps_on_host:
         lines.append(
-            "parallelism.cpu_offload=true: the optimizer's step runs on the host, whose speed and memory are not "
-            "predicted."
+            f"parallelism={cfg.parallelism.name}: the optimizer's step runs on the host, whose speed and memory are "
+            "not predicted."
         )
     if cfg.model.flash_attention:
         lines.append(

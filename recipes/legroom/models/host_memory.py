@@ -42,7 +42,7 @@ def needs(cfg: Config, local_ranks: int) -> Iterator[tuple[str, int, str]]:
     trained, sharded = 0 if cfg.adapter.is_used else weights, own.sharded
     itemsize = getattr(torch, cfg.precision.weights_dtype).itemsize
     states = trained * 2 * 4 // itemsize if cfg.optim.name in WITH_TWO_STATES else 0
-    on_host, copies = on_cpu or own.cpu_offload or own.offload not in (None, "none"), local_ranks // (own.stages or 1)
+    on_host, copies = on_cpu or own.steps_on_host, local_ranks // (own.stages or 1)
     ranks = 1 if sharded else max(1, copies)
     gradients = trained * cfg.optim.keeps_gradients
     what = "weights, gradients and optimizer states" if on_host and trained else "the weights"

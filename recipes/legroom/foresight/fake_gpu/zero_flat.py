@@ -73,8 +73,11 @@ class FlatRank(ZeroSteps):
         own = flat.narrow(0, self.rank * size, size)
         for weight, place in zip(weights, flat.split([*sizes, padding])):
             weight.data = place.view(weight.shape)
-        group["params"] = [own.clone().requires_grad_()]
+        group["params"] = [self._master(own).requires_grad_()]
         return Group(flat, own, group["params"][0], self._parts(weights, self.rank))
+
+    def _master(self, own: torch.Tensor) -> torch.Tensor:
+        return own.clone()
 
     # --- the backward pass ---
 
@@ -87,15 +90,19 @@ class FlatRank(ZeroSteps):
             for weight in self.weights:
                 self._add(weight)
         self._reduce()
+        self._sum_up()
+        self.buffer = self.kept = None
+        self.kept_elements = 0
+        for weight in self.weights:
+            weight.grad = None
+
+    def _sum_up(self) -> None:
+        """Add the gradients of a micro-batch to those of the ones before it."""
         for group in self.groups:
             found = [torch.zeros_like(w) if w.grad is None else w.grad for w, *_ in group.mine]
             for total, new in zip(group.sums, found):
                 total.add_(new)
             group.sums = group.sums or found
-        self.buffer = self.kept = None
-        self.kept_elements = 0
-        for weight in self.weights:
-            weight.grad = None
 
     def _ready(self, weight: torch.Tensor) -> None:
         if self.buffer is None:
@@ -122,13 +129,18 @@ class FlatRank(ZeroSteps):
             dist.all_reduce(sent)
         for weight in self.waiting:
             if weight in self.mine and weight.grad is not None:
-                if self.kept is None:
-                    self.kept = weight.new_empty(sum(each.numel() for each in self.mine))
-                weight.grad = placed(weight.grad, self.kept, self.kept_elements)
-                self.kept_elements += weight.numel()
+                self._keep(weight)
             elif self.stage == 2:
                 weight.grad = None
         self.waiting, self.elements = [], 0
+
+    def _keep(self, weight: torch.Tensor) -> None:
+        """A reduced gradient of which this rank needs a part, in the place of the bucket, which is used again."""
+        assert weight.grad is not None
+        if self.kept is None:
+            self.kept = weight.new_empty(sum(each.numel() for each in self.mine))
+        weight.grad = placed(weight.grad, self.kept, self.kept_elements)
+        self.kept_elements += weight.numel()
 
     # --- the optimizer's step ---
 
@@ -148,6 +160,9 @@ class FlatRank(ZeroSteps):
             group.master.grad = None
             group.own.copy_(group.master)
         self.optimizer.param_groups = groups
+        self._gather()
+
+    def _gather(self) -> None:
         for group in self.groups:
             if self.ranks > 1:
                 dist.all_gather_into_tensor(group.flat, group.own)

@@ -11,6 +11,7 @@ import torch
 
 from legroom.config import Config
 from legroom.foresight.fake_gpu.zero_flat import FlatRank
+from legroom.foresight.fake_gpu.zero_offload import OffloadedRank
 from legroom.foresight.fake_gpu.zero_shards import ShardedRank
 from legroom.parallelism.unwrap import inner_optimizer
 
@@ -37,7 +38,9 @@ def attach(cfg: Config, loop: Any) -> list[str]:
     if cfg.parallelism.fetches_ahead:  # Accelerate's values for 'auto'
         engine = ShardedRank(cfg, model, optimizer, width**2, int(0.9 * width**2), 10 * width)
     else:
-        engine = FlatRank(cfg, loop.accelerator, optimizer, width**2)
+        engine = (FlatRank if cfg.parallelism.offload == "none" else OffloadedRank)(
+            cfg, loop.accelerator, optimizer, width**2
+        )
         rank = engine.rank
     loop.accelerator.backward = engine.backward
     loop.accelerator.clip_grad_norm_ = lambda *_: None

@@ -222,11 +222,11 @@ def _device_problems(cfg: Config) -> list[str]:
     """No GPU to fit, or no predicted speed."""
     if host.device(cfg) == "cpu":
         return ["fit searches for what fits a GPU, and device=cpu is given. Leave it out, and name a GPU with gpu=."]
-    if cfg.parallelism.cpu_offload:
+    if cfg.parallelism.steps_on_host:
         return [
-            "fit searches for the fastest configuration, and with parallelism.cpu_offload=true the optimizer's step "
-            "runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the memory of such a "
-            "rank."
+            "fit searches for the fastest configuration, and with parallelism.cpu_offload or parallelism.offload the "
+            "optimizer's step runs on the host, whose speed is not known. Leave it out; recipe=estimate predicts the "
+            "memory of such a rank."
         ]
     return []
 

@@ -11,12 +11,12 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
             f"parallelism.offload=all moves weights that only stage 3 shards, not stage {own.stage}. "
             "Type parallelism.stage=3, or parallelism.offload=optimizer."
         )
-    if own.offload != "none" and cfg.recipe.name == "estimate":
+    if own.offload != "none" and own.stage == 3 and cfg.recipe.name == "estimate":
         found.append(
-            f"parallelism.offload={own.offload} is not estimated: how long the host takes for the optimizer's step is "
-            "not known. Leave it out, or type parallelism=fsdp parallelism.cpu_offload=true, whose memory is estimated."
+            f"parallelism.offload={own.offload} is not estimated with parallelism.stage=3. Type parallelism.stage=2, "
+            "or parallelism=fsdp parallelism.cpu_offload=true, whose memory is estimated."
         )
-    elif own.offload != "none" and not on_gpu:
+    elif own.offload != "none" and not on_gpu and cfg.recipe.name != "estimate":
         found.append("parallelism.offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
     if cfg.optim.facts.needs_whole_weights:
         found.append(
