@@ -112,7 +112,8 @@ def test_a_worker_for_which_nobody_waits_any_more_is_ended(server_with, run):
         waiting.kill()
 
     outcome, _ = run(server, "train.max_steps=100000", "launch.timeout_seconds=60", then=then)
-    assert outcome.status == "killed" and not psutil.wait_procs(left, timeout=10)[1]
+    assert outcome.status == "killed" and "the process that waited for the worker" in outcome.error.message
+    assert not psutil.wait_procs(left, timeout=10)[1]
     assert run(server)[0].status == "ok"
 
 

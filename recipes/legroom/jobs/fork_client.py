@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -99,11 +98,11 @@ class ForkedWorker:
         self._exit_channel = exit_channel
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal. Raises TimeoutError."""
+        """The exit code, negative for a signal, or interpreter.UNWATCHED. Raises TimeoutError."""
         if self.returncode is None:
             self._exit_channel.settimeout(timeout)
             text = self._exit_channel.recv(16)
-            self.returncode = int(text or -signal.SIGKILL)  # nothing: what waits for the worker was killed
+            self.returncode = int(text or interpreter.UNWATCHED)
             self._exit_channel.close()
         return self.returncode
 

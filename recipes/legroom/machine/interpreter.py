@@ -9,6 +9,8 @@ import sys
 
 from legroom import paths
 
+UNWATCHED = -1000  # in place of an exit code: what waited for the process was killed, and the process is ended, too
+
 
 def start_python(code: str, channel: socket.socket, **streams) -> subprocess.Popen:
     """Run code in a new interpreter that inherits a socket, whose descriptor is its first argument.
@@ -28,6 +30,8 @@ def start_python(code: str, channel: socket.socket, **streams) -> subprocess.Pop
 
 def exit_text(code: int) -> str:
     """An exit code for a person: `exit code 7`, `SIGKILL`."""
+    if code == UNWATCHED:
+        return "the process that waited for the worker was killed, and so the worker was ended"
     if code >= 0:
         return f"exit code {code}"
     try:
