@@ -65,6 +65,18 @@ def test_it_keeps_the_mathematics_and_is_what_fit_finds(advised, predicted):
         assert best.config[menu] == again.config[menu] or menu == "batch"
 
 
+@pytest.mark.parametrize(
+    "words", ["parallelism=fsdp parallelism.cpu_offload=true", "parallelism=zero parallelism.offload=optimizer"]
+)
+def test_where_the_host_makes_the_step_the_simplest_comes_first(advised, predicted, words):
+    """`fit` compares speeds, and of these steps none is known."""
+    words = [*WORDS, *words.split(), "parallelism.num_processes=2", "loss=chunked", "model.attention=sdpa"]
+    least = predicted(*words, "checkpointing=full").memory.peak_reserved_bytes
+    _, (found,), hint = advised(*words, limited(least, 1.06))
+    assert found.changes[0] in ("checkpointing=full", "checkpointing=selective") and len(found.changes) == 1
+    assert f"Tried: {found} fits, and computes the same." in hint
+
+
 def test_where_the_mathematics_has_to_change_it_changes_as_little_as_will_do(advised, predicted):
     from legroom.foresight.search import objective, plan, request, space
 

@@ -267,9 +267,9 @@ def notes(cfg: Config) -> list[str]:
             "It is not modelled that memory freed on one stream is not available to another."
         )
     if cfg.parallelism.steps_on_host:
+        key = "cpu_offload=true" if cfg.parallelism.cpu_offload else f"offload={cfg.parallelism.offload}"
         lines.append(
-            f"parallelism={cfg.parallelism.name}: the optimizer's step runs on the host, whose speed and memory are "
-            "not predicted."
+            f"parallelism.{key}: the optimizer's step runs on the host, whose speed and memory are not predicted."
         )
     if cfg.model.flash_attention:
         lines.append(

@@ -4,6 +4,7 @@ What is typed stays, but for the levers that leave the mathematics alone: `fit` 
 extrapolation of its smallest configuration tells whether it can find anything.
 """
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,8 @@ class Adviser:
 
     def found(self) -> list[Trial]:
         """What fits, in the order of the objective: none is beaten by one before it in everything."""
-        best = self._first(self.here, [(), (OFFLOAD,)])
+        on_host = self.cfg.parallelism.steps_on_host
+        best = self._simplest() if on_host else self._first(self.here, [(), (OFFLOAD,)])
         if best is not None:
             return [best]
         whole = self.cfg.parallelism.sharded or self.here == 1
@@ -59,6 +61,22 @@ class Adviser:
             uneven = [count for count in counts if count not in even]
             found.append(more or self._of_counts(uneven, [(), *changed]))
         return [trial for trial in found if trial is not None]
+
+    def _simplest(self) -> Trial | None:
+        """The fewest levers with the same mathematics. For a step on the host, whose speed `fit` could not compare."""
+        priced = [(lever.cost, lever) for lever in hooks.memory_levers(self.cfg) if lever.cost is not None]
+        same = [lever for cost, lever in sorted(priced, key=lambda each: each[0]) if cost <= Cost.HOST_COPIES]
+        sets = [levers for count in (1, 2, 3) for levers in itertools.combinations(same, count)]
+        sets = [
+            levers for levers in sets if len({_words([each])[0].partition("=")[0] for each in levers}) == len(levers)
+        ]
+        self.trials.plan(len(sets))
+        for levers in sets:
+            trial = self.trials(_words(levers))
+            if trial.fits:
+                self.levers[trial.changes] = levers
+                return self.trials.note(trial)
+        return None
 
     def _of_counts(self, counts: list[int], sets: list[tuple[Lever, ...]]) -> Trial | None:
         return next(filter(None, (self._first(count, sets) for count in counts)), None)
