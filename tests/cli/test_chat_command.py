@@ -113,14 +113,46 @@ def test_what_cannot_talk_is_refused(talk, train, tmp_path):
     classifier = train("model=bert_tiny", "save.final=true", "train.max_steps=1").folder
     unsaved = train("model=gpt2_tiny", "train.max_steps=1").folder
     for folder, word in (
-        (dummy, "data=dummy"),
-        (classifier, "classifies"),
-        (unsaved, "save.final=true"),
+        (dummy, "model=gpt2_tiny recipe=accelerate data=source save.final=true"),
+        (classifier, "README.md shows how"),
+        (unsaved, "train.max_steps=1 recipe=accelerate save.final=true"),
         (tmp_path, "no run"),
         (tmp_path / "missing", "no folder"),
     ):
         code, _, err = talk(folder)
         assert code == 2 and word in err and err.count("refused: ") == 1, (folder, err)
+
+
+def test_a_folder_of_runs_names_the_command_for_the_best(talk, base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, loss in (("a", 2.0), ("b", 1.0), ("c", None)):
+        (tmp_path / "s" / name).mkdir(parents=True)
+        found = record_file.read(base)
+        found.training.final_loss, found.evaluation = loss, None
+        found.overrides = ["data=source", f"train.seed={name}"]
+        record_file.write(found, tmp_path / "s" / name)
+    code, _, err = talk("s")
+    assert code == 2 and err.rstrip().endswith("train.py data=source train.seed=b save.final=true"), err
+    for name in "ac":
+        (tmp_path / "s" / name / "model").mkdir()
+    code, _, err = talk("s")
+    assert code == 2 and "chat.py s/a --device cpu --tokens 4; others with a model: s/c" in err
+    (tmp_path / "outputs/day").mkdir(parents=True)
+    (tmp_path / "s/a").rename(tmp_path / "outputs/day/time")
+    assert "chat.py outputs/day/time --device cpu" in talk("latest")[2], "the newest model"
+    (tmp_path / "s/c/checkpoints/step-00000002").mkdir(parents=True)
+    code, _, err = talk("s/c")
+    assert "train.py data=source train.seed=c resume=latest save.final=true hydra.run.dir=s/c" in err
+    found.recipe, found.overrides = "estimate", ["recipe=estimate", "gpu=l4_24gb", "data=source"]
+    record_file.write(found, tmp_path / "s/b")
+    assert talk("s/b")[2].rstrip().endswith("train.py data=source save.final=true")
+
+
+def test_a_slashs_word_is_not_sent_to_the_model(monkeypatch, capsys):
+    lines, sent = ["/help", "/clear all", "/usr/bin is a path", " /help", "/quit"], []
+    monkeypatch.setattr("builtins.input", lambda prompt: lines.pop(0))
+    chat.talk(SimpleNamespace(answer=sent.append), False)  # pyright: ignore[reportArgumentType]
+    assert sent == ["/usr/bin is a path", " /help"] and capsys.readouterr().err.count("/new begins again") == 2
 
 
 def test_a_run_that_left_a_checkpoint_says_how_to_save_its_model(talk, tmp_path):

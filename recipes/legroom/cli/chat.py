@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
+import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom import invocation
@@ -29,7 +32,8 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
-    saved_model.check_talks(*saved_model.locate(asked.folder), asked.compare)  # before the libraries are imported
+    use = " ".join(["chat", *(shlex.quote(word) for word in argv if Path(word) != asked.folder)])
+    saved_model.check_talks(*saved_model.locate(asked.folder, use), asked.compare)  # before libraries are imported
     with quiet_libraries():
         worker_environment.prepare_imports()
         from legroom.models import trained
@@ -57,6 +61,10 @@ def talk(conversation: Conversation, asks: bool) -> None:
             return
         if line.strip() == "/new":
             conversation.messages.clear()
+        elif re.match(r"/\w*(\s|$)", line):  # a path has a second slash
+            console.say_problems(
+                [f"{line.split()[0]} is no word of a conversation; {KEYS}. A text may begin with a space."]
+            )
         elif line.strip():
             try:
                 conversation.answer(line)

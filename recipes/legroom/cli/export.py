@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
     """Run the command. Returns its exit code."""
     asked = _parser().parse_args(argv)
     worker_environment.prepare_imports()
-    folder, found = saved_model.locate(asked.run)
+    use = " ".join(["export", *(shlex.quote(word) for word in argv if Path(word) != asked.run)])
+    folder, found = saved_model.locate(asked.run, use)
     if asked.merge:
         _merge(asked, folder, found)
     elif asked.gguf:
