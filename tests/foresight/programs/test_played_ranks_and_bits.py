@@ -9,19 +9,14 @@ from played_scripts import GPU, ROWS, play
 from test_played_scripts import TRAINER
 
 DDP = "bf16=True, optim='adamw_torch', ddp_find_unused_parameters=False, ddp_bucket_cap_mb=25"
-FSDP = """
-import torch, torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+LOOP = """
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-dist.init_process_group("nccl")
 sizes = dict(vocab_size={vocab}, n_positions={positions}, n_embd={width}, n_layer={layers}, n_head={heads})
 none = dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False)
 model = GPT2LMHeadModel(GPT2Config(n_inner={feed_forward}, **sizes, **none)).cuda()
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-for block in [*model.transformer.h, model]:
-    fully_shard(block, mp_policy=policy)
-torch.cuda.empty_cache()
+{model}
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 while True:
     ids = (torch.arange(128) % 50).expand(32, -1).contiguous().cuda()
@@ -31,6 +26,15 @@ while True:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+"""
+SHARDED = """
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+dist.init_process_group("nccl")
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+for block in [*model.transformer.h, model]:
+    fully_shard(block, mp_policy=policy)
+torch.cuda.empty_cache()
 """
 QLORA = (
     """
@@ -91,18 +95,19 @@ def equal(found, recipe):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, model, ranks, words",
     [
-        (TRAINER, "parallelism=ddp parallelism.gradient_as_bucket_view=false"),
-        (FSDP, "parallelism=fsdp"),
+        (TRAINER, "", 4, "parallelism=ddp parallelism.gradient_as_bucket_view=false"),
+        (LOOP, SHARDED, 4, "parallelism=fsdp"),
+        (LOOP, "", 1, "parallelism=single"),
     ],
-    ids=["ddp", "fsdp"],
+    ids=["ddp", "fsdp", "loop"],
 )
-def test_rank_0_of_four_is_what_the_recipe_predicts(predicted, tmp_path, text, words):
-    ranks = ("batch.per_device=32", "parallelism.num_processes=4")
-    recipe = recipe_of(predicted, "gpt2_tiny", *ranks, *words.split())
+def test_rank_0_of_some_is_what_the_recipe_predicts(predicted, tmp_path, text, model, ranks, words):
+    settings = ["batch.per_device=32"] + [f"parallelism.num_processes={ranks}"] * (ranks > 1)
+    recipe = recipe_of(predicted, "gpt2_tiny", *settings, *words.split())
     values = {name: recipe.config["model"][name] for name in SIZES}
-    equal(play(tmp_path, text.format(length=128, arguments=DDP, model="", **values), ranks=4), recipe)
+    equal(play(tmp_path, text.format(length=128, arguments=DDP, model=model, **values), ranks=ranks), recipe)
 
 
 def test_qlora_is_what_the_recipe_predicts(predicted, tmp_path):

@@ -127,6 +127,7 @@ class OpTrace:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._arguments = []  # an optimizer's last operation has temporaries as large as the weights
         self._contexts.close()
 
     def _end_ledger_step(self) -> None:
