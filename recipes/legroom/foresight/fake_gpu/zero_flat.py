@@ -47,7 +47,7 @@ class FlatRank(ZeroSteps):
         """Of the gradients that a rank keeps: whole ones, and a copy of its part where the part is of several."""
         found = 0
         for group in self.optimizer.param_groups:
-            parts = self._parts(trained(group), rank)
+            parts = self.parts(trained(group), rank)
             found += sum(weight.numel() for weight, *_ in parts) + (len(parts) > 1) * self._size(trained(group))
         return found
 
@@ -55,7 +55,7 @@ class FlatRank(ZeroSteps):
         """The elements of each rank's part: DeepSpeed pads to two for each rank."""
         return -(-sum(weight.numel() for weight in weights) // (2 * self.ranks)) * 2
 
-    def _parts(self, weights: Tensors, rank: int) -> list[tuple[torch.Tensor, int, int]]:
+    def parts(self, weights: Tensors, rank: int) -> list[tuple[torch.Tensor, int, int]]:
         first, begin, found = rank * self._size(weights), 0, []
         for weight in weights:
             low, high = max(begin, first), min(begin + weight.numel(), first + self._size(weights))
@@ -74,7 +74,7 @@ class FlatRank(ZeroSteps):
         for weight, place in zip(weights, flat.split([*sizes, padding])):
             weight.data = place.view(weight.shape)
         group["params"] = [self._master(own).requires_grad_()]
-        return Group(flat, own, group["params"][0], self._parts(weights, self.rank))
+        return Group(flat, own, group["params"][0], self.parts(weights, self.rank))
 
     def _master(self, own: torch.Tensor) -> torch.Tensor:
         return own.clone()
@@ -160,9 +160,9 @@ class FlatRank(ZeroSteps):
             group.master.grad = None
             group.own.copy_(group.master)
         self.optimizer.param_groups = groups
-        self._gather()
+        self.gather()
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
         for group in self.groups:
             if self.ranks > 1:
                 dist.all_gather_into_tensor(group.flat, group.own)

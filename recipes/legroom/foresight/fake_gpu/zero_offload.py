@@ -29,7 +29,7 @@ class OffloadedRank(FlatRank):
 
     def _kept_elements(self, rank: int) -> int:
         """Of the largest part, whose norm is computed in fp64."""
-        parts = [part for group in self.optimizer.param_groups for part in self._parts(trained(group), rank)]
+        parts = [part for group in self.optimizer.param_groups for part in self.parts(trained(group), rank)]
         return max((size for *_, size in parts), default=0)
 
     def backward(self, loss: torch.Tensor, **settings: Any) -> None:
@@ -78,4 +78,4 @@ class OffloadedRank(FlatRank):
             self.bare_step()
             group.own.copy_(copy.copy_(group.master))
         self.optimizer.param_groups = groups
-        self._gather()
+        self.gather()
