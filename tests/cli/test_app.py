@@ -21,7 +21,7 @@ import pytest
 from legroom.cli import commands
 from legroom.cli.app import child, command
 from legroom.cli.app.estimates import Estimates, NotWanted, _failed
-from legroom.cli.app.form import MOST_CONFIG_BYTES, Form
+from legroom.cli.app.form import MODES, MOST_CONFIG_BYTES, Form
 from legroom.cli.app.server import MOST_BYTES, Server
 from legroom.errors import Refusal
 from legroom.foresight import estimate_worker
@@ -105,7 +105,7 @@ def test_all_that_the_page_offers_can_be_chosen(form):
         ({"gpus": 10**9}, "Number of GPUs"),
         ({"launch.memory_limit_gib": 0}, "Use at most so many GiB of each must be a number above 0"),
         ({"launch.memory_limit_gib": "ten"}, "must be a number above 0"),
-        ({"gpus": 2, "mode": "zero"}, "mode: choose one of"),
+        ({"gpus": 2, "mode": "dp"}, "mode: choose one of"),
         (PASTED | {"config": "{"}, "not JSON"),
         (PASTED | {"config": "[" * 60_000}, "not JSON"),
         (PASTED | {"config": "{}"}, "no model_type"),
@@ -158,6 +158,13 @@ def test_an_answer_has_the_record_the_command_and_a_page(form, answered, tmp_pat
     assert found["record"]["estimate"]["verdict"] == "fits" and found["record"]["memory"]["device_used_bytes"] > 0
     assert found["command"].startswith("python train.py recipe=estimate model=bert_tiny gpu=t4_16gb")
     assert (tmp_path / "answer" / "page.html").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_to_use_several_gpus_is_answered(form, answered, mode):
+    more = {"model": "llama_tiny", "gpu": "l4_24gb", "gpus": 4, "mode": mode, "accumulation.steps": 2}
+    found = answered(form.overrides(CHOSEN | more))
+    assert f"parallelism={mode}" in found["command"] and found["record"]["estimate"]["verdict"] == "fits"
 
 
 def test_a_pasted_configuration_is_estimated(form, answered):

@@ -21,7 +21,13 @@ MENUS = {
     "optim": "Optimizer",
     "loss": "Loss",
 }
-MODES = {"ddp": "DDP: a whole model on each", "fsdp": "FSDP: weights, gradients and states divided"}
+MODES = {
+    "ddp": "DDP: a whole model on each",
+    "fsdp": "FSDP: weights, gradients and states divided",
+    "fsdp_tp": "FSDP and tensor parallelism: two work on one layer",
+    "zero": "DeepSpeed ZeRO 2: gradients and states divided",
+    "pipeline": "Pipeline: half of the layers on each of two",
+}
 # Numbers: key -> (title, default, largest).
 NUMBERS = {
     "data.seq_len": ("Tokens a row", 512, 2**20),
