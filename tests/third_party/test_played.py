@@ -80,3 +80,16 @@ def test_an_iterator_tells_its_dataset_and_reads_the_same_rows_from_then_on():
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(range(3))
+
+
+def test_a_batch_of_other_processes_is_passed_on_when_it_is_handed_out():
+    seen, inside = [], []
+
+    @contextlib.contextmanager
+    def unseen():
+        inside.append(1)
+        yield
+
+    with played_private.seen_when_handed_out(unseen, lambda batch: seen.append(batch.tolist())):
+        found = [batch.tolist() for batch in torch.utils.data.DataLoader(range(4), batch_size=2, num_workers=1)]
+    assert seen == found == [[0, 1], [2, 3]] and len(inside) == 3

@@ -29,6 +29,7 @@ from program_makers import MAKERS
 from program_makers_more import MORE_MAKERS
 
 GPU = "a100_80gb"
+ALIKE = ["mnist", "vae", "gat", "dcgan", "siamese", "imagenet", "makemore", "super_resolution", "unet", "wgan_gp", "kfold"]
 DOES = {
     "measure": ("measure", "--no-prediction", "--offline", "--json", "--seconds", "240"),
     "check_cpu": ("check", "--device", "cpu", "--offline", "--json", "--seconds", "240"),
@@ -139,6 +140,28 @@ def table(work: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def devices_table(work: Path) -> str:
+    """What is live at the peak on the fake GPU against the measured CPU, of scripts in fp32 whose kernels are alike."""
+    parts = ("parameters", "gradients", "optimizer", "activations", "other")
+    lines = [
+        f"| script | measured on the CPU | predicted for {GPU} | peak in | {' | '.join(parts)} |",
+        f"| --- | --- | --- | --- | {' | '.join(['---'] * len(parts))} |",
+    ]
+    for name in ALIKE:
+        files = [work / "results" / f"{name}.{does}.json" for does in ("measure", "check_gpu")]
+        if not all(file.exists() for file in files):
+            continue
+        measured, predicted = (json.loads(file.read_text())["found"] or {} for file in files)
+        predicted = next(iter(predicted.values()), None)
+        if not measured or not predicted:
+            continue
+        phases = dict.fromkeys((measured["peak_phase"], predicted["peak_phase"]))
+        cells = [name, f"{measured['peak_tensor_bytes']:,}", f"{predicted['tensor_bytes']:,}", ", ".join(phases)]
+        cells += [f"{predicted['parts'][part] - measured[f'{part}_bytes']:+,}" for part in parts]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path)
@@ -157,9 +180,10 @@ def main() -> int:
             (asked.work / "results" / f"{case.name}.{does}.json").write_text(json.dumps(result))
             last = (result["said"].strip().splitlines() or [""])[-1]
             print(f"{case.name} {does}: {result['code']} in {result['seconds']:.0f} s {last[:200]}", flush=True)
-    print(table(asked.work))
+    made = f"{table(asked.work)}\n{devices_table(asked.work)}"
+    print(made)
     if asked.table:
-        asked.table.write_text(table(asked.work))
+        asked.table.write_text(made)
     return 0
 
 

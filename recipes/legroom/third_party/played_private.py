@@ -37,6 +37,24 @@ def observed_loading(loading: Callable[[], Any], seen: Callable[[Any, Any], None
         yield
 
 
+@contextlib.contextmanager
+def seen_when_handed_out(unseen: Callable[[], Any], seen: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, a batch that a DataLoader's own processes have read is passed to `seen` when the loop receives it.
+
+    It arrives before that, in the context `unseen()`, and may wait for an earlier one: how many do is chance.
+    """
+    read = dataloader._MultiProcessingDataLoaderIter._next_data
+
+    def handed_out(iterator: Any) -> Any:
+        with unseen():
+            batch = read(iterator)
+        seen(batch)
+        return batch
+
+    with patched(dataloader._MultiProcessingDataLoaderIter, _next_data=handed_out):
+        yield
+
+
 def dataset_of(iterator: Any) -> tuple[Any, int] | None:
     """The dataset of a DataLoader's iterator and the rows of its next batch, which is left out; None for a dataset
     without indices, and at its end."""

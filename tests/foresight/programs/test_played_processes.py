@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
+import torch
 from played_scripts import play
 
 from legroom import Refusal
+from legroom.foresight.programs.called import NoOptimizer
+from legroom.foresight.programs.played_processes import batches_in
+from legroom.measure.memory_ledger import MemoryLedger
+from legroom.third_party import torch_private
 
 TRAIN = """
 import sys, torch, torch.nn as nn, torch.distributed as dist, torch.multiprocessing as mp
@@ -64,3 +72,26 @@ def test_a_process_that_gets_a_number_is_no_rank(tmp_path):
 def test_a_process_that_does_not_train_is_started(tmp_path):
     text = TRAIN + "child = mp.get_context('fork').Process(target=print)\nchild.start()\nchild.join()\n"
     assert play(tmp_path, text + "assert child.exitcode == 0\n" + SPAWN).verdict == "fits"
+
+
+class Rows(torch.utils.data.Dataset):
+    """The first batch is read last."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep(0.4 if index == 0 else 0)
+        return torch.zeros(1000)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_batch_that_waits_for_an_earlier_one_is_not_counted_before(in_order):
+    """How many do is chance, and a measurement would be another each time."""
+    ledger = MemoryLedger(torch.nn.ModuleList(), NoOptimizer(), "cpu")
+    counted = batches_in(ledger.log, torch_private.without_dispatch_modes) if in_order else contextlib.nullcontext()
+    with ledger, counted:
+        reading = iter(torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=2))
+        batch = next(reading)
+        alive = sum(sign * entry.bytes for entry, sign in ledger.log.events if entry.bytes >= batch.nbytes)
+    assert alive == batch.nbytes if in_order else alive > batch.nbytes

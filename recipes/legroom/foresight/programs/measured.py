@@ -10,11 +10,12 @@ import torch
 
 from legroom.foresight import user_step
 from legroom.foresight.programs.called import CalledModules, NoOptimizer
-from legroom.foresight.programs.played_processes import spawning_here
+from legroom.foresight.programs.played_processes import batches_in, spawning_here
 from legroom.foresight.programs.steps import Watch
 from legroom.measure import device_memory
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.op_observer import OpObserverMode
+from legroom.third_party import torch_private
 
 OBSERVED = 2  # optimizer steps whose tensors are counted, as in a prediction; the later ones are timed without observer
 WARM_UP = 1  # steps after those that are not timed: caches, and compilation
@@ -54,7 +55,7 @@ class _Measured:
         torch.compiler.set_stance("force_eager")  # the log does not see allocations of compiled code
         self._mode.enter_context(OpObserverMode(self))
         try:
-            with spawning_here(0):
+            with spawning_here(0), batches_in(self.log, torch_private.without_dispatch_modes):
                 yield
         finally:
             self._mode.close()

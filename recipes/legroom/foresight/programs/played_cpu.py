@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from legroom.foresight.programs import played_device
+from legroom.foresight.programs import played_device, played_processes
 from legroom.foresight.programs.played_code import Decisions, PlayedCode
 from legroom.foresight.programs.steps import Watch
 from legroom.foresight.programs.trace import ProgramTrace
@@ -31,5 +31,6 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
         found.update(tensor_bytes=parts["peak_tensor_bytes"], notes=list(fake.warnings))
 
     reading = played_private.observed_loading(fake.loading)
-    with followed.following(watch, decisions, 1, ended), reading, PlayedCode(fake, decisions):
+    arriving = played_processes.batches_in(followed.trace.log, lambda: fake.observed_by(None))
+    with followed.following(watch, decisions, 1, ended), reading, arriving, PlayedCode(fake, decisions):
         yield lambda: found

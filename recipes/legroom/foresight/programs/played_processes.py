@@ -10,6 +10,9 @@ from torch import multiprocessing
 
 from legroom.errors import Refusal
 from legroom.foresight.programs.places import is_own
+from legroom.measure.memory_attribution import OTHER
+from legroom.measure.op_flops import tensors_in
+from legroom.measure.storage_log import StorageLog
 from legroom.third_party import played_private
 from legroom.third_party.patching import patched
 
@@ -63,3 +66,13 @@ def _to_type(asked: int, ranks: int) -> str:
     if not ranks:
         return "and one is measured. Have the script start one."
     return f"and {ranks} {'is' if ranks == 1 else 'are'} followed. Type --gpus {asked} before the script's name."
+
+
+def batches_in(log: StorageLog, unseen: Callable[[], Any]) -> contextlib.AbstractContextManager:
+    """Inside, batches of a DataLoader's own processes stand in the log in their order, and not as they arrive."""
+
+    def seen(batch: Any) -> None:
+        for tensor in tensors_in([getattr(batch, "data", batch)]):  # BatchEncoding is no dictionary
+            log.record(tensor, OTHER)
+
+    return played_private.seen_when_handed_out(unseen, seen)
