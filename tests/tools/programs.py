@@ -29,7 +29,19 @@ from program_makers import MAKERS
 from program_makers_more import MORE_MAKERS
 
 GPU = "a100_80gb"
-ALIKE = ["mnist", "vae", "gat", "dcgan", "siamese", "imagenet", "makemore", "super_resolution", "unet", "wgan_gp", "kfold"]
+ALIKE = (
+    "mnist",
+    "vae",
+    "gat",
+    "dcgan",
+    "siamese",
+    "imagenet",
+    "makemore",
+    "super_resolution",
+    "unet",
+    "wgan_gp",
+    "kfold",
+)
 DOES = {
     "measure": ("measure", "--no-prediction", "--offline", "--json", "--seconds", "240"),
     "check_cpu": ("check", "--device", "cpu", "--offline", "--json", "--seconds", "240"),
