@@ -104,7 +104,12 @@ import torch, torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+Tokenizer(models.WordLevel(dict(a=0, b=1), unk_token="a")).save("words.json")
+assert Tokenizer.from_file("words.json").get_vocab_size() == 2
+PreTrainedTokenizerFast(tokenizer_file="words.json").save_pretrained("words")
+assert AutoTokenizer.from_pretrained("words")("b")["input_ids"] == [1]
 small = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
 LlamaForCausalLM(LlamaConfig(**small)).save_pretrained("base")
 model = get_peft_model(LlamaForCausalLM.from_pretrained("base"), LoraConfig(r=2, target_modules="all-linear"))

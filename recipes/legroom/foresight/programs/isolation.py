@@ -70,9 +70,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
     def change(self, module: Any) -> None:
-        for name, place in INSTEAD.get(module.__name__, {}).items():
-            real = getattr(module, name)
+        for dotted, place in INSTEAD.get(module.__name__, {}).items():
+            kind, _, name = dotted.rpartition(".")
+            real = getattr(getattr(module, kind) if kind else module, name)
             ours = functools.partial(_instead, place, real, self.note)
+            if kind:  # a function becomes a method where a partial does not
+                setattr(getattr(module, kind), name, lambda *given, ours=ours, **named: ours(*given, **named))
             for owner in list(sys.modules.values()):  # also where it has been imported by name already
                 for copied in [copied for copied, value in vars(owner).items() if value is real]:
                     setattr(owner, copied, ours)

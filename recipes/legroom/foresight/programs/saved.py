@@ -62,6 +62,18 @@ def save_tensors(real: Callable, note: Any, tensors: dict[str, Any], filename: A
     torch.save(tensors, filename)
 
 
+def save_tokenizer(real: Callable, _: Any, tokenizer: Any, path: str, *args: Any, **settings: Any) -> None:
+    """tokenizers.Tokenizer.save, which writes past Python."""
+    with open(path, "wb") as opened:
+        real(tokenizer, opened.name, *args, **settings)
+
+
+def load_tokenizer(real: Callable, _: Any, path: str) -> Any:
+    """tokenizers.Tokenizer.from_file, which reads past Python."""
+    with open(path, "rb") as opened:
+        return real(opened.name)
+
+
 def save_distributed(real: Callable, note: Callable[[str], None], state: Any, *args: Any, **settings: Any) -> Any:
     """torch.distributed.checkpoint.save, which writes every value of a real run."""
     if sum(each.nbytes for each in tensors_in([state]) if not is_fake(each)) <= MOST_BYTES:
