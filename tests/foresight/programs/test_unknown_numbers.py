@@ -108,3 +108,8 @@ def test_integers_that_are_known_are_the_real_ones(tmp_path):
 def test_integers_that_are_sizes_are_refused(tmp_path, size):
     with pytest.raises(Refusal, match=r"script.py:7: .*only a run computes"):
         play(tmp_path, EVALUATES.format(read=f"torch.zeros({size}, 3, device='cuda')"))
+
+
+def test_a_script_that_estimates_its_step_is_told_to_run_as_it_is(tmp_path):
+    with pytest.raises(Refusal, match=r"trains nothing: .*estimate_step.* Type python .*script.py"):
+        play(tmp_path, "from legroom.foresight import estimate_step\nestimate_step(print, make=list, gpu='l4_24gb')")

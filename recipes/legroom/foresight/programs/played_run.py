@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from legroom.config import Gpu
-from legroom.foresight import prediction, user_step
+from legroom.foresight import prediction, step_estimate, user_step
 from legroom.foresight.programs import longest_rows, played_cuda, played_device, played_levers, played_ranks
 from legroom.foresight.programs.longest_rows import LongestRows
 from legroom.foresight.programs.played_code import Decisions
@@ -18,6 +18,7 @@ from legroom.foresight.programs.trace import ProgramTrace
 from legroom.foresight.speed import anatomy
 from legroom.foresight.step_estimate import estimate_of, precision_of
 from legroom.measure.timeline import timeline
+from legroom.third_party.patching import patched
 
 
 @contextlib.contextmanager
@@ -64,6 +65,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
         followed.following(watch, decisions, ranks, ended),
         played_cuda.machine_with(gpu, fake, meter, lambda: followed.trace.emptied(), decisions, ranks),
         played_ranks.rank_0_of(ranks, fake),
+        patched(step_estimate, FOLLOWED=True),
         played_levers.changed(changes, facts) if changes is not None else contextlib.nullcontext(),
     ):
         yield lambda: found
