@@ -230,7 +230,7 @@ def test_a_search_that_is_ended_keeps_what_it_found_and_says_how_far_it_came(pla
     more = {"at": lambda *counts: seen.append(counts), "found": said.append}
     hint, _, outcome = played(may_fit, lambda count, words: count == 1 and "bf16" in " ".join(words), seconds, **more)
     changes = said[0].removeprefix("fits: ").split(" (")[0]
-    assert len(said) == 1 and changes in hint and "1,024 MiB" in hint
+    assert len(said) == 1 and changes in hint and "1 GiB" in hint
     assert [count for count, _ in seen[:2]] == [1, 2] and all(planned >= count for count, planned in seen)
     (warning,) = outcome.warnings
     assert f"{len(seen)} of {seen[-1][1]}" in warning

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import compose, small
 
+from legroom import units
 from legroom.cli import brief, console, exit_codes
 from legroom.foresight import advice, estimate
 from legroom.foresight.fake_gpu import op_trace
@@ -50,7 +51,7 @@ def test_a_model_that_does_not_fit_says_by_how_much(predicted):
     assert outcome.status == "oom" and not result.fits
     assert memory.peak_tensor_bytes / memory.parameter_count == pytest.approx(20, rel=0.01)
     assert -result.margin_bytes == memory.peak_reserved_bytes - 8 * 2**30
-    assert f"{-result.margin_bytes / MIB:,.0f} MiB are missing" in outcome.error.message
+    assert f"{units.size(-result.margin_bytes)} are missing" in outcome.error.message
     assert "optim=adam8bit" in outcome.error.hint
 
 

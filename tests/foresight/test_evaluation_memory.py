@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import compose
 
-from legroom import config
+from legroom import config, units
 from legroom.cli import brief
 from legroom.foresight import advice, evaluation_memory, largest_batch
 from legroom.foresight.memory.allocator import Demand
@@ -45,10 +45,7 @@ def test_a_large_one_decides_the_verdict(predicted, words, tmp_path):
     # Less than the step has cached and the evaluation needs: cached memory is given back, or it does not fit.
     little = predicted(*words, LARGE, f"launch.memory_limit_gib={trained * 1.1 / GIB}")
     assert (little.estimate.verdict, little.status, little.error.phase) == (DOES_NOT_FIT, "oom", "eval")
-    assert (
-        "eval.batch=32" in little.error.message
-        and f"{-little.estimate.margin_bytes / MIB:,.0f}" in little.error.message
-    )
+    assert "eval.batch=32" in little.error.message and units.size(-little.estimate.margin_bytes) in little.error.message
     assert little.memory.peak_reserved_bytes == trained
     assert predicted(*words, "eval.batch=1", f"launch.memory_limit_gib={trained * 1.1 / GIB}").estimate.fits
 
@@ -100,7 +97,7 @@ def test_the_hint_is_a_smaller_evaluation_that_fits(predicted, words):
     asked = [*words, LARGE, limit]
     outcome = predicted(*asked)
     hint = advice.hint(compose("recipe=estimate", *asked).cfg, outcome)
-    assert hint.startswith("Tried: eval.batch=") and "MiB stay free" in hint
+    assert hint.startswith("Tried: eval.batch=") and "iB stay free" in hint
     (change,) = (word for word in hint.split() if word.startswith("eval.batch="))
     assert predicted(*words, change, limit).estimate.fits
 

@@ -9,6 +9,7 @@ import random
 import pytest
 from conftest import compose
 
+from legroom import units
 from legroom.cli import brief
 from legroom.foresight import prediction, uneven_lengths
 from legroom.foresight.memory.settings import Settings
@@ -95,7 +96,7 @@ def test_in_16_bits_a_margin_within_what_the_orders_lack_is_tight(predicted, tmp
     assert near.memory.peak_reserved_bytes == needed and near.estimate.lacking_bytes == lacking
     assert near.estimate.margin_bytes > 0.03 * needed and near.estimate.verdict == TIGHT
     (line,) = (line for line in near.warnings if line.startswith("tight"))
-    assert f"{lacking / MIB:,.0f} MiB for batches of different lengths" in line
+    assert f"{units.size(lacking)} for batches of different lengths" in line
 
 
 @pytest.mark.parametrize("vocab", [512, 50257])
@@ -113,7 +114,7 @@ def test_the_longest_rows_come_late_and_find_no_blocks(predicted, tmp_path, voca
     assert result.shown_reserved_low_bytes <= result.shown_reserved_bytes <= result.shown_reserved_high_bytes
     assert outcome.memory.peak_allocated_bytes <= result.expandable_reserved_bytes < 1.1 * needed
     (line,) = (line for line in outcome.warnings if "different lengths" in line)
-    sizes = (f"{size / MIB:,.0f}" for size in (result.shown_reserved_low_bytes, result.shown_reserved_high_bytes))
+    sizes = (units.size(each) for each in (result.shown_reserved_low_bytes, result.shown_reserved_high_bytes))
     assert f"{' to '.join(sizes)} reserved" in line
 
 

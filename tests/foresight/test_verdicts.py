@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from conftest import compose, small
 from fit_search import planned, searched
 
+from legroom import units
 from legroom.cli import brief
 from legroom.foresight import largest_batch, prediction
 from legroom.foresight.search import present, runner
@@ -36,7 +35,7 @@ def test_a_margin_within_the_error_is_tight_and_says_so(predicted, tmp_path):
     assert outcome.status == "ok" and (result.verdict, result.fits) == (TIGHT, False)
     assert 0 <= result.margin_bytes < result.kept_bytes
     (line,) = (line for line in outcome.warnings if line.startswith("tight"))
-    assert f"{math.ceil(result.kept_bytes / MIB):,} MiB" in line and "estimate.margin" in line
+    assert units.size(result.kept_bytes) in line and "estimate.margin" in line
     text = brief.brief(outcome, tmp_path)
     assert text.startswith("tight:") and "stay free" in text
     assert predicted(*WORDS, f"launch.memory_limit_gib={reserved * 1.04 / GIB}").estimate.verdict == FITS
@@ -67,7 +66,7 @@ def test_nccl_is_counted_on_each_of_several_gpus(predicted):
     assert memory.nccl_bytes == two.config["gpu"]["nccl_bytes"] == round(1.45 * GIB)
     assert memory.device_used_bytes == memory.context_bytes + memory.nccl_bytes + memory.peak_reserved_bytes
     assert two.estimate.margin_bytes == two.estimate.capacity_bytes - memory.device_used_bytes
-    assert any("NCCL" in line and "1,485 MiB" in line and "published" in line for line in two.warnings)
+    assert any("NCCL" in line and "1.45 GiB" in line and "published" in line for line in two.warnings)
 
 
 def test_the_largest_batch_keeps_the_margin(predicted, tmp_path):
@@ -110,7 +109,7 @@ def test_a_tight_estimate_ends_with_0(command):
     assert (
         done.code == 0
         and done.out.startswith("tight:")
-        and "0.04 (launch.memory_limit_gib)" in " ".join(done.out.split())
+        and "0.04 GiB (launch.memory_limit_gib)" in " ".join(done.out.split())
     )
     assert "trying what would make it fit" in done.err
 

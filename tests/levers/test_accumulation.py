@@ -8,7 +8,7 @@ import pytest
 from conftest import compose, small
 from fit_search import GPU, tiny
 
-from legroom import config
+from legroom import config, units
 from legroom.levers.accumulation import rules as accumulation
 from legroom.machine import host
 from legroom.options import batch
@@ -72,8 +72,8 @@ def test_the_largest_divisor_that_fits_is_taken_and_the_record_says_so(tmp_path)
         chosen["accumulation"]["name"] == "auto" and f"batch.per_device={expected}" in chosen["accumulation"]["reason"]
     )
     larger = min(size for size in peaks if size > expected)
-    free, missing = ((gib * 2**30 - peaks[expected]) / 2**20, (peaks[larger] - gib * 2**30) / 2**20)
-    assert f"{free:,.0f} MiB stay free, and {larger} would miss by {missing:,.0f}" in chosen["accumulation"]["reason"]
+    free, missing = (units.size(abs(peaks[each] - gib * 2**30)) for each in (expected, larger))
+    assert f"{free} stay free, and {larger} would miss by {missing}" in chosen["accumulation"]["reason"]
     assert accumulation.warnings(told.cfg) == [chosen["accumulation"]["reason"]]
     assert accumulation.resolve(told.cfg) == [], "a configuration that has been resolved stays as it is"
     assert told.cfg.batch.per_device == expected and prediction.allocator_bytes(told.cfg) == int(gib * 2**30)

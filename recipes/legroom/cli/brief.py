@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Collection
 from pathlib import Path
 
-from legroom import invocation
+from legroom import invocation, units
 from legroom.cli import summary
 from legroom.config import GROUPS
 from legroom.options.model import AUTO
@@ -60,17 +60,15 @@ def answer(outcome: Record) -> str:
     head, estimate = f"{shown_status(outcome)}: {model} on {config['data']['name']}, {device}", outcome.estimate
     if estimate is not None:
         verdict = verdict_of(estimate)
-        margin = (
-            f"{abs(estimate.margin_bytes) / GIB:.3g} GiB {'stay free' if estimate.margin_bytes >= 0 else 'are missing'}"
-        )
-        kept = (
-            f" ('fits' keeps {estimate.kept_bytes / GIB:.2g} free)" if estimate.kept_bytes and verdict != FITS else ""
-        )
-        limit, whole = config["launch"].get("memory_limit_gib"), f"{estimate.capacity_bytes / GIB:.3g}"
+        left = estimate.margin_bytes
+        margin = f"{units.size(abs(left))} {'stay free' if left >= 0 else 'are missing'}"
+        tells = estimate.kept_bytes and verdict != FITS
+        kept = f" ('fits' keeps {units.size(estimate.kept_bytes or 0)} free)" if tells else ""
+        limit, whole = config["launch"].get("memory_limit_gib"), units.size(estimate.capacity_bytes)
         if limit is not None:
-            whole = f"{limit:g} (launch.memory_limit_gib)"
+            whole = f"{limit:g} GiB (launch.memory_limit_gib)"
         elif estimate.limit_bytes is not None:  # of PYTORCH_ALLOC_CONF
-            whole = f"a limit of {estimate.limit_bytes / GIB:.3g} on {whole}"
+            whole = f"a limit of {units.size(estimate.limit_bytes)} on {whole}"
         head = f"{verdict}: {model} on {device}: {margin} of {whole}{kept}; all predicted"
     rows = {"Time": _time(outcome), "Loss": _loss(outcome), "Memory": _memory(outcome), "Setup": _setup(outcome)}
     lines = [_wrapped(name, text) for name, text in rows.items() if text]
@@ -116,13 +114,15 @@ def _loss(outcome: Record) -> str:
 def _memory(outcome: Record) -> str:
     memory, found = outcome.memory, []
     if memory.device_used_bytes is not None:
-        found.append(f"{memory.device_used_bytes / GIB:.3g} GiB of the GPU")
+        found.append(f"{units.size(memory.device_used_bytes)} of the GPU")
     if memory.peak_tensor_bytes is not None:
-        unit, name = (GIB, "GiB") if memory.peak_tensor_bytes >= GIB / 10 else (MIB, "MiB")
+        unit, name = (GIB, "GiB") if memory.peak_tensor_bytes >= GIB else (MIB, "MiB")
         parts = [(part, getattr(memory, f"{field}_bytes") or 0) for part, field in PARTS]
-        shown = ", ".join(f"{part} {size / unit:.2g}" for part, size in parts if size * 200 >= memory.peak_tensor_bytes)
+        shown = ", ".join(
+            f"{part} {units.digits(size / unit, 2)}" for part, size in parts if size * 200 >= memory.peak_tensor_bytes
+        )
         when = f" (in the {memory.peak_phase})" if memory.peak_phase else ""
-        found.append(f"{memory.peak_tensor_bytes / unit:.3g} {name} of tensors at the peak{when}: {shown}")
+        found.append(f"{units.digits(memory.peak_tensor_bytes / unit)} {name} of tensors at the peak{when}: {shown}")
     return "; ".join(found + _had(outcome) * (outcome.status == "oom" and outcome.estimate is None))
 
 
@@ -132,9 +132,9 @@ def _had(outcome: Record) -> list[str]:
     limit, whole = outcome.config["launch"].get("memory_limit_gib"), outcome.environment.get("device_memory_bytes")
     found = []
     if outcome.memory.device_used_bytes is None and reserved:
-        found.append(f"{reserved / GIB:.3g} GiB reserved by CUDA's allocator")
+        found.append(f"{units.size(reserved)} reserved by CUDA's allocator")
     elif outcome.memory.device_used_bytes is None and host:
-        found.append(f"{host / GIB:.3g} GiB of the host's memory in use at most, with the libraries")
+        found.append(f"{units.size(host)} of the host's memory in use at most, with the libraries")
     if limit is not None:
         found.append(f"the limit is {limit:g} GiB (launch.memory_limit_gib)")
     elif whole:

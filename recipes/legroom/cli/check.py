@@ -9,7 +9,7 @@ import re
 import sys
 from typing import Any
 
-from legroom import invocation
+from legroom import invocation, units
 from legroom.cli import check_levers
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
@@ -106,8 +106,8 @@ def _on_cpu(asked: argparse.Namespace) -> int:
     if asked.json:
         print(json.dumps({"cpu": found}, indent=1))
         return 0
-    parts = ", ".join(f"{name} {found[f'{part}_bytes'] / MIB:,.1f}" for name, part in PARTS)
-    print(f"{program.name} on a CPU: {found['tensor_bytes'] / MIB:,.1f} MiB of live tensors at the peak\n  {parts} MiB")
+    parts = units.in_one([(name, found[f"{part}_bytes"]) for name, part in PARTS])
+    print(f"{program.name} on a CPU: {units.size(found['tensor_bytes'])} of live tensors at the peak\n  {parts}")
     print("".join(f"  note: {note}\n" for note in [*found["notes"], *outcome.notes]), end="")
     return 0
 
@@ -185,7 +185,7 @@ def _code(runs: list[check.Checked], budget: float) -> int:
     estimates = [one for run in runs for one in run.estimates.values()]
     over = [one for one in estimates if one.device_used_bytes > budget]
     for one in over:
-        said = f"{one.device_used_bytes / MIB:,.0f} MiB of device memory, and {budget / MIB:,.0f} are allowed"
+        said = f"{units.size(one.device_used_bytes)} of device memory, and {units.size(budget)} are allowed"
         print(f"above --budget on {one.device_name}: {said}", file=sys.stderr)
     return OUT_OF_MEMORY if over or any(one.verdict == DOES_NOT_FIT for one in estimates) else 0
 

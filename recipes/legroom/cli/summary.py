@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from legroom import units
 from legroom.records.record import SHARES, Estimate, Memory, Operations, Record
 from legroom.units import MIB
 
@@ -62,17 +63,17 @@ def lengths(estimate: Estimate) -> Iterator[Row]:
     note = f"shown after {estimate.lengths_steps} steps on uneven lengths"
     if estimate.shown_reserved_low_bytes is not None and estimate.shown_reserved_high_bytes is not None:
         low, high = estimate.shown_reserved_low_bytes, estimate.shown_reserved_high_bytes
-        note += f", {low / MIB:.0f} to {high / MIB:.0f} by their order"
+        note += f", {units.size(low)} to {units.size(high)} by their order"
     if estimate.releases:
         note += f", cached memory given back {estimate.releases} times"
-    note += f"; {estimate.expandable_reserved_bytes / MIB:.0f} MiB with expandable_segments"
-    yield "CUDA reserved, uneven", f"{estimate.shown_reserved_bytes / MIB:.0f} MiB", note
+    note += f"; {units.size(estimate.expandable_reserved_bytes)} with expandable_segments"
+    yield "CUDA reserved, uneven", units.size(estimate.shown_reserved_bytes), note
 
 
 def evaluation(estimate: Estimate, memory: Memory) -> Iterator[Row]:
     """What an evaluation needs, where that is more than a step does."""
     if (estimate.evaluation_reserved_bytes or 0) > (memory.peak_reserved_bytes or 0):
-        yield "CUDA reserved, evaluation", f"{(estimate.evaluation_reserved_bytes or 0) / MIB:.0f} MiB", "peak"
+        yield "CUDA reserved, evaluation", units.size(estimate.evaluation_reserved_bytes or 0), "peak"
 
 
 def operations_of(operations: Operations) -> Iterator[Row]:
@@ -98,7 +99,7 @@ def explanation(estimate: Estimate) -> Iterator[Row]:
     for index, tensor in enumerate(estimate.largest):
         count = f", {tensor['count']} of them" if tensor["count"] > 1 else ""
         name = "" if index else "  largest at the peak"
-        yield name, f"{tensor['bytes'] / MIB:.1f} MiB", f"{tensor['part']}, {tensor['made_by']}{count}"
+        yield name, units.size(tensor["bytes"]), f"{tensor['part']}, {tensor['made_by']}{count}"
     for index, lever in enumerate(estimate.levers):
         name = "" if index else "  levers, each alone"
         if "refused" in lever:
@@ -107,4 +108,4 @@ def explanation(estimate: Estimate) -> Iterator[Row]:
         seconds = f"; {lever['step_seconds'] * 1000:.0f} ms a step" if lever["step_seconds"] else ""
         saved = lever["saved_bytes"]
         what = "saved by" if saved > 0 else "more with" if saved < 0 else "of difference:"
-        yield name, f"{abs(saved) / MIB:.0f} MiB", f"{what} {lever['words']}{seconds}"
+        yield name, units.size(abs(saved)), f"{what} {lever['words']}{seconds}"

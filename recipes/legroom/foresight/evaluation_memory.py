@@ -6,6 +6,7 @@ from typing import Any
 import numpy
 import torch
 
+from legroom import units
 from legroom.config import Config
 from legroom.data import collate, data_loader, rows
 from legroom.data.dataset import Data
@@ -15,7 +16,6 @@ from legroom.foresight.memory.allocator import Demand
 from legroom.records.record import DOES_NOT_FIT, TIGHT, Error, Record
 from legroom.training import accelerate_loop, evaluate
 from legroom.training.setup import Training
-from legroom.units import MIB
 
 LESS = "Make eval.batch smaller, or leave the evaluation out with eval.enabled=false."
 BATCHES = 2  # a step of two micro-batches, which also adds to gradients; an evaluation of two batches
@@ -77,13 +77,13 @@ def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Call
     estimate.verdict = DOES_NOT_FIT if margin < 0 else TIGHT
     trained = outcome.memory.peak_reserved_bytes or 0
     needs = (
-        f"the evaluation (eval.batch={cfg.eval.batch}) needs {demand.peak_reserved_bytes / MIB:,.0f} MiB beside the "
-        f"context, more than a training step, which needs {trained / MIB:,.0f}"
+        f"the evaluation (eval.batch={cfg.eval.batch}) needs {units.size(demand.peak_reserved_bytes)} beside the "
+        f"context, more than a training step, which needs {units.size(trained)}"
     )
     if margin >= 0:
         outcome.warnings.append(f"tight: {needs}. {LESS}")
         return
     outcome.status = "oom"
     outcome.error = Error(
-        "eval", "PredictedOutOfMemory", f"it would not fit: {needs}. {-margin / MIB:,.0f} MiB are missing.", LESS
+        "eval", "PredictedOutOfMemory", f"it would not fit: {needs}. {units.size(-margin)} are missing.", LESS
     )

@@ -4,11 +4,10 @@ import bisect
 import copy
 from typing import Any
 
-from legroom import invocation
+from legroom import invocation, units
 from legroom.config import Config
 from legroom.foresight import prediction, simulation
 from legroom.records.record import Estimate, Record
-from legroom.units import MIB
 
 
 def largest(cfg: Config, folder: str) -> dict[str, Any]:
@@ -37,24 +36,25 @@ def largest(cfg: Config, folder: str) -> dict[str, Any]:
     larger = f", and {_why_not(divisors[low], outcomes[divisors[low]][1])}" if low < len(divisors) else ""
     reason = (
         f"batch.per_device={batch} in {steps} step{'s' * (steps > 1)}, the largest that is predicted to fit "
-        f"{cfg.gpu.device_name}. {outcomes[batch][1].margin_bytes / MIB:,.0f} MiB stay free{larger}."
+        f"{cfg.gpu.device_name}. {units.size(outcomes[batch][1].margin_bytes)} stay free{larger}."
     )
     return {"batch": batch, "reason": reason}
 
 
 def _why_none(cfg: Config, outcome: Record, estimate: Estimate) -> str:
-    margin, kept = estimate.margin_bytes / MIB, (estimate.kept_bytes or 0) / MIB
+    margin, kept = estimate.margin_bytes, units.size(estimate.kept_bytes or 0)
     if outcome.error is not None and outcome.error.phase == "eval":
         return f"with any batch {outcome.error.message} {outcome.error.hint}"
-    free = f"{margin:,.0f} MiB stay free, and {kept:,.0f} are to (estimate.margin={cfg.estimate.margin})"
+    free = f"{units.size(margin)} stay free, and {kept} are to (estimate.margin={cfg.estimate.margin})"
     return (
         f"not even batch.per_device=1 fits {cfg.gpu.device_name}; "
-        f"{free if margin >= 0 else f'{-margin:,.0f} MiB missing'}. {invocation.command('fit')} searches for what fits."
+        f"{free if margin >= 0 else f'{units.size(-margin)} missing'}. "
+        f"{invocation.command('fit')} searches for what fits."
     )
 
 
 def _why_not(batch: int, estimate: Estimate) -> str:
-    left, kept = estimate.margin_bytes / MIB, (estimate.kept_bytes or 0) / MIB
+    left, kept = estimate.margin_bytes, units.size(estimate.kept_bytes or 0)
     if left < 0:
-        return f"{batch} would miss by {-left:,.0f}"
-    return f"{batch} would leave {left:,.0f}, where {kept:,.0f} are kept free"
+        return f"{batch} would miss by {units.size(-left)}"
+    return f"{batch} would leave {units.size(left)}, where {kept} are kept free"

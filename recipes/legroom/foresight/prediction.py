@@ -5,6 +5,7 @@ import math
 import statistics
 from dataclasses import asdict, replace
 
+from legroom import units
 from legroom.config import Config, Gpu
 from legroom.foresight import evaluation_memory, simulation
 from legroom.foresight.memory import allocator
@@ -14,7 +15,7 @@ from legroom.foresight.speed import calibrated, links, multiples, roofline
 from legroom.foresight.uneven_lengths import UnevenLengths
 from legroom.machine import gpu_specs, host
 from legroom.records.record import DOES_NOT_FIT, FITS, TIGHT, Error, Estimate, Record
-from legroom.units import GIB, MIB
+from legroom.units import GIB
 
 LEAST_PADDING = 0.05  # the least share of padding that is named
 NO_CPU_TIME = "no time of a step on a CPU is predicted: train.max_steps=20 without recipe=estimate measures it."
@@ -124,19 +125,19 @@ def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand:
     if demand.missing_bytes:
         outcome.status = "oom"
         needed = (
-            f"{memory.device_used_bytes / MIB:,.0f} MiB are needed, and {cfg.gpu.device_name} has "
-            f"{cfg.gpu.memory_bytes / MIB:,.0f}"
+            f"{units.size(memory.device_used_bytes)} are needed, and {cfg.gpu.device_name} has "
+            f"{units.size(cfg.gpu.memory_bytes)}"
         )
         if outcome.estimate.limit_bytes is not None:
             needed = (
-                f"{demand.peak_reserved_bytes / MIB:,.0f} MiB are needed beside the context, and the limit "
-                f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {capacity / MIB:,.0f}"
+                f"{units.size(demand.peak_reserved_bytes)} are needed beside the context, and the limit "
+                f"(launch.memory_limit_gib or PYTORCH_ALLOC_CONF) is {units.size(capacity)}"
             )
         phase = memory.peak_phase or "step"
         outcome.error = Error(
             phase,
             "PredictedOutOfMemory",
-            f"it would not fit: {needed}. {demand.missing_bytes / MIB:,.0f} MiB are missing."
+            f"it would not fit: {needed}. {units.size(demand.missing_bytes)} are missing."
             f"{' That is of the step as written, without compile=true.' if cfg.compile else ''}",
         )
 
@@ -157,11 +158,11 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
     missing = max(demand.missing_bytes for demand in demands)
     if missing and estimate.verdict == FITS:
         estimate.fits, estimate.verdict = False, TIGHT
-        tight = f" {missing / MIB:,.0f} MiB would be missing in the worst order of the batches: tight."
+        tight = f" {units.size(missing)} would be missing in the worst order of the batches: tight."
     saved = estimate.shown_reserved_high_bytes - estimate.expandable_reserved_bytes
     hints = []
     if saved > 0:
-        hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {saved / MIB:,.0f} MiB of it")
+        hints.append(f"expandable_segments (PYTORCH_ALLOC_CONF) would save up to {units.size(saved)} of it")
     if lengths.drawn.padding >= LEAST_PADDING:
         grouped = "" if cfg.data.group_by_length is True else " or data.group_by_length"
         hints.append(
@@ -170,7 +171,7 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
         )
     if estimate.lacking_bytes and estimate.kept_bytes:
         tight += (
-            f" On a GPU with just what the longest need, {estimate.lacking_bytes / MIB:,.0f} MiB would be missing in "
+            f" On a GPU with just what the longest need, {units.size(estimate.lacking_bytes)} would be missing in "
             "the worst order: they are part of the margin."
         )
     times = "is never given back" if not estimate.releases else f"is given back up to {estimate.releases} times"
@@ -183,11 +184,11 @@ def _fill_lengths(cfg: Config, outcome: Record, estimate: Estimate, lengths: Une
 def _growth(needed: int, shown: list[int]) -> str:
     """What batches of different lengths make of the reserved bytes that the longest need. shown: of each order."""
     if max(shown) == needed:
-        return f"do not fragment the cache here: it stays at the {needed / MIB:,.0f} MiB that the longest need"
-    least, most = (f"{each(shown) / MIB:,.0f}" for each in (min, max))
+        return f"do not fragment the cache here: it stays at the {units.size(needed)} that the longest need"
+    least, most = (units.size(each(shown)) for each in (min, max))
     spread = f"{least} to {most} reserved, by" if least != most else f"{most} reserved, whatever"
     return (
-        f"fragment the cache: {needed / MIB:,.0f} MiB are needed for the longest, and the device will show "
+        f"fragment the cache: {units.size(needed)} are needed for the longest, and the device will show "
         f"{spread} the order of the batches ({len(shown)} were tried)"
     )
 
@@ -201,13 +202,11 @@ def _why_tight(cfg: Config, share: float, estimate: Estimate, releases: int) -> 
         else ""
     )
     lacking = (
-        f", and {estimate.lacking_bytes / MIB:,.0f} MiB for batches of different lengths"
-        if estimate.lacking_bytes
-        else ""
+        f", and {units.size(estimate.lacking_bytes)} for batches of different lengths" if estimate.lacking_bytes else ""
     )
     return (
-        f"tight: {estimate.margin_bytes / MIB:,.0f} MiB stay free, and what is predicted may be too little by "
-        f"{math.ceil((estimate.kept_bytes or 0) / MIB):,} MiB ({share:.3g} of the reserved memory, "
+        f"tight: {units.size(estimate.margin_bytes)} stay free, and what is predicted may be too little by "
+        f"{units.size(estimate.kept_bytes or 0)} ({share:.3g} of the reserved memory, "
         f"{'as compiled' if compiled_again else 'estimate.margin'}{lacking}). It may run out of memory.{released}"
     )
 
@@ -257,12 +256,12 @@ def notes(cfg: Config) -> list[str]:
     context_bytes, is_measured = context(cfg.gpu)
     if not is_measured:
         lines.append(
-            f"the context of {cfg.gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed: it was not measured."
+            f"the context of {cfg.gpu.device_name} ({units.size(context_bytes)}) is assumed: it was not measured."
         )
     if cfg.parallelism.world_size > 1:
         source = {"measured": "measured", "published": "published for two A100"}.get(cfg.gpu.nccl_from, "assumed")
         lines.append(
-            f"NCCL's buffers on each GPU are counted as {nccl_bytes(cfg) / MIB:,.0f} MiB ({source}; gpu.nccl_bytes)"
+            f"NCCL's buffers on each GPU are counted as {units.size(nccl_bytes(cfg))} ({source}; gpu.nccl_bytes)"
             f"{'; what it takes for the network between machines is not known' if machines > 1 else ''}. "
             "It is not modelled that memory freed on one stream is not available to another."
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom import config
+from legroom import config, units
 from legroom.config import Gpu
 from legroom.errors import Refusal
 from legroom.machine import gpu_specs, host
@@ -19,7 +19,7 @@ from legroom.options import suggestions, validate
 from legroom.options.gpu import NOT_OF_A_SHEET
 from legroom.records.record import FITS, TIGHT, verdict_of
 from legroom.report import predicted
-from legroom.units import MIB, PARTS
+from legroom.units import PARTS
 
 if TYPE_CHECKING:
     from legroom.foresight.fake_gpu.op_trace import OpTrace
@@ -92,13 +92,13 @@ class StepEstimate:
     def __str__(self) -> str:
         left = "stay free" if self.left_bytes >= 0 else "are missing"
         lines = [
-            f"{self.verdict} on {self.device_name}: {abs(self.left_bytes) / MIB:,.0f} MiB {left}, of "
-            f"{self.capacity_bytes / MIB:,.0f}; 'fits' keeps {self.kept_bytes / MIB:,.0f} free",
-            f"  device {self.device_used_bytes / MIB:,.0f} MiB, reserved {self.reserved_bytes / MIB:,.0f}, allocated "
-            f"{self.allocated_bytes / MIB:,.0f}, tensors {self.tensor_bytes / MIB:,.0f}"
+            f"{self.verdict} on {self.device_name}: {units.size(abs(self.left_bytes))} {left}, of "
+            f"{units.size(self.capacity_bytes)}; 'fits' keeps {units.size(self.kept_bytes)} free",
+            f"  device {units.size(self.device_used_bytes)}, reserved {units.size(self.reserved_bytes)}, allocated "
+            f"{units.size(self.allocated_bytes)}, tensors {units.size(self.tensor_bytes)}"
             + f" ({self.peak_phase})"
             * bool(self.peak_phase),
-            "  " + ", ".join(f"{name} {self.parts[part] / MIB:,.0f}" for name, part in PARTS) + " MiB",
+            f"  {units.in_one([(name, self.parts[part]) for name, part in PARTS])}",
             f"  step {self._step_text()}, bound by {self.bound_by}",
             *(f"  note: {note}" for note in self.notes),
         ]
@@ -277,7 +277,7 @@ def _notes(gpu: Gpu, verdict: str | None, nccl_bytes: int) -> list[str]:
         lines.append("tight: less stays free than what a prediction may be wrong by; it may run out of memory.")
     context_bytes, is_measured = prediction.context(gpu)
     if not is_measured:
-        lines.append(f"the context of {gpu.device_name} ({context_bytes / MIB:.0f} MiB) is assumed.")
+        lines.append(f"the context of {gpu.device_name} ({units.size(context_bytes)}) is assumed.")
     if nccl_bytes:
-        lines.append(f"NCCL's buffers are counted as {nccl_bytes / MIB:,.0f} MiB ({gpu.nccl_from}).")
+        lines.append(f"NCCL's buffers are counted as {units.size(nccl_bytes)} ({gpu.nccl_from}).")
     return lines

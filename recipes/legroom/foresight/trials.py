@@ -10,9 +10,9 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from legroom import units
 from legroom.foresight.tried import Tried
 from legroom.records.record import Record
-from legroom.units import MIB
 
 
 class TimeIsUp(Exception):
@@ -28,7 +28,7 @@ class Trial(Tried):
     def __str__(self) -> str:
         seconds = self.record.speed.step_seconds_median
         time = f", {seconds * 1000:,.0f} ms a step" if seconds else ""
-        return f"{' '.join(self.changes)} ({self.estimate.margin_bytes / MIB:,.0f} MiB stay free{time})"
+        return f"{' '.join(self.changes)} ({units.size(self.estimate.margin_bytes)} stay free{time})"
 
 
 @dataclass

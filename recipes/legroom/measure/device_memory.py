@@ -4,11 +4,12 @@ import os
 import resource
 import sys
 
+from legroom import units
 from legroom.errors import Refusal
 from legroom.machine import host, nvml
 from legroom.records.messages import Progress
 from legroom.records.record import Memory, Record
-from legroom.units import GIB, MIB
+from legroom.units import GIB
 
 
 def nvml_used_bytes() -> int | None:
@@ -71,7 +72,7 @@ def open_gpu(memory: Memory, progress: Progress) -> None:
     if others or (used_bytes or 0) > nvml.IDLE_GPU_BYTES:
         by = f" by process {', '.join(map(str, others))}" if others else ""
         progress.warn(
-            f"the GPU is not empty: {(used_bytes or 0) / MIB:.0f} MiB are in use{by}; this run's times and memory "
+            f"the GPU is not empty: {units.size(used_bytes or 0)} are in use{by}; this run's times and memory "
             "figures are affected."
         )
     try:

@@ -11,6 +11,7 @@ import pytest
 from conftest import CONF, ROOT
 from fit_search import GPU, SameProcessExecutor, planned, searched, tiny
 
+from legroom import units
 from legroom.cli import fit
 from legroom.data import dataset
 from legroom.foresight.search import extrapolation, plan, present, request, space
@@ -297,7 +298,7 @@ def test_where_nothing_fits_it_says_what_comes_closest():
     margins = [found.outcome.estimate.margin_bytes for found in result.rows]
     assert not result.fits and margins == sorted(margins, reverse=True) and margins[0] < 0
     text = present.report(search, result, 1.0)
-    assert f"Nothing fits. What comes closest misses by {-margins[0] / MIB:,.0f} MiB" in text
+    assert f"Nothing fits. What comes closest misses by {units.size(-margins[0])}" in text
     assert search.command(result.rows[0].chosen) in text
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import psutil
 
+from legroom import units
 from legroom.foresight.programs import places, process
-from legroom.units import GIB, MIB
+from legroom.units import GIB
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
@@ -134,9 +135,7 @@ class _Warden:
             text = f"the script has started more than {limits.processes} processes."
             return {"wins": True, "status": process.PROCESSES, "error": text}
         if limits.memory_bytes is not None and sum(map(_private_bytes, below)) > limits.memory_bytes:
-            text = (
-                f"the script took more than the limit of {limits.memory_bytes / MIB:.0f} MiB of this machine's memory."
-            )
+            text = f"the script took more than the limit of {units.size(limits.memory_bytes)} of this machine's memory."
             return {"wins": True, "status": process.MEMORY, "error": text}
         return None
 

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from legroom import units
 from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
@@ -31,7 +32,7 @@ def heading(search: SearchSpace) -> str:
     count, each = (f"{gpus} x ", " each") if gpus > 1 else ("", "")
     lines = [
         f"{cfg.model.pretrained or cfg.model.name}, {cfg.data.seq_len} tokens, effective batch {search.effective}, on "
-        f"{count}{cfg.gpu.device_name} ({cfg.gpu.memory_bytes / MIB:,.0f} MiB{each}).",
+        f"{count}{cfg.gpu.device_name} ({units.size(cfg.gpu.memory_bytes)}{each}).",
         f"Searched, {search.count()} configurations: {'; '.join(searched) or 'nothing'}.",
     ]
     if search.pinned:
@@ -75,10 +76,10 @@ def report(search: SearchSpace, result: Result, seconds: float) -> str:
 def _closest(estimate: Estimate) -> str:
     """Why not even the best row fits."""
     if estimate.margin_bytes < 0:
-        return f"Nothing fits. What comes closest misses by {-estimate.margin_bytes / MIB:,.0f} MiB:"
+        return f"Nothing fits. What comes closest misses by {units.size(-estimate.margin_bytes)}:"
     return (
-        f"Nothing fits. What comes closest is tight: it leaves {estimate.margin_bytes / MIB:,.0f} MiB free, and "
-        f"{(estimate.kept_bytes or 0) / MIB:,.0f} are to stay free (estimate.margin):"
+        f"Nothing fits. What comes closest is tight: it leaves {units.size(estimate.margin_bytes)} free, and "
+        f"{units.size(estimate.kept_bytes or 0)} are to stay free (estimate.margin):"
     )
 
 
