@@ -10,7 +10,7 @@ import pytest
 from conftest import CONF, compose
 
 from legroom.cli import argv, flags
-from legroom.options import keys, menus, model_families, overrides, training_arguments, validate
+from legroom.options import keys, known_models, menus, model_families, overrides, training_arguments, validate
 
 
 def said(text: str, sweeping: bool = False) -> str:
@@ -347,3 +347,21 @@ def test_what_a_file_lets_a_sweeper_vary_is_checked_as_what_is_typed(command, tm
         assert "hydra.sweeper.params" in line and word in line
     rightly = {"precision": "fp32,bf16", "train.seed": "range(1,3)", "x": {"type": "float"}}
     assert overrides.swept_in_a_file(rightly, [CONF]) == []
+
+
+def test_the_suggestion_comes_before_the_long_list():
+    (problem,) = overrides.problems(["gpu=rtx4080"], [CONF], False)
+    assert problem.index("Did you mean rtx4080_16gb") < problem.index("gpu has ")
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "option"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "mistral_7b"),
+        ("meta-llama/Llama-3.1-8B", None),  # near to the ids of other sizes
+        ("nobody/else", None),
+    ],
+)
+def test_an_id_that_the_hub_does_not_return_names_the_option_with_its_sizes(hub_id, option):
+    assert known_models.like(hub_id).startswith(f" An estimate needs no weights: model={option} has" if option else "")
+    assert option or not known_models.like(hub_id)

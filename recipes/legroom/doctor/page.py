@@ -12,10 +12,18 @@ from legroom.units import GIB
 VERSION_COLUMN = 14
 PURPOSES = {  # of packages that are not required
     "bitsandbytes": "optim=adam8bit and the other 8-bit ones",
+    "peft": "adapter=lora and qlora",
+    "liger-kernel": "kernels=liger",
     "torchao": "precision=fp8, optim=adamw4bit, adamw8bit_ao and adamw_fp8",
     "schedulefree": "optim=schedule_free",
     "torch-optimi": "optim=stable_adamw",
     "wandb": "tracker=wandb",
+    "tensorboard": "tracker=tensorboard",
+    "trackio": "tracker=trackio",
+    "mlflow": "tracker=mlflow",
+    "zstandard": "files that end in .zst",
+    "playwright": "make test-browser",
+    "mkdocs-material": "make docs",
     "flash-attn": "model.attention=flash_attention_2",
     "deepspeed": "parallelism=zero on several GPUs",
     "hydra-joblib-launcher": "hydra/launcher=joblib, sweeps whose jobs run side by side",

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from legroom import invocation
 from legroom.errors import Refusal, is_out_of_memory
 from legroom.models import quantized
+from legroom.options import known_models
 from legroom.records.printable import printable
 
 Warn = Callable[[str], None]
@@ -37,6 +38,7 @@ def call(load: Callable[..., Any], name: str, **settings: Any) -> Any:
         raise Refusal(
             f"model.pretrained={name} is no folder here, and the hub did not return it: {_first_sentence(error)} "
             "Without a network, give the folder of a saved model (config.json and .safetensors)."
+            + known_models.like(name)
         ) from error
 
 

@@ -131,4 +131,4 @@ def _unknown_option(missing: str, conf: Path) -> str:
         return line.strip()
     known = sorted(path.stem for path in (conf / group).glob("*.yaml"))
     suggestion = suggestions.nearest(option, known)
-    return f"{group}={option}: there is no such option; {group} has {', '.join(known)}.{suggestion}"
+    return f"{group}={option}: there is no such option.{suggestion} {group} has {', '.join(known)}."

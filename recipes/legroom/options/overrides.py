@@ -194,7 +194,7 @@ def _option_problem(group: str, value: Any, folders: list[Path]) -> str | None:
         near = f" Did you mean {' or '.join(within)}?" if within else suggestions.nearest(typed, options)
         if group == "model" and ("-" in typed or not near):  # ids of the hub have dashes, options have none
             near += f" For a model of the hub, or in a folder, type model.pretrained={suggestions.shown(typed)}."
-    return f"{group}={suggestions.shown(typed)}: there is no such option; {group} has {', '.join(options)}.{near}"
+    return f"{group}={suggestions.shown(typed)}: there is no such option.{near} {group} has {', '.join(options)}."
 
 
 def _section_problem(section: str, value: Any, folders: list[Path]) -> str | None:

@@ -325,7 +325,7 @@ def test_the_command_says_its_verdict_and_its_exit_code(tmp_path, capsys, monkey
     options = ["--gpu", "rtx4090_24gb,l4_24gb", "--budget", "100MiB", "--into", "out", "--json"]
     assert command.main([*options, "--", "script.py", "--lr", "1"]) == 3
     said = capsys.readouterr()
-    assert "above --budget on NVIDIA L4: " in said.err and "100 are allowed" in said.err
+    assert "above --budget on NVIDIA L4: " in said.err and "100 MiB are allowed" in said.err
     found = json.loads(said.out)
     assert list(found) == ["rtx4090_24gb", "l4_24gb"] and found["l4_24gb"]["verdict"] == "fits"
     assert found["rtx4090_24gb"]["device_used_bytes"] > 100 * MIB

@@ -111,7 +111,7 @@ def test_on_a_cpu_json_is_alone_and_the_answer_comes_with_progress(tmp_path, mon
     assert check_command.main(["--device", "cpu", *words, "script.py"]) == 0
     printed, progress = capsys.readouterr()
     assert ("has taken step 2, after 1 s" in progress) is shown
-    assert ("3.0 MiB of live tensors" in printed) is shown and ('"tensor_bytes": 3145728' in printed) is not shown
+    assert ("3 MiB of live tensors" in printed) is shown and ('"tensor_bytes": 3145728' in printed) is not shown
 
 
 def test_the_end_of_what_a_script_printed_begins_with_its_traceback():

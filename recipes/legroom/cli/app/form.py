@@ -12,6 +12,7 @@ from legroom.cli import help_text
 from legroom.cli.app import model_name
 from legroom.errors import Refusal
 from legroom.machine import gpu_specs
+from legroom.options import known_models
 
 # The menus of the page, in its order, with its title for each.
 MENUS = {
@@ -68,7 +69,7 @@ class Form:
 
     def _models(self) -> list[dict[str, str]]:
         listed = [
-            {"name": name, "title": " · ".join(filter(None, about))} for name, about in model_name.known().items()
+            {"name": name, "title": " · ".join(filter(None, about))} for name, about in known_models.known().items()
         ]
         return listed + [{"name": str(path), "title": "folder"} for path in self.folders]
 
@@ -118,7 +119,7 @@ class Form:
         it is saved."""
         key, _, name = next(text for text in overrides if text.startswith("model")).partition("=")
         if not values.get("config"):
-            about, source = model_name.known().get(name, ("", ""))
+            about, source = known_models.known().get(name, ("", ""))
             return found | {"model": f"{name}{' with the sizes of ' * bool(source)}{source}" if about else name}
         command = found.get("command", "").replace(f"{key}={name}", f"{key}=pasted-model")
         note = "# save the pasted text as pasted-model/config.json first\n"

@@ -1,29 +1,16 @@
 """From what a person writes for a model (an option, a hub id, a link, a name) to the overrides that it stands for."""
 
 import difflib
-import functools
 import math
 import re
 
-from legroom import paths
 from legroom.errors import Refusal
-from legroom.options import menus
+from legroom.options.known_models import known
 
 LINK = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/\s]+/[^/\s?#]+)")
 SAME_SIZES = {"instruct", "it", "chat", "base", "hf", "pt"}  # of a hub id: other weights of the same sizes
 PARAMETERS = {"m": 1e6, "b": 1e9}
 NEAR = 4  # names that a refusal offers
-
-
-@functools.cache
-def known() -> dict[str, tuple[str, str]]:
-    """Option of `model` -> (what its first line says, the hub id whose sizes it has or "")."""
-    found = {}
-    for name, path in menus.options("model", [paths.CONF]).items():
-        first, _, rest = path.read_text().partition("\n")
-        source = re.search(r"^# Source:.*?(?:https?://)?huggingface\.co/([\w.-]+/[\w.-]+)", rest, re.MULTILINE)
-        found[name] = first.removeprefix("#").strip(), source[1] if source else ""
-    return found
 
 
 def overrides(text: str) -> list[str]:

@@ -167,7 +167,7 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
             known = list(menus.options("gpu", [CONF]))
             problems += [] if typed else [f"{text}: no option of the menu gpu has such a name."]
             problems += [
-                f"gpu={name}: there is no such option; gpu has {', '.join(known)}.{suggestions.nearest(name, known)}"
+                f"gpu={name}: there is no such option.{suggestions.nearest(name, known)} gpu has {', '.join(known)}."
                 for name in typed
                 if name not in known and len(typed) > 1  # of one GPU its own search says so
             ]
