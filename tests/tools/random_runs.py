@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import shlex
 import shutil
@@ -273,6 +274,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2, help="configurations at a time (default: 2)")
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.count} configurations", flush=True)
+    os.environ["OMP_NUM_THREADS"] = "1"  # compiled code on several threads differs by 1e-7 from run to run
     counts, ends, start, fork_server = Counter(), "none", time.monotonic(), fork_client.ForkServer()
     folder = Path(tempfile.mkdtemp(prefix="legroom-runs-"))
     try:
