@@ -45,8 +45,7 @@ class Adviser:
 
     def found(self) -> list[Trial]:
         """What fits, in the order of the objective: none is beaten by one before it in everything."""
-        on_host = self.cfg.parallelism.steps_on_host
-        best = self._simplest() if on_host else self._first(self.here, [(), (OFFLOAD,)])
+        best = self._first(self.here, [(), (OFFLOAD,)])
         if best is not None:
             return [best]
         whole = self.cfg.parallelism.sharded or self.here == 1
@@ -61,22 +60,6 @@ class Adviser:
             uneven = [count for count in counts if count not in even]
             found.append(more or self._of_counts(uneven, [(), *changed]))
         return [trial for trial in found if trial is not None]
-
-    def _simplest(self) -> Trial | None:
-        """The fewest levers with the same mathematics. For a step on the host, whose speed `fit` could not compare."""
-        priced = [(lever.cost, lever) for lever in hooks.memory_levers(self.cfg) if lever.cost is not None]
-        same = [lever for cost, lever in sorted(priced, key=lambda each: each[0]) if cost <= Cost.HOST_COPIES]
-        sets = [levers for count in (1, 2, 3) for levers in itertools.combinations(same, count)]
-        sets = [
-            levers for levers in sets if len({_words([each])[0].partition("=")[0] for each in levers}) == len(levers)
-        ]
-        self.trials.plan(len(sets))
-        for levers in sets:
-            trial = self.trials(_words(levers))
-            if trial.fits:
-                self.levers[trial.changes] = levers
-                return self.trials.note(trial)
-        return None
 
     def _of_counts(self, counts: list[int], sets: list[tuple[Lever, ...]]) -> Trial | None:
         return next(filter(None, (self._first(count, sets) for count in counts)), None)
@@ -147,6 +130,8 @@ class Adviser:
 
     def _search(self, count: int, levers: tuple[Lever, ...]) -> Trial | None:
         """The best that `fit` finds with some levers on so many GPUs."""
+        if count == self.here and self.cfg.parallelism.steps_on_host:  # no speed is known that `fit` could compare
+            return self._simplest(levers)
         options = Options(top=1, gpus=count if count != self.here else None)
         search, problems = plan.plan(self._typed(count, _words(levers)), options)
         if search is None:
@@ -160,6 +145,17 @@ class Adviser:
             return None
         best = result.rows[0]
         return self.trials.note(Trial(best.outcome, "", self._changes(search.overrides_of(best.chosen), best.record)))
+
+    def _simplest(self, levers: tuple[Lever, ...]) -> Trial | None:
+        """The fewest levers beside some with which it fits, of those that leave the mathematics alone."""
+        priced = [(lever.cost, lever) for lever in hooks.memory_levers(self.cfg) if lever.cost is not None]
+        cheap = [lever for cost, lever in sorted(priced, key=lambda each: each[0]) if cost < Cost.HOST_COPIES]
+        sets = [(*levers, *more) for count in range(4) for more in itertools.combinations(cheap, count)]
+        lines = [words for words in map(_words, sets) if len({text.partition("=")[0] for text in words}) == len(words)]
+        self.trials.plan(len(lines))
+        trials = (self.trials(words) for words in lines if words)
+        fitting = next((trial for trial in trials if trial.fits), None)
+        return fitting and self.trials.note(fitting)
 
     def _changes(self, overrides: list[str], outcome: runner.Record) -> tuple[str, ...]:
         """What to type in place of what is typed, to get one of `fit`'s configurations."""
