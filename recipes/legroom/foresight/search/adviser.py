@@ -151,9 +151,9 @@ class Adviser:
         priced = [(lever.cost, lever) for lever in hooks.memory_levers(self.cfg) if lever.cost is not None]
         cheap = [lever for cost, lever in sorted(priced, key=lambda each: each[0]) if cost < Cost.HOST_COPIES]
         sets = [(*levers, *more) for count in range(4) for more in itertools.combinations(cheap, count)]
-        lines = [words for words in map(_words, sets) if len({text.partition("=")[0] for text in words}) == len(words)]
+        lines = [line for line in map(_words, sets) if len({text.partition("=")[0] for text in line}) == len(line)]
         self.trials.plan(len(lines))
-        trials = (self.trials(words) for words in lines if words)
+        trials = (self.trials(line) for line in lines if line)
         fitting = next((trial for trial in trials if trial.fits), None)
         return fitting and self.trials.note(fitting)
 
