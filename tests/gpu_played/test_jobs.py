@@ -140,7 +140,7 @@ def test_a_card_that_does_not_say_how_much_is_in_use_trains(on_gpu):
     """A GPU that shares the host's memory: NVML has no figures of its own."""
     code = """
 import pynvml
-def unsupported():
+def unsupported(*version):
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 pynvml.gpus[0]["nvmlDeviceGetMemoryInfo"] = unsupported
 """

@@ -11,6 +11,7 @@ from fake_nvml import GIB, FakeNvml, gpu, healthy, process, rows, visit  # noqa:
 
 from legroom.machine import host, nvml
 from legroom.machine.nvml import Nvml
+from legroom.units import MIB
 
 # --- GPUs ------------------------------------------------------------------------------------------
 
@@ -101,6 +102,19 @@ def test_processes_that_hold_a_gpu_are_named(visit):
 def test_memory_held_by_nobody_with_a_name_is_told(visit):
     words = rows(visit(FakeNvml(gpu(MemoryInfo=SimpleNamespace(total=24 * GIB, used=5 * GIB))))[0])
     assert "5.0 GiB of it in use" in words and "programs that NVML does not name" in words
+
+
+@pytest.mark.parametrize("driver,used", [("new", 0), ("old", 700)])
+def test_what_the_driver_keeps_for_itself_is_not_in_use_where_the_driver_can_tell(visit, driver, used):
+    def memory(version=None):
+        if version and driver == "old":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return SimpleNamespace(total=24 * GIB, used=0 if version else 700 * MIB)
+
+    words = rows(visit(FakeNvml(gpu(MemoryInfo=memory)))[0])
+    assert f"{used * MIB / GIB:.1f} GiB of it in use" in words
+    assert ("programs that NVML does not name" in words) == bool(used)
+    assert nvml.used_bytes("GPU-0") == used * MIB
 
 
 def test_cards_that_support_nothing_and_a_lost_one_are_not_available_and_no_crash(visit):

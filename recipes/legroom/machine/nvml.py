@@ -11,7 +11,7 @@ from typing import Any
 
 from legroom.units import MIB
 
-# With more in use than this, another program holds the GPU: an idle one shows up to about 500 MiB for the driver.
+# With more in use than this, another program holds the GPU: an idle one shows less, also where the driver's own counts.
 IDLE_GPU_BYTES = 600 * MIB
 # NVML's nvmlClocksThrottleReason* bits that reduce speed under load
 THROTTLES = {
@@ -98,16 +98,9 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def used_bytes(uuid: str) -> int | None:
-    """Memory in use on a GPU, by all processes together; None for a GPU that shares the host's memory.
-
-    Raises pynvml.NVMLError.
-    """
-    pynvml = _load()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError_NotSupported:
-        return None
+    """Memory in use on a GPU, by all processes together; None for a GPU that shares the host's memory."""
+    found = Nvml()
+    return found.used_bytes(found.query("nvmlDeviceGetHandleByUUID", uuid))
 
 
 def compute_process_ids(uuid: str) -> list[int]:
@@ -193,7 +186,7 @@ class Nvml:
             name=_text(self.query("nvmlDeviceGetName", handle)),
             capability=(capability[0], capability[1]) if capability else None,
             memory_bytes=int(memory.total) if memory else None,
-            used_bytes=int(memory.used) if memory else None,
+            used_bytes=self.used_bytes(handle),
             processes=tuple(
                 (p.pid, self._process_name(p.pid), p.usedGpuMemory)
                 for p in self.query("nvmlDeviceGetComputeRunningProcesses", handle) or []
@@ -204,6 +197,16 @@ class Nvml:
             throttled_by=tuple(dict.fromkeys(why for bit, why in THROTTLES.items() if reasons & bit)),
             mig=bool((self.query("nvmlDeviceGetMigMode", handle) or [0])[0]),
         )
+
+    def used_bytes(self, handle: Any) -> int | None:
+        """Memory in use on a GPU, as nvidia-smi shows it; None where the GPU shares the host's memory.
+
+        The first version of NVML's answer counts as used also what the driver keeps for itself: 0.6 GiB of an H200
+        that nobody uses. Old drivers have no other.
+        """
+        answer = self.query("nvmlDeviceGetMemoryInfo", handle, self.library.nvmlMemory_v2)
+        answer = answer or self.query("nvmlDeviceGetMemoryInfo", handle)
+        return int(answer.used) if answer else None
 
     def _process_name(self, pid: int) -> str:
         return Path((_text(self.query("nvmlSystemGetProcessName", pid)) or "?").split()[0]).name
