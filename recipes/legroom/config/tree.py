@@ -48,6 +48,11 @@ class Config:
     compile_regions: bool = UNSET
     device: str = one_of("auto", "cpu", "cuda", identity=(RUN, LABEL))
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the job is an estimate, for a GPU that need not be there: nothing is trained."""
+        return self.recipe.name == "estimate"
+
     def compiles(self, on_gpu: bool) -> bool:
         """Whether steps run code that torch.compile has made, of the model or of the optimizer."""
         return self.compile or (bool(self.optim.compiles_step) and on_gpu)

@@ -213,7 +213,7 @@ def check_batch(cfg: Config, data: Data) -> list[str]:
     An estimate says it in its own words, and estimates a step on what there is.
     """
     at_once, count = cfg.batch.per_device * cfg.parallelism.replicas, len(data.train)
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         return []
     if count < at_once:
         packed = "position_ids" in data.train.column_names

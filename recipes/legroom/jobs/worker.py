@@ -77,7 +77,7 @@ def run(cfg: Config, job: launch.Job, progress: Progress, listener: int | None =
     from legroom.training import preload
 
     preload.import_libraries()
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         from legroom.foresight import estimate
 
         assert job.folder is not None

@@ -56,7 +56,7 @@ def gpu(cfg: Config) -> Gpu | None:
     """The GPU that a configuration is for: the one that it predicts, or the installed one. None: it is for a CPU."""
     if device(cfg) == "cpu":
         return None
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         if cfg.gpu.memory_bytes is None:  # gpu=auto on a machine without a GPU
             return None
         major, _, minor = cfg.gpu.capability.partition(".")
@@ -68,7 +68,7 @@ def gpu(cfg: Config) -> Gpu | None:
 
 def device(cfg: Config) -> str:
     """'cuda' or 'cpu': what `cfg.device` means on this machine; an estimate may say cuda on any machine."""
-    if cfg.recipe.name == "estimate" and cfg.device != "cpu":
+    if cfg.predicts and cfg.device != "cpu":
         return "cuda"
     if cfg.device == "auto":
         return "cuda" if gpus() else "cpu"

@@ -40,7 +40,7 @@ def prepare(cfg: Config, rank_info: RankInfo) -> None:
 
 def _choose_devices(cfg: Config, rank_info: RankInfo) -> None:
     """Set which GPUs the worker sees."""
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif host.device(cfg) == "cuda" and cfg.parallelism.name != "dp":
         # One device, also where several are visible: the Trainer would use them all.

@@ -90,7 +90,7 @@ def check_kind(cfg: Config, config: PretrainedConfig, task: str) -> str:
     try:
         _check_inputs(name, config, task)
     except Refusal as error:
-        raise Refusal(f"{error} {ANY_STEP}" if cfg.recipe.name == "estimate" else str(error)) from error
+        raise Refusal(f"{error} {ANY_STEP}" if cfg.predicts else str(error)) from error
     return name
 
 

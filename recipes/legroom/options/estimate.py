@@ -8,7 +8,7 @@ from legroom.options import hooks
 
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Typed keys that only an estimate reads."""
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         return []
     lines = []
     for key in ("estimate.explain", "estimate.hint_seconds"):

@@ -28,7 +28,7 @@ def sharding_group(cfg: Config) -> int:
 
 def resolve(cfg: Config) -> list[str]:
     """Replaces gpu=auto of an estimate by the installed GPU. Returns what prevents it."""
-    if cfg.recipe.name != "estimate" or cfg.gpu.name != "auto" or cfg.device == "cpu":
+    if not cfg.predicts or cfg.gpu.name != "auto" or cfg.device == "cpu":
         return []
     if not host.gpus():
         return [f"recipe=estimate: there is no GPU here to predict for. Choose one, gpu={gpu_specs.names()}."]
@@ -51,13 +51,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """A training run may name the installed GPU only, as the commands that fit prints do; an estimate has no CPU."""
     if (cfg.gpu.machines or 1) > 1:
         return _option_problems(cfg) + _machines_problems(cfg)
-    alone = cfg.gpu.machine_link_gb_per_second is not None and cfg.recipe.name == "estimate"
+    alone = cfg.gpu.machine_link_gb_per_second is not None and cfg.predicts
     return _option_problems(cfg) + _peak_problems(cfg) + [ONE_MACHINE] * alone
 
 
 def _peak_problems(cfg: Config) -> list[str]:
     """A GPU without the peak of the type that a step's products are in, as a person's own may be."""
-    if cfg.recipe.name != "estimate" or cfg.device == "cpu" or cfg.gpu.name == "auto":
+    if not cfg.predicts or cfg.device == "cpu" or cfg.gpu.name == "auto":
         return []
     dtype = {"bf16_pure": "bf16", "fp8": "bf16"}.get(cfg.precision.name, cfg.precision.name)
     if getattr(cfg.gpu, f"{dtype}_tflops") is not None or requirements.problems(cfg, "precision"):
@@ -71,7 +71,7 @@ def _peak_problems(cfg: Config) -> list[str]:
 def _machines_problems(cfg: Config) -> list[str]:
     """Several machines whose ranks or whose network are not known."""
     own, machines = cfg.parallelism, cfg.gpu.machines
-    if cfg.recipe.name != "estimate" or cfg.device == "cpu":
+    if not cfg.predicts or cfg.device == "cpu":
         return [
             f"gpu.machines={machines} is for an estimate of a step on GPUs. A training has the machines on which a "
             "launcher starts its ranks (docs/clusters.md). Leave it out."
@@ -99,7 +99,7 @@ def _machines_problems(cfg: Config) -> list[str]:
 
 def _option_problems(cfg: Config) -> list[str]:
     """A GPU that is neither installed nor predicted for."""
-    name, estimated, on_cpu = cfg.gpu.name, cfg.recipe.name == "estimate", cfg.device == "cpu"
+    name, estimated, on_cpu = cfg.gpu.name, cfg.predicts, cfg.device == "cpu"
     if name == "auto" or (not on_cpu and (estimated or gpu_specs.is_installed(name))):
         return []
     if estimated:

@@ -14,7 +14,7 @@ NOT_SEEN = {
 def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     """Measurements that another option rules out."""
     reason = NOT_SEEN.get(cfg.parallelism.name)
-    if not cfg.measure.operations or reason is None or cfg.recipe.name == "estimate":
+    if not cfg.measure.operations or reason is None or cfg.predicts:
         return []
     return [
         f"measure.operations=true is not supported with parallelism={cfg.parallelism.name}: {reason}. Leave it out, or "

@@ -48,7 +48,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         typed = sorted(f"model.{key}" for key in SET_BY_WEIGHTS if f"model.{key}" in given)
         typed += sorted(key for key in given if key.startswith("model.config"))
         return [
-            *_folder_problems(cfg.model.pretrained, needs_weights=cfg.recipe.name != "estimate"),
+            *_folder_problems(cfg.model.pretrained, needs_weights=not cfg.predicts),
             *(f"{key} is set by the weights of model.pretrained. Leave it out." for key in typed),
         ]
     return _size_problems(cfg) + _expert_problems(cfg) + _data_problems(cfg)

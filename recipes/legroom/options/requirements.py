@@ -13,12 +13,12 @@ def problems(cfg: Config, group: str) -> list[str]:
         return []
     facts: Facts = getattr(cfg, group).facts
     option = f"{group}={getattr(cfg, group).name}"
-    if cfg.recipe.name == "estimate" and facts.not_estimated:
+    if cfg.predicts and facts.not_estimated:
         return [f"recipe=estimate does not support {option}: {facts.not_estimated}"]
     if facts.needs_gpu and host.device(cfg) == "cpu":  # no package helps here
         return [f"{option} needs a GPU: {facts.needs_gpu}.{_choose(facts.instead_on_cpu)}"]
     instead = f", or choose {facts.instead}" if facts.instead else ""
-    estimated = cfg.recipe.name == "estimate" and facts.estimated_without_package
+    estimated = cfg.predicts and facts.estimated_without_package
     if facts.package and not estimated and not host.has(facts.package):
         return [f"{option} needs the package {facts.package}: pip install {facts.package}{instead}."]
     for requirement in map(Requirement, facts.requires or []):

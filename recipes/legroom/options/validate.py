@@ -58,7 +58,7 @@ def validate(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if problems:  # the checks below need values of the right kind
         return problems
     problems = resolve(cfg)
-    if cfg.device == "cuda" and cfg.recipe.name != "estimate" and not host.gpus():
+    if cfg.device == "cuda" and not cfg.predicts and not host.gpus():
         why = "torch is a CPU build" if not host.torch_has_cuda() else "no NVIDIA GPU is visible"
         problems.append(f"device=cuda, but {why}. Choose device=cpu.")
     if cfg.launch.memory_limit_gib == 0 or cfg.launch.timeout_seconds == 0:

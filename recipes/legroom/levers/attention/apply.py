@@ -21,7 +21,7 @@ class Apply(Behaviour):
             )
         if rules.lacks_dropout(asked) and _attention_dropout(architecture):
             raise Refusal(f"model.attention={asked} has no dropout, which {name} has. Type model.attention=sdpa.")
-        if rules.is_of_hub(asked) and self.cfg.recipe.name != "estimate":
+        if rules.is_of_hub(asked) and not self.cfg.predicts:
             _load_from_hub(asked)
 
     def configure_model(self, construction: Construction) -> None:

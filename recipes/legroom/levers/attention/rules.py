@@ -69,7 +69,7 @@ def _flash_problems(cfg: Config, package: Package) -> list[str]:
             f"model.attention={name} needs compute capability 8.0 (Ampere) or newer, which {gpu.name} does not have. "
             + SDPA
         ]
-    if not host.has(package.module) and cfg.recipe.name != "estimate":
+    if not host.has(package.module) and not cfg.predicts:
         return [
             f"model.attention={name} needs the package {package.name}: {package.install}, or choose "
             "model.attention=sdpa."
@@ -80,7 +80,7 @@ def _flash_problems(cfg: Config, package: Package) -> list[str]:
 
 
 def _flex_problems(cfg: Config) -> list[str]:
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         return [
             "recipe=estimate does not support model.attention=flex_attention, a compiled kernel whose memory is not "
             "known here. Type model.attention=sdpa, which keeps no scores either."

@@ -24,7 +24,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
     if not cfg.compile:
         unused = sorted({"compile_mode", "compile_regions"} & set(given))
         return [f"{key} is not used with compile=false. Type compile=true, or leave it out." for key in unused]
-    return [] if cfg.recipe.name == "estimate" else _compiler_problems(cfg)
+    return [] if cfg.predicts else _compiler_problems(cfg)
 
 
 def _compiler_problems(cfg: Config) -> list[str]:

@@ -45,7 +45,7 @@ def _compiled_step_problems(cfg: Config) -> list[str]:
     """Why a step that is compiled on a GPU is not estimated for one, or cannot be compiled."""
     if host.device(cfg) == "cpu":
         return []
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         return [
             f"recipe=estimate does not support optim={cfg.optim.name} on a GPU: its step is compiled there, and what "
             "compiled code takes is not known. Choose optim=adam8bit."

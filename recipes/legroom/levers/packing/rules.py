@@ -18,7 +18,7 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
         return []
     if not task.is_causal(cfg):
         return [NOT_CAUSAL]
-    if cfg.recipe.name == "estimate" and cfg.model.flash_attention:
+    if cfg.predicts and cfg.model.flash_attention:
         return [
             f"recipe=estimate does not support data.packing=true with model.attention={cfg.model.attention}, which "
             "keeps no mask. Type model.attention=sdpa, which keeps one."

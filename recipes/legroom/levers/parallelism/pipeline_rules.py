@@ -61,7 +61,7 @@ def problems(cfg: Config) -> list[str]:
 def warnings(cfg: Config) -> list[str]:
     """For parallelism=pipeline alone."""
     share = idle_share(cfg)
-    if share < MOST_IDLE or cfg.recipe.name == "estimate":  # which says so of its time
+    if share < MOST_IDLE or cfg.predicts:  # which says so of its time
         return []
     return [
         f"{MODE}: a rank waits for the others in {share:.0%} of the passes: {cfg.accumulation.steps} micro-batches for "

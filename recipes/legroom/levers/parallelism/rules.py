@@ -20,7 +20,7 @@ RANKS_PER_CORE = 2  # with more on a CPU, an exchange between ranks waits for th
 def replicas(cfg: Config) -> int:
     """How many micro-batches are trained on at a time. Does not need a resolved configuration."""
     if cfg.parallelism.name == "dp":
-        return processes(cfg) if cfg.recipe.name == "estimate" else max(1, len(host.gpus()))
+        return processes(cfg) if cfg.predicts else max(1, len(host.gpus()))
     return max(1, processes(cfg) // cfg.parallelism.together)
 
 
@@ -34,7 +34,7 @@ def processes(cfg: Config) -> int:
 
 
 def _is_played_dp(cfg: Config) -> bool:
-    return cfg.parallelism.name == "dp" and cfg.recipe.name == "estimate"
+    return cfg.parallelism.name == "dp" and cfg.predicts
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -80,13 +80,13 @@ def problems(cfg: Config, given: Collection[str] = ()) -> list[str]:
             "copies do not take over. Choose parallelism=ddp, or precision=fp32, tf32 or bf16_pure."
         )
     local = rank_info.current_rank().local_world_size if rank_info.current_rank().launched else count
-    if on_gpu and not cfg.parallelism.one_process and (local or 0) > visible and cfg.recipe.name != "estimate":
+    if on_gpu and not cfg.parallelism.one_process and (local or 0) > visible and not cfg.predicts:
         found.append(
             f"{local} ranks need as many GPUs on a machine, and {visible} {'is' if visible == 1 else 'are'} visible "
             f"here. Type parallelism.num_processes={visible}, or device=cpu."
         )
     cores = host.usable_cores()
-    started_here = not on_gpu and cfg.recipe.name != "estimate" and not rank_info.current_rank().launched
+    started_here = not on_gpu and not cfg.predicts and not rank_info.current_rank().launched
     if started_here and (count or 1) > RANKS_PER_CORE * cores and not cfg.launch.oversubscribe:
         found.append(
             f"parallelism.num_processes={count} is more than {RANKS_PER_CORE} ranks for each of {cores} CPU cores, "
@@ -141,7 +141,7 @@ def warnings(cfg: Config) -> list[str]:
             "is taken to overlap with nothing, and the threads of the forward passes to take turns; the host's time "
             "for making the copies is not known."
         )
-    if cfg.parallelism.experts and cfg.recipe.name == "estimate":
+    if cfg.parallelism.experts and cfg.predicts:
         found.append(
             "parallelism.experts: each expert is taken to get as many tokens as any other. A rank whose experts the "
             "router prefers needs more memory and time."

@@ -11,12 +11,12 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
             f"parallelism.offload=all moves weights that only stage 3 shards, not stage {own.stage}. "
             "Type parallelism.stage=3, or parallelism.offload=optimizer."
         )
-    if own.offload != "none" and own.stage == 3 and cfg.recipe.name == "estimate":
+    if own.offload != "none" and own.stage == 3 and cfg.predicts:
         found.append(
             f"parallelism.offload={own.offload} is not estimated with parallelism.stage=3. Type parallelism.stage=2, "
             "or parallelism=fsdp parallelism.cpu_offload=true, whose memory is estimated."
         )
-    elif own.offload != "none" and not on_gpu and cfg.recipe.name != "estimate":
+    elif own.offload != "none" and not on_gpu and not cfg.predicts:
         found.append("parallelism.offload moves states from a GPU to the host; there is no GPU here. Leave it out.")
     if cfg.optim.facts.needs_whole_weights:
         found.append(
@@ -51,7 +51,7 @@ def problems(cfg: Config, on_gpu: bool) -> list[str]:
 def warnings(cfg: Config) -> list[str]:
     """What is not saved, what the memory ledger cannot see, what an estimate assumes. For parallelism=zero alone."""
     found = []
-    if cfg.recipe.name == "estimate":
+    if cfg.predicts:
         overlaps = "computation, as fsdp's does" if cfg.parallelism.fetches_ahead else "nothing"
         return [f"parallelism=zero: DeepSpeed 0.19's step is assumed; what its ranks send overlaps with {overlaps}."]
     if cfg.save.on_signal:
