@@ -62,9 +62,7 @@ def talk(conversation: Conversation, asks: bool) -> None:
         if line.strip() == "/new":
             conversation.messages.clear()
         elif re.match(r"/\w*(\s|$)", line):  # a path has a second slash
-            console.say_problems(
-                [f"{line.split()[0]} is no word of a conversation; {KEYS}. A text may begin with a space."]
-            )
+            print(f"{line.split()[0]} is not known here; {KEYS}. A text may begin with a space.", file=sys.stderr)
         elif line.strip():
             try:
                 conversation.answer(line)

@@ -14,8 +14,8 @@ def text_of(tryout: Tryout) -> str:
     """What each lever saves alone, and which of them together make the script fit."""
     before, together = tryout.before, tryout.together
     lines = ["", "each alone, against the script as it is", f"  {'device memory':>16} {'step time':>10}"]
-    lines += [_row(one, before) for one in sorted(tryout.alone, key=lambda one: _used(one, before))]
-    lines.append("")
+    alone = sorted(tryout.alone, key=lambda one: (one.estimate or before).device_used_bytes)
+    lines += [*(_row(one, before) for one in alone), ""]
     if together is None:
         return "\n".join([*lines, "it fits as it is, and nothing that changes no result makes it faster"])
     if not together.fits:
@@ -26,10 +26,6 @@ def text_of(tryout: Tryout) -> str:
     assert together.estimate is not None, "what fits has an estimate"
     said = str(together.estimate).splitlines()  # the notes are those of the script as it is
     return "\n".join([*lines, f"{head}  {together.typed}", *(each for each in said if not each.startswith("  note:"))])
-
-
-def _used(trial: Trial, before: StepEstimate) -> int:
-    return trial.estimate.device_used_bytes if trial.estimate else before.device_used_bytes
 
 
 def _row(trial: Trial, before: StepEstimate) -> str:

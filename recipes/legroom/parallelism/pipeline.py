@@ -46,7 +46,8 @@ class Pipeline:
         world, rank = dist.get_world_size(), dist.get_rank()
         pipelines = [list(range(first, first + self.ranks)) for first in range(0, world, self.ranks)]
         copies = [list(range(place, world, self.ranks)) for place in range(self.ranks)]
-        self.group, self.copies, self.ends = map(_own_group, (pipelines, copies, [[e[0], e[-1]] for e in pipelines]))
+        groups = (pipelines, copies, [[each[0], each[-1]] for each in pipelines])  # which all ranks make
+        self.group, self.copies, self.ends = (dist.new_subgroups_by_enumeration(each)[0] for each in groups)
         self.copy, place = divmod(rank, self.ranks)
         self.first_rank = rank - place
         self.count = self.ranks * (own.chunks or 1)
@@ -226,11 +227,6 @@ class Pipeline:
                     own[name] = torch.empty(shape, dtype=dtype)
                     dist.recv(own[name], sender)
         return own
-
-
-def _own_group(groups: list[list[int]]) -> Any:
-    """The process group with this rank, of groups that all ranks make."""
-    return dist.new_subgroups_by_enumeration(groups)[0]
 
 
 def _joined(batches: Sequence[Batch]) -> dict[str, Tensor]:

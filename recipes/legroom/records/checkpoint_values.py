@@ -114,11 +114,9 @@ def _is_step_log(log: Any, step: int) -> bool:
     if any(len(each) != step or not all(_fits(name, entry) for entry in each) for name, each in lists.items()):
         return False
     rows = log.get("evaluations", [])
-    return len(rows) <= step and all(isinstance(row, dict) and _is_evaluation(row) for row in rows)
-
-
-def _is_evaluation(row: dict[str, Any]) -> bool:
-    return type(row.get("step")) is int and all(_fits("evaluations", value) for value in row.values())
+    if len(rows) > step or not all(isinstance(row, dict) and type(row.get("step")) is int for row in rows):
+        return False
+    return all(_fits("evaluations", value) for row in rows for value in row.values())
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -239,6 +239,16 @@ def test_a_smaller_batch_is_no_smaller_than_it_must_be_and_nothing_needless_stay
     assert memory(takes).together.typed == "--per_device_train_batch_size 2 --gradient_accumulation_steps 8"
 
 
+@pytest.mark.parametrize("seconds,taken", [(0.3, "batch_size 2"), (0.001, "gradient_checkpointing")])
+def test_a_smaller_batch_takes_the_place_of_checkpointing_where_it_is_faster(memory, seconds, taken):
+    def takes(names, batch):  # 2100 as it is; with both levers 900, with half the batch again 600
+        recomputes = "gradient_checkpointing" in names
+        return 100 + (200 if recomputes else 250) * batch, 1 + seconds * recomputes + 0.1 / batch
+
+    found = memory(takes).together
+    assert taken in found.typed and len(found.levers) == (1 if "batch" in taken else 2)
+
+
 def test_where_nothing_fits_that_is_said(memory):
     found = memory(lambda names, _: (4000 - 100 * len(names), 1.0))
     assert not found.together.fits and "nothing that was tried fits" in check_levers.text_of(found)

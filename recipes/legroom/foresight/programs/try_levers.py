@@ -54,6 +54,11 @@ class Trial:
         return self.estimate is not None and self.estimate.fits and self.estimate.device_used_bytes <= self.budget
 
     @property
+    def seconds(self) -> float:
+        """Of a step; endless without an estimate."""
+        return self.estimate.step_seconds if self.estimate else math.inf
+
+    @property
     def typed(self) -> str:
         """What to type for all of them: arguments, then the calls with their keywords."""
         calls = {each.owner: [one.typed for one in self.levers if one.owner == each.owner] for each in self.levers}
@@ -251,22 +256,25 @@ def _together(trials: Trials, levers: list[Lever], before: StepEstimate) -> Tria
         return trial if free else None
     if as_it_is.fits:  # what changes nothing does not go together
         return None
-    most_bytes = min(before.capacity_bytes, trials.settings.budget)
     chosen, left = dict(free), [one for one in useful if one not in free.values() and saves[one.typed][0] > NOTICED]
     while left and not trial.fits:
         lever = left.pop(0)
         chosen[lever.group] = lever
         expected = before.device_used_bytes * (1 - sum(saves[one.typed][0] for one in chosen.values()))
-        if expected < most_bytes or not left:  # together they save less than one by one
+        # What they save together is less than what they save one by one.
+        if expected < min(before.capacity_bytes, as_it_is.budget) or not left:
             trial = trials.run(list(chosen.values()))
     if not trial.fits:
         return trial
+    sizes = [one for one in levers if one.group == "batch"]
     for lever in reversed([one for one in chosen.values() if one not in free.values()]):
         rest = free | {group: one for group, one in chosen.items() if one is not lever}
-        milder = [one for one in levers if one.group == lever.group == "batch"]  # a batch that is larger
-        for instead in [{}, *({"batch": one} for one in milder[: milder.index(lever) if milder else 0])]:
+        others = sizes[: sizes.index(lever)] if lever in sizes else []  # larger ones
+        if lever.group == "checkpointing" and "batch" in chosen:  # smaller ones, which may cost less time than it does
+            others = sizes[sizes.index(chosen["batch"]) + 1 :]
+        for instead in [{}, *({"batch": one} for one in others)]:
             fewer = trials.run(list((rest | instead).values()))
-            if fewer.fits:
+            if fewer.fits and (not instead or lever in sizes or fewer.seconds < trial.seconds):
                 trial, chosen = fewer, rest | instead
                 break
     return trial
