@@ -67,6 +67,6 @@ def register() -> str:
     formulas = dict.fromkeys(transformers_models_private.grouped_products(), flops)
     formulas[transformers_models_private.grouped_gradients()] = gradient_flops
     for product, formula in formulas.items():
-        if product not in flop_registry:  # a later torch may have a formula
+        if product and product not in flop_registry:  # a later torch may have a formula
             register_flop_formula(product)(formula)
     return NAME

@@ -198,10 +198,11 @@ def grouped_products() -> list[Any]:
 
 
 def grouped_gradients() -> Any:
-    """The operation that computes both gradients of transformers' own product; those of torch's are products again."""
+    """The operation that computes both gradients of transformers' own product; those of torch's are products again,
+    and so are transformers' own where it has no such operation, as in 5.17."""
     import transformers.integrations.moe  # noqa: F401  (registers the operation)
 
-    return torch.ops.transformers.grouped_mm_fallback_backward
+    return getattr(torch.ops.transformers, "grouped_mm_fallback_backward", None)
 
 
 def initialise_layers(

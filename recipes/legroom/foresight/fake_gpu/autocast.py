@@ -1,7 +1,7 @@
 """CUDA's autocast for the fake GPU: which operations run in 16 bits, which in fp32, and the cached copies of weights.
 
 torch registers these lists for CUDA only; a PrivateUse1 backend has to bring its own. The lists are those of
-ATen/autocast_mode.h in torch 2.13, the casts those of autocast_mode.cpp.
+ATen/autocast_mode.h in torch 2.13, the casts those of autocast_mode.cpp. torch 2.11 lacks rms_norm.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
     for policy, names in LISTS.items():
         for name in names:
             packet, _, overload = name.partition(".")
-            if hasattr(torch.ops.aten, packet):  # not in a later torch that has dropped it
+            if hasattr(torch.ops.aten, packet) and (name != "rms_norm" or torch.__version__ >= (2, 12)):
                 func = getattr(getattr(torch.ops.aten, packet), overload or "default")
                 kernels[name] = functools.partial(getattr(policies, policy), func)
     with (
