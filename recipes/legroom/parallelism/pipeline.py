@@ -47,7 +47,8 @@ class Pipeline:
         pipelines = [list(range(first, first + self.ranks)) for first in range(0, world, self.ranks)]
         copies = [list(range(place, world, self.ranks)) for place in range(self.ranks)]
         groups = (pipelines, copies, [[each[0], each[-1]] for each in pipelines])  # which all ranks make
-        self.group, self.copies, self.ends = (dist.new_subgroups_by_enumeration(each)[0] for each in groups)
+        of_this_rank: list[Any] = [dist.new_subgroups_by_enumeration(each)[0] for each in groups]
+        self.group, self.copies, self.ends = of_this_rank
         self.copy, place = divmod(rank, self.ranks)
         self.first_rank = rank - place
         self.count = self.ranks * (own.chunks or 1)

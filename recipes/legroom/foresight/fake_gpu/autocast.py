@@ -35,7 +35,7 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
     for policy, names in LISTS.items():
         for name in names:
             packet, _, overload = name.partition(".")
-            if hasattr(torch.ops.aten, packet) and (name != "rms_norm" or torch.__version__ >= (2, 12)):
+            if hasattr(torch.ops.aten, packet) and (name != "rms_norm" or torch.__version__ >= "2.12"):
                 func = getattr(getattr(torch.ops.aten, packet), overload or "default")
                 kernels[name] = functools.partial(getattr(policies, policy), func)
     with (
