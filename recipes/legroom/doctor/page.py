@@ -148,7 +148,7 @@ def installs(found: Findings) -> list[tuple[str, str]]:
     ]
     if not host.compiler() or not found.host.headers:
         wanted.append(("sudo apt install g++ python3-dev", "compile=true"))
-    return wanted
+    return list(dict.fromkeys(wanted))  # two packages of one extra may be for the same thing
 
 
 def main() -> int:
