@@ -127,6 +127,37 @@ def test_the_names_of_classes_in_a_parquet_file_are_kept(tmp_path):
     assert data.names == ["no", "yes"] and classes_of(data) == [1, 0, 1, 0]
 
 
+# --- several labels a row ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "label,typed",
+    [
+        ("1|1|0|1", "0|1|3"),
+        ("1,0,1", "0|2"),
+        ("[1, 0, 1]", "0|2"),
+        ("1 0 1", "0|2"),
+        ("[1. 0. 0.]", "0"),
+        ("0;0;0", "an empty text"),
+        ("[True, False, True]", "0|2"),
+        ([1, 1, 0, 1], "[0, 1, 3]"),
+        (["0", "0", "1"], "[2]"),
+        ([1.0, 0.0, 1.0], "[0, 2]"),
+        ([False, False], "[]"),
+    ],
+)
+def test_a_1_for_each_label_of_a_text_is_not_taken_for_labels_named_0_and_1(tmp_path, label, typed):
+    """Neither in a list nor in a text, however it stands there: which labels to write is said."""
+    words = ["model=bert_tiny", "data.task=multi_label", *file_of(tmp_path, ["a|b", label, "b"])]
+    line = refusal(*words, task="multi_label")
+    assert "t.jsonl, line 2" in line and f"the numbers of those labels, {typed}." in line
+
+
+def test_labels_named_0_and_1_are_labels_where_no_row_has_one_twice(tmp_path):
+    words = ["model=bert_tiny", "data.task=multi_label", *file_of(tmp_path, ["0|1", "1", "0|2"])]
+    assert built(*words, task="multi_label").names == ["0", "1", "2"]
+
+
 # --- through a head ---------------------------------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ from typing import Any
 from legroom.errors import Refusal
 
 BETWEEN = "|"  # labels that are written in one text, as in a .csv file
+APART = re.compile(r"[^\s,;|'\[\]]+")  # the values of a list, or in a text
+MARKS = {"0", "1", "0.", "1.", "0.0", "1.0", "false", "true"}  # whether a text has a label
 LARGEST = 3.4e38  # of fp32, in which the loss compares numbers
 GROUPED = re.compile(r"[-+]?\d[\d.]*([,_'\s]\d[\d.]*)+")  # 1,84 and 250,000 and 1_000, which Python's float takes
 
@@ -26,16 +28,18 @@ def number(value: Any, where: str, advice: str) -> float | None:
 def several(value: Any, where: str, advice: str) -> list[int | str]:
     """The labels of data.task=multi_label: of a list, or of a text in which BETWEEN stands between them. The other
     arguments are those of `number`."""
+    marks = APART.findall(str(value).casefold())
+    if len(set(marks)) < len(marks) and set(marks) <= MARKS:
+        places = [str(place) for place, each in enumerate(marks) if each[0] in "1t"]
+        typed = f"[{', '.join(places)}]" if isinstance(value, list) else BETWEEN.join(places) or "an empty text"
+        raise Refusal(
+            f"{where} {value!r:.40}, which seems to have a 1 for each label of the text: write the numbers of those "
+            f"labels, {typed}. {advice}"
+        )
     found = [word.strip() for word in value.split(BETWEEN)] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(type(each) in (int, str) for each in found):
         raise Refusal(
             f"{where} {value!r:.40}, and data.task=multi_label needs a list of words or of numbers of classes, or a "
             f"text with {BETWEEN} between them. {advice}"
         )
-    kept: list[int | str] = [each for each in dict.fromkeys(found) if each != ""]
-    if len(kept) < len(found) and set(found) <= {0, 1}:
-        raise Refusal(
-            f"{where} {value!r:.40}, which seems to have a 1 for each label of the text: write the numbers of those "
-            f"labels, {[place for place, each in enumerate(found) if each]}. {advice}"
-        )
-    return kept
+    return [each for each in dict.fromkeys(found) if each != ""]

@@ -33,10 +33,8 @@ class Sets(Classes):
 
     def of(self, label: list[Any]) -> list[float]:
         """1 for each class that a text has, 0 for all others, (C,)."""
-        found = [0.0] * len(self.names)
-        for each in label:
-            found[self.index[each]] = 1.0
-        return found
+        has = {self.index[each] for each in label}
+        return [float(number in has) for number in range(len(self.names))]
 
 
 class Numbers(Classes):

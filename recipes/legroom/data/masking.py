@@ -81,9 +81,8 @@ def continuing(tokenizer: Any, vocab: int) -> tuple[numpy.ndarray, numpy.ndarray
     written = [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
     special = set(tokenizer.all_special_ids)
     breaks = BREAKS[any(token.startswith(MARKS[0]) for token in written)]
-    if any(token.startswith("##") for token in written):
-        found = [token.startswith("##") for token in written]
-    else:
+    found = [token.startswith("##") for token in written]
+    if not any(found):
         found = [not token.startswith((*MARKS, *breaks)) for token in written]
     found = [each and number not in special for number, each in enumerate(found)]
     behind = [token.endswith(breaks) or number in special for number, token in enumerate(written)]

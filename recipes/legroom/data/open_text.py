@@ -81,8 +81,7 @@ def is_utf8_read_as(path: Path, encoding: str) -> bool:
     """Whether a file is in UTF-8, with characters that another encoding would show as other ones without an error."""
     if codecs.lookup(encoding).name == "utf-8":
         return False
-    with open_binary(path) as file:
-        sample = file.read(SAMPLE_BYTES)
+    sample = _sample(path)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(sample)  # a character may be cut at the end
     except UnicodeDecodeError:
