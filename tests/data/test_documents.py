@@ -145,3 +145,21 @@ def test_a_long_text_has_the_tokens_of_its_pieces(monkeypatch, tmp_path):
     monkeypatch.setattr(tokens, "PIECE", 37)
     assert list(encoder.ids(TEXT)) == whole and list(encoder.ids(TEXT, special=False)) == bare
     assert list(encoder.ids("x" * 100)) == [begin, *encoder.ids("x" * 100, special=False), end]
+
+
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_nothing_is_put_behind_texts_where_the_tokenizer_has_no_token_for_it(tmp_path, packing):
+    """Token 0, a letter like any other, stood there."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = Tokenizer(models.WordLevel({letter: number for number, letter in enumerate("abc")}, unk_token="a"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "t.txt").write_text("bcb\nccb\n")
+    words = ["data.documents=line", "data.eval_fraction=0", f"data.tokenizer={tmp_path / 'tokenizer'}"]
+    data = built(*told(tmp_path / "t.txt", *words, f"data.packing={packing}"))
+    assert sorted(number for row in ids_of(data.train) for number in row) == [1, 1, 1, 2, 2, 2]
+    (line,) = (line for line in data.warnings if "eos_token" in line)
+    assert str(tmp_path / "tokenizer") in line and "token 0" in line
+    assert not any("eos_token" in line for line in built(*told(tmp_path / "t.txt")).warnings)

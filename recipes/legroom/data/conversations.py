@@ -88,7 +88,7 @@ def _tools(value: Any, where: str) -> str | None:
     except ValueError:
         tools = None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refusal(f"{where}: {TOOLS} is {_shown(value)}, not a list of objects, one for each tool.")
+        raise Refusal(f"{where}: {TOOLS} is {text_files.shown(value)}, not a list of objects, one for each tool.")
     return json.dumps(tools) if tools else None
 
 
@@ -117,7 +117,7 @@ def conversation(
     if messages is None:
         raise Refusal(f"{where}: {_no_conversation(row, columns)}")
     if not isinstance(messages, list):
-        raise Refusal(f"{where}: {column} is {_shown(messages)}, not a list of messages.")
+        raise Refusal(f"{where}: {column} is {text_files.shown(messages)}, not a list of messages.")
     if not messages:
         raise Refusal(f"{where}: {column} is an empty list.")
     found = [_message(message, f"{where}, message {number}", unread) for number, message in enumerate(messages, 1)]
@@ -168,7 +168,7 @@ def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
 
 def _message(message: Any, where: str, unread: text_files.Unread) -> Message:
     if not isinstance(message, dict):
-        raise Refusal(f"{where} is {_shown(message)}, not an object with role and content.")
+        raise Refusal(f"{where} is {text_files.shown(message)}, not an object with role and content.")
     names = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
     role = message.get(names[0])
     role = FROM.get(role, role) if names[0] == "from" and isinstance(role, str) else role
@@ -196,7 +196,7 @@ def _calls(calls: Any, where: str) -> list[dict]:
     """The calls of tools in a message. Arguments in a text, as OpenAI writes them, become the object that templates of
     models expect: they would be quoted twice."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise Refusal(f"{where}: tool_calls is {_shown(calls)}, not a list of objects.")
+        raise Refusal(f"{where}: tool_calls is {text_files.shown(calls)}, not a list of objects.")
     for call in calls:
         named = call["function"] if isinstance(call.get("function"), dict) else call
         if isinstance(named.get("arguments"), str):
@@ -214,16 +214,8 @@ def _content(value: Any, role: str, what: str, may_be_empty: bool = False) -> st
             raise Refusal(f"{what} has a part of the type {other!s:.40} without a text, and only texts are learned.")
         value = "".join(part.get("text") or "" for part in value)
     if not isinstance(value, str):
-        raise Refusal(f"{what} is {_shown(value)}, not a text.")
+        raise Refusal(f"{what} is {text_files.shown(value)}, not a text.")
     may_be_empty |= role in ("system", "tool")  # an empty system prompt is one, and a tool may return nothing
     if not value.strip() and not may_be_empty:
         raise Refusal(f"{what} is empty.")
     return encodable(value, f"{what} holds")
-
-
-def _shown(value: Any) -> str:
-    """What a value is, for a message."""
-    if value is None:
-        return "missing"
-    names = {list: "a list", dict: "an object", bool: "true or false", int: "a number", float: "a number"}
-    return names.get(type(value), f"{type(value).__name__} ({value!s:.40})")

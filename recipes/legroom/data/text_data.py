@@ -65,11 +65,13 @@ class Wanted:
             return kind(value, where, self.advice(column))
         if not is_label:
             if not isinstance(value, str):
-                raise Refusal(f"{where} {_shown(value)}, not text. {self.advice(column)}")
+                raise Refusal(f"{where} {text_files.shown(value)}, not text. {self.advice(column)}")
             return encodable(value, where)
         if isinstance(value, (list, dict)):
             other = " Several labels a row: data.task=multi_label." if isinstance(value, list) else ""
-            raise Refusal(f"{where} {_shown(value)}, and a label is a number or a word. {self.advice(column)}{other}")
+            raise Refusal(
+                f"{where} {text_files.shown(value)}, and a label is a number or a word. {self.advice(column)}{other}"
+            )
         if isinstance(value, float):
             if not value.is_integer():
                 raise Refusal(
@@ -250,10 +252,6 @@ def encodable(text: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise Refusal(f"{where} half of a surrogate pair (\\u{ord(text[error.start]):x}), not text.") from error
     return text
-
-
-def _shown(value: Any) -> str:
-    return {list: "a list", dict: "an object with keys"}.get(type(value), f"{type(value).__name__} ({value!s:.20})")
 
 
 # --- the hub -----------------------------------------------------------------------------------

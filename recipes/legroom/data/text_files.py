@@ -188,7 +188,7 @@ def _json(path: Path, columns: list[str], form: Format, warn: Callable[[str], No
         found = [found]  # the only line of such a file
     if not isinstance(found, list):
         keys = f" with the keys {', '.join(list(found)[:8])}" if isinstance(found, dict) else ""
-        raise BadFile(f"it holds one {_kind(found)}{keys}, not a list of objects, one for each row.")
+        raise BadFile(f"it holds {shown(found)}{keys}, not a list of objects, one for each row.")
     for number, row in enumerate(found, 1):
         yield f"row {number}", _checked(row, f"row {number}", columns)
 
@@ -219,14 +219,14 @@ def _json_reason(error: Exception) -> str:
 
 def _checked(row: Any, place: str, columns: list[str]) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise BadFile(f"{place} is a {_kind(row)}, not an object with the key {' and '.join(columns)}.")
+        raise BadFile(f"{place} is {shown(row)}, not an object with the key {' and '.join(columns)}.")
     return row
 
 
-def _kind(value: Any) -> str:
-    """What a value of JSON is called."""
-    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), "null")
+def shown(value: Any) -> str:
+    """What a value is, for a message."""
+    names = {list: "a list", dict: "an object", type(None): "missing"}
+    return names.get(type(value), f"{type(value).__name__} ({value!s:.40})")
 
 
 def _parquet(path: Path, columns: list[str], form: Format, warn: Callable[[str], None]) -> Rows:

@@ -154,9 +154,9 @@ def _texts_apart(
 
 
 def _ended(text: str, encoder: Tokens) -> numpy.ndarray:
-    """The ids of a text with the end id behind them, (T,)."""
+    """The ids of a text with the end id behind them, if the tokenizer has one, (T,)."""
     ids = numpy.asarray(encoder.ids(text), dtype=numpy.int64)
-    return ids if len(ids) and ids[-1] == encoder.end else numpy.append(ids, encoder.end)
+    return ids if encoder.end is None or encoder.end in ids[-1:] else numpy.append(ids, encoder.end)
 
 
 def _stream(texts: datasets.Dataset, encoder: Tokens, one_text: bool) -> numpy.ndarray:
@@ -185,6 +185,11 @@ def build(
     names: list[str] = []
     if task == "masked_lm":
         encoder.need_mask(str(cfg.data.tokenizer))
+    if encoder.end is None:
+        warn(
+            f"data.tokenizer={cfg.data.tokenizer} has no eos_token: no token is put behind texts, so where they end is "
+            f"not learned, and token {encoder.pad} pads rows. Name one of its tokens so in its tokenizer_config.json."
+        )
     if task in OF_ROWS:
         train, evaluated, names = labelled(cfg, task, texts, held_out, encoder, head, warn)
     else:

@@ -22,7 +22,8 @@ class Tokens:
 
     name: bytes, the folder of a tokenizer, or a hub id. key: what names it, for messages.
     Raises Refusal if the tokenizer cannot be loaded.
-    end: id at the end of a text. pad: id of padding. vocab: one more than the largest id. tokenizer: of transformers.
+    end: id at the end of a text, or None. pad: id of padding. vocab: one more than the largest id. tokenizer: of
+    transformers.
     in_bytes: whether the ids are bytes + 1, which are then found without the tokenizer.
     """
 
@@ -32,13 +33,13 @@ class Tokens:
         else:
             self.tokenizer = _load(name, key)
         self.in_bytes = byte_tokenizer.is_byte_tokenizer(self.tokenizer)
-        self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep")
+        self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep") or 0
         self.vocab = len(self.tokenizer)
 
-    def _special(self, *kinds: str) -> int:
-        """The id of the first of these kinds of special token that the tokenizer has, or 0."""
+    def _special(self, *kinds: str) -> int | None:
+        """The id of the first of these kinds of special token that the tokenizer has."""
         found = (getattr(self.tokenizer, f"{kind}_token_id") for kind in kinds)
-        return next((number for number in found if number is not None), 0)
+        return next((number for number in found if number is not None), None)
 
     def ids(self, text: str, special: bool = True) -> Any:
         """The ids of a text, (T,). special: with the special tokens that the tokenizer adds."""
@@ -81,7 +82,7 @@ class Tokens:
         room = longest - 1  # without the end id between the two
         cut = len(one) + len(two) > room
         one = one[: max(room - len(two), (room + 1) // 2)]
-        return {"input_ids": numpy.concatenate([one, [self.end], two[: room - len(one)]])}, cut
+        return {"input_ids": numpy.concatenate([one, [self.end or 0], two[: room - len(one)]])}, cut
 
     def _encoded(self, longest: int, *texts: str) -> tuple[dict[str, Any], bool]:
         row = self.tokenizer(
