@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from test_data import built, ids_of, refusal
+from test_data import built, decoded, ids_of, refusal
 from test_silent import KINDS, line_of, told, write
+
+from legroom.data.collate import IGNORE_INDEX
 
 USUAL = [
     {"messages": [{"role": "system", "content": "Be kind."}, *turns]}
@@ -50,6 +52,22 @@ def test_forms_that_people_have_give_the_rows_of_messages(tmp_path, expected, fo
         assert not any("of a row" in line for line in data.warnings), "nothing is left unread"
 
 
+def test_a_prompt_and_a_completion_may_be_lists_of_messages(tmp_path, expected):
+    """As TRL has them."""
+    rows = [{"prompt": row["messages"][:2], "completion": row["messages"][2:]} for row in USUAL]
+    for kind in COLUMNS:
+        (tmp_path / kind).mkdir()
+        data = built(*chat(write(tmp_path / kind, kind, rows)))
+        assert ids_of(data.train) == expected and not any("of a row" in line for line in data.warnings), kind
+    asked = [{"asked": row["messages"], "completion": "Bye"} for row in USUAL]
+    data = built(*chat(write(tmp_path, "jsonl", asked), "data.prompt_column=asked"))
+    for row in data.train:  # an answer in the prompt is read and not learned
+        learned = [number for number in row["labels"].tolist() if number != IGNORE_INDEX]
+        assert decoded(learned) == "Bye" and "assistant" in decoded(row["input_ids"].tolist())
+    wrong = [{"prompt": [*ANSWERED, "Hi"], "completion": "Bye"}]
+    assert "prompt, message 3 is str (Hi), not an object" in refusal(*chat(write(tmp_path, "jsonl", wrong)))
+
+
 def test_a_system_message_or_another_column_of_the_form(tmp_path, expected):
     rows = [{"talk": [{"from": "system", "value": "Be kind."}, *row["conversations"]]} for row in SHAREGPT]
     assert ids_of(built(*chat(write(tmp_path, "jsonl", rows), "data.messages_column=talk")).train) == expected
@@ -76,7 +94,12 @@ PREFERENCES = {  # rows, and what the refusal says to type
     "texts": ({"prompt": "Hi", "chosen": "Hello", "rejected": "Go"}, "data.completion_column=chosen", KINDS),
     "messages": ({"chosen": ANSWERED, "rejected": ANSWERED[:1]}, "data.messages_column=chosen", COLUMNS),
     "documents": ({"chosen": "Human: Hi", "rejected": "Human: Go"}, "data=text data.text_column=chosen", KINDS),
-    "answers": ({"prompt": ANSWERED[:1], "chosen": ANSWERED[1:], "rejected": ANSWERED[1:]}, None, COLUMNS),
+    "answers": (
+        {"prompt": ANSWERED[:1], "chosen": ANSWERED[1:], "rejected": ANSWERED[1:]},
+        "data.completion_column=chosen",
+        COLUMNS,
+    ),
+    "answers alone": ({"chosen": ANSWERED[1:], "rejected": ANSWERED[1:]}, None, COLUMNS),
 }
 
 

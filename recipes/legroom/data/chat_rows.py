@@ -28,8 +28,7 @@ def build(
     warn: is given what is assumed, cut or left out. Raises Refusal if nothing is left to train on.
     """
     template = ChatTemplate(encoder, str(cfg.data.tokenizer), str(cfg.data.train_on), warn)
-    if cfg.data.samples is not None:
-        talks = talks.select(range(min(cfg.data.samples, len(talks))))
+    talks = talks.select(range(len(talks))[: cfg.data.samples])
     train = _rows(cfg, talks, template, "train on", warn)
     if not len(train):
         raise Refusal(

@@ -107,9 +107,9 @@ def conversation(
     if messages is None and columns.prompt in row and columns.completion in row:
         if row.get(LABEL) is False:
             raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
-        pair = (("user", columns.prompt), ("assistant", columns.completion))
-        texts = [_said(role, _content(row[name], role, f"{where}: {name}")) for role, name in pair]
-        return texts, (columns.prompt, columns.completion), ""
+        asked = _part(row[columns.prompt], "user", f"{where}: {columns.prompt}", unread)
+        answered = _part(row[columns.completion], "assistant", f"{where}: {columns.completion}", unread)
+        return asked + answered, (columns.prompt, columns.completion), ""
     if messages is None and row.get(ALPACA[0]) is not None and ALPACA[2] in row:
         return _alpaca(row, where), (*ALPACA, SYSTEM), f"Alpaca ({ALPACA[0]}, an empty line, {ALPACA[1]}; {ALPACA[2]})"
     if messages is None:
@@ -124,6 +124,13 @@ def conversation(
     if "from" not in messages[0]:
         return found, (column,), ""
     return _system(row, where) * (found[0]["role"] != "system") + found, (column, SYSTEM), "ShareGPT (from, value)"
+
+
+def _part(value: Any, role: str, where: str, unread: text_files.Unread) -> list[Message]:
+    """A prompt (role: user) or a completion (assistant): a text, or messages, as TRL has them."""
+    if not isinstance(value, list) or not any(isinstance(each, dict) and "role" in each for each in value):
+        return [_said(role, _content(value, role, where))]
+    return [_message(each, f"{where}, message {n}", unread, role == "user") for n, each in enumerate(value, 1)]
 
 
 def _said(role: str, content: str) -> Message:
@@ -151,7 +158,7 @@ def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
         typed = f"data=text data.text_column={CHOSEN} (data=hub: data.task=language_modelling)"
         if isinstance(first, dict) and first.get("role", first.get("from")) not in ("assistant", "gpt"):
             typed = f"data.messages_column={CHOSEN}"
-        elif isinstance(row.get(columns.prompt), str):
+        elif isinstance(row.get(columns.prompt), (str, list)):
             typed = f"data.completion_column={CHOSEN}"
         elif not isinstance(chosen, str):
             typed = ""
@@ -166,7 +173,8 @@ def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
     )
 
 
-def _message(message: Any, where: str, unread: text_files.Unread) -> Message:
+def _message(message: Any, where: str, unread: text_files.Unread, in_prompt: bool = False) -> Message:
+    """in_prompt: an answer is not learned. The rest: see `conversation`."""
     if not isinstance(message, dict):
         raise Refusal(f"{where} is {text_files.shown(message)}, not an object with role and content.")
     names = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
@@ -179,7 +187,7 @@ def _message(message: Any, where: str, unread: text_files.Unread) -> Message:
     more = {key: message[key] for key, of in OF_TOOLS.items() if of == role and message.get(key)}
     if message.get(WEIGHT) not in (None, 0, 1):
         raise Refusal(f"{where}: {WEIGHT} is {message[WEIGHT]!s:.40}. It is 1, or 0 for an answer that is not learned.")
-    more |= {WEIGHT: 0} if message.get(WEIGHT) == 0 else {}
+    more |= {WEIGHT: 0} if message.get(WEIGHT) == 0 or (in_prompt and role == "assistant") else {}
     unread.add(message, (*names, *more, WEIGHT))
     content, where = message.get(names[1]), f"{where} ({role})"
     if "tool_calls" in more:
@@ -209,10 +217,10 @@ def _calls(calls: Any, where: str) -> list[dict]:
 
 def _content(value: Any, role: str, what: str, may_be_empty: bool = False) -> str:
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        other = next((part.get("type") for part in value if not isinstance(part.get("text"), str)), None)
+        other = next((part for part in value if not isinstance(part.get("text"), str)), None)
         if other is not None:
-            raise Refusal(f"{what} has a part of the type {other!s:.40} without a text, and only texts are learned.")
-        value = "".join(part.get("text") or "" for part in value)
+            raise Refusal(f"{what} has a part without a text ({other!s:.40}), and only texts are learned.")
+        value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise Refusal(f"{what} is {text_files.shown(value)}, not a text.")
     may_be_empty |= role in ("system", "tool")  # an empty system prompt is one, and a tool may return nothing

@@ -118,7 +118,7 @@ def build(
     """
     if not encoder.tokenizer.is_fast:
         raise Refusal(f"data.tokenizer={cfg.data.tokenizer} is slow, and answers need a fast one (tokenizer.json).")
-    train = train.select(range(min(cfg.data.samples or len(train), len(train))))
+    train = train.select(range(len(train))[: cfg.data.samples])
     several = sum(len(set(texts)) > 1 for texts in train["texts"])
     if several:
         warn(f"{several:,} of {len(train):,} questions to train on have several answers: the first one is learned.")

@@ -44,8 +44,7 @@ def _published(cfg: Config, task: str, warn: Warn) -> list[datasets.Dataset]:
 def _read(cfg: Config, task: str, key: str, warn: Warn) -> tuple[datasets.Dataset, bool]:
     """(the rows of the files or of the split that data.<key> names, whether they are documents of plain text)."""
     if cfg.data.name == "hub":
-        rows, source = hub.split(cfg, key)
-        files = []
+        (rows, source), files = hub.split(cfg, key), []
     else:
         rows, source = None, f"data.{key}={getattr(cfg.data, key)}"
         files = data_sources.find(getattr(cfg.data, key), f"data.{key}")
@@ -109,7 +108,7 @@ def _parts(cfg: Config, task: str, warn: Warn) -> tuple[datasets.Dataset, datase
         )
     if held_out is not None:
         by_row = {"label", "messages", "question"} & set(texts.column_names)
-        trained = texts.select(range(min(data.samples or len(texts), len(texts)))) if by_row else texts
+        trained = texts.select(range(len(texts))[: data.samples]) if by_row else texts
         overlap.warn_of_overlap(trained, held_out, is_plain, warn)
     return texts, held_out
 

@@ -165,12 +165,8 @@ def collect(rows: Rows, wanted: Wanted) -> dict[str, list]:
     return values
 
 
-def _ignore(text: str) -> None:
-    pass
-
-
 def dataset(
-    values: dict[str, list], classes: datasets.ClassLabel | None = None, warn: Warn = _ignore
+    values: dict[str, list], classes: datasets.ClassLabel | None = None, warn: Warn = lambda _: None
 ) -> datasets.Dataset:
     """What `collect` has found as a data set. Labels are words, unless all are numbers. classes: the names of the
     numbers, if they are known. warn: is given what is odd about the labels."""

@@ -41,8 +41,7 @@ def labelled(
     classes = labels_module.of_task(task, texts, held_out, head, cfg.model.classes or 2, warn)
     # Only BERT has token types; pretrained weights have their own tokenizer, which knows.
     with_types = bool(cfg.model.pretrained) or cfg.model.family in TOKEN_TYPES
-    if data.samples is not None:
-        texts = texts.select(range(min(data.samples, len(texts))))
+    texts = texts.select(range(len(texts))[: data.samples])
     train, cut = _classified(texts, encoder, data.seq_len, classes, with_types)
     if cut:
         warn(f"{cut:,} of {len(texts):,} texts to train on are longer than data.seq_len={data.seq_len} and are cut.")
