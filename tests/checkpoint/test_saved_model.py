@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import transformers
+from chat import save_tokenizer
 from conftest import compose, small
 
 from legroom.checkpoint import merged, reopened, saver
@@ -254,3 +255,12 @@ def test_a_model_that_stood_in_the_folder_is_not_replaced(command, tmp_path):
     words = [*small("model=gpt2_tiny"), "hydra.run.dir=a", "train.max_steps=1"]
     ended = command(*words, "save.final=true", fork_server=None)
     assert ended.code == 2 and "hydra.run.dir=" in ended.err and own.read_text() == "{}"
+
+
+def test_the_saved_tokenizers_file_is_that_which_was_given(train, tmp_path):
+    """Without the length to which the rows of the training were cut."""
+    given, path = save_tokenizer(tmp_path / "tokenizer", None), tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"a text,{number % 2}\n" for number in range(8)))
+    words = ["model=bert_tiny", "data=text", f"data.path={path}", f"data.tokenizer={given}", "data.task=classification"]
+    folder = train(*words, "save.final=true").folder / "model"
+    assert (folder / "tokenizer.json").read_text() == (given / "tokenizer.json").read_text()

@@ -280,3 +280,32 @@ def test_more_labels_than_classes_are_refused(train, tmp_path):
     path = write(tmp_path / "texts", "jsonl", labels=[0, 1, 2, 3, 4])
     record = train("model=bert_tiny", "data=text", f"data.path={path}", status="refused").record
     assert "5 labels" in record.error.message and "model.classes=5" in record.error.message
+
+
+# --- the tokenizer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("task", ["classification", "question_answering", "language_modelling", "chat"])
+def test_the_tokenizer_that_is_saved_cuts_and_pads_as_the_one_that_was_given(tmp_path, task, own):
+    """Encoding the rows of a training sets both in a fast tokenizer, and its file has them."""
+    from chat import save_tokenizer, talk
+    from transformers import AutoTokenizer
+
+    folder = save_tokenizer(tmp_path / "given", None)
+    if own:
+        given = AutoTokenizer.from_pretrained(folder)
+        given.backend_tokenizer.enable_truncation(20, strategy="only_second")
+        given.backend_tokenizer.enable_padding(length=20)
+        given.save_pretrained(folder)
+    answers = {"text": ["b"], "answer_start": [2]}
+    row = {"text": "a text", "question": "a?", "context": "a b", "answers": answers} | talk("a", "b")
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row | {"label": number % 2}) + "\n" for number in range(4)))
+    words = ["model=llama_tiny"] if task in ("chat", "language_modelling") else ["model=bert_tiny"]
+    words += ["data=chat"] if task == "chat" else ["data=text", f"data.task={task}"]
+    words += [f"data.path={path}", f"data.tokenizer={folder}"]
+    built(*words, "data.eval_fraction=0.5", "data.seq_len=16", task=task).tokenizer.save_pretrained(tmp_path / "saved")
+    files = [json.loads((each / "tokenizer.json").read_text()) for each in (folder, tmp_path / "saved")]
+    for key in ("truncation", "padding"):
+        assert files[0][key] == files[1][key] and (files[0][key] is not None) == own

@@ -197,7 +197,7 @@ def _tokenised(cfg: Config, task: str, vocab: int, head: Head, last_id: int | No
         tokens.vocab,
         classes=len(names),
         pad_token_id=tokens.pad,
-        tokenizer=tokens.tokenizer,
+        tokenizer=tokens.as_given(),
         names=names,
         masking=_masking(cfg, task, tokens),
         answers=answers[0] if answers else None,

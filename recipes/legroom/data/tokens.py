@@ -14,6 +14,10 @@ from legroom.errors import Refusal, first_line
 
 MASK = "<|mask|>"  # of bytes
 PIECE = 1_000_000  # characters that are given to a tokenizer at once; it needs about 100 times their size
+NO_TOKENIZER = (  # what to do about a model without one
+    "Save the tokenizer that the weights were trained with into the folder (tokenizer.save_pretrained), or name it "
+    "with data.tokenizer=."
+)
 LARGEST_BYTE_VOCAB = 512  # a larger vocabulary is not one of bytes
 
 
@@ -32,6 +36,8 @@ class Tokens:
             self.tokenizer: Any = byte_tokenizer.byte_tokenizer()
         else:
             self.tokenizer = _load(name, key)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)  # of a fast one
+        self._given = [getattr(backend, setting, None) for setting in ("truncation", "padding")]
         self.in_bytes = byte_tokenizer.is_byte_tokenizer(self.tokenizer)
         self.end, self.pad = self._special("eos", "sep", "pad"), self._special("pad", "eos", "sep") or 0
         self.vocab = len(self.tokenizer)
@@ -40,6 +46,14 @@ class Tokens:
         """The id of the first of these kinds of special token that the tokenizer has."""
         found = (getattr(self.tokenizer, f"{kind}_token_id") for kind in kinds)
         return next((number for number in found if number is not None), None)
+
+    def as_given(self) -> Any:
+        """The tokenizer, which cuts and pads again as it was loaded: encoding has changed both, and it is saved so."""
+        backend, (cuts, pads) = getattr(self.tokenizer, "backend_tokenizer", None), self._given
+        if backend is not None:
+            backend.enable_truncation(**cuts) if cuts else backend.no_truncation()
+            backend.enable_padding(**pads) if pads else backend.no_padding()
+        return self.tokenizer
 
     def ids(self, text: str, special: bool = True) -> Any:
         """The ids of a text, (T,). special: with the special tokens that the tokenizer adds."""
@@ -85,9 +99,7 @@ class Tokens:
         return {"input_ids": numpy.concatenate([one, [self.end or 0], two[: room - len(one)]])}, cut
 
     def _encoded(self, longest: int, *texts: str) -> tuple[dict[str, Any], bool]:
-        row = self.tokenizer(
-            *texts, truncation=True, max_length=longest, return_overflowing_tokens=False, verbose=False
-        )
+        row = self.tokenizer(*texts, truncation=True, max_length=longest, verbose=False)
         cut = len(row["input_ids"]) >= longest and len(self.tokenizer(*texts, verbose=False)["input_ids"]) > longest
         return {key: row[key] for key in ("input_ids", "token_type_ids") if key in row}, cut
 
@@ -112,25 +124,12 @@ def _load(name: str, key: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.exists() else name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise Refusal(
-            f"{key}={name} cannot be loaded: {first_line(error)} "
-            + (
-                "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
-                if key == "data.tokenizer"
-                else no_tokenizer_advice()
-            )
-        ) from error
+        others = "Give a tokenizer's folder, data.tokenizer=bytes, or a hub id where there is a network."
+        advice = others if key == "data.tokenizer" else NO_TOKENIZER
+        raise Refusal(f"{key}={name} cannot be loaded: {first_line(error)} {advice}") from error
     if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:  # made up for want of files
-        raise Refusal(f"{key}={name} brings no tokenizer: no file with a vocabulary is there. {no_tokenizer_advice()}")
+        raise Refusal(f"{key}={name} brings no tokenizer: no file with a vocabulary is there. {NO_TOKENIZER}")
     return tokenizer
-
-
-def no_tokenizer_advice() -> str:
-    """What to do about a model without a tokenizer."""
-    return (
-        "Save the tokenizer that the weights were trained with into the folder (tokenizer.save_pretrained), or name it "
-        "with data.tokenizer=."
-    )
 
 
 def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
@@ -157,7 +156,7 @@ def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
             return tokens
         raise Refusal(
             f"{asked}: the vocabulary of model.pretrained={pretrained} has {vocab:,} tokens, so it is not one of "
-            f"bytes, and no tokenizer lies beside the weights. {no_tokenizer_advice()}"
+            f"bytes, and no tokenizer lies beside the weights. {NO_TOKENIZER}"
         ) from None
     if own.get_vocab() == tokens.tokenizer.get_vocab():
         return tokens
