@@ -100,6 +100,18 @@ def test_scores_of_known_predictions():
     assert scored("classification", [[0.0, 1.0], [1.0, 0.0]], [1, 1]).accuracy == 0.5
 
 
+def test_an_accuracy_stands_beside_the_share_of_the_most_frequent_label(train, tmp_path):
+    """Of the rows to evaluate on, which have other shares than those to train on."""
+    from legroom.records.record import quality
+
+    words = [word for word in labelled(tmp_path, ["bad", "good"] * 4) if "eval_fraction" not in word]
+    words.append(rows_file(tmp_path, [{"text": "a", "label": each} for each in ("bad", *["good"] * 3)], "e.jsonl"))
+    words[-1] = words[-1].replace("data.path", "data.eval_path")
+    found = train("model=bert_tiny", *words).record.evaluation
+    assert found.most_frequent_share == 0.75 and found.accuracy in (0, 0.25, 0.5, 0.75, 1)
+    assert quality(found) == f"accuracy {found.accuracy:.1%} (the most frequent label alone: 75.0%)"
+
+
 @pytest.mark.parametrize(
     "task,label,said",
     [

@@ -224,14 +224,11 @@ def _of_head(labels: Collection, given: list[str] | None, head: Mapping[str, int
             pairs = ", ".join(f"{ours[index]} = {name}" for index, name in list(enumerate(names))[:SHOWN])
             warn(f"the labels of the data are taken as the numbers of the head's classes: {pairs}.")
         return Classes(names, {index: index for index in range(len(names))})
+    numbers = f"The head has no names for them: write the labels as its numbers, 0 to {len(names) - 1}."
+    advice = numbers if unnamed else "Write them as the head does, or as the numbers of its classes."
     raise Refusal(
         f"the labels of the data ({shown(written.values())}) are not the classes of the pretrained head "
-        f"({shown(names)}). "
-        + (
-            f"The head has no names for them: write the labels as its numbers, 0 to {len(names) - 1}."
-            if unnamed
-            else "Write them as the head does, or as the numbers of its classes."
-        )
+        f"({shown(names)}). {advice}"
     )
 
 

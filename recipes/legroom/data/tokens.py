@@ -161,14 +161,10 @@ def for_data(cfg: Config, vocab: int, warn: Callable[[str], object]) -> Tokens:
     if own.get_vocab() == tokens.tokenizer.get_vocab():
         return tokens
     if tokens.in_bytes:
+        instead = "Choose data=text with data.path=, which takes the model's tokenizer."
         raise Refusal(
             f"{asked}: the weights of model.pretrained={pretrained} were trained on the {len(own):,} tokens of its own "
-            "tokenizer, not on bytes. "
-            + (
-                "Leave data.tokenizer out."
-                if cfg.data.tokenizer
-                else "Choose data=text with data.path=, which takes the model's tokenizer."
-            )
+            f"tokenizer, not on bytes. {'Leave data.tokenizer out.' if cfg.data.tokenizer else instead}"
         )
     warn(f"{asked} is not the tokenizer of model.pretrained={pretrained}: the weights were trained on other ids.")
     return tokens

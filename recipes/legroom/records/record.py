@@ -63,6 +63,7 @@ class Evaluation:
     f1: float | None = None  # 0 to 1: of several labels, all pairs of a row and a label; SQuAD's of answers
     exact_match: float | None = None  # 0 to 1: rows whose labels, or questions whose answer, are right
     pearson: float | None = None  # data.task=regression: correlation of the predicted numbers and the true ones
+    most_frequent_share: float | None = None  # 0 to 1, beside an accuracy: of the most frequent label of these samples
 
 
 @dataclass
@@ -158,6 +159,8 @@ SHARES = {"accuracy": "accuracy", "f1": "F1", "exact_match": "exact match"}
 def quality(evaluation: Evaluation) -> str:
     """The scores of an evaluation in words."""
     found = [f"{name} {value:.1%}" for key, name in SHARES.items() if (value := getattr(evaluation, key)) is not None]
+    if evaluation.accuracy is not None and evaluation.most_frequent_share is not None:
+        found[0] += f" (the most frequent label alone: {evaluation.most_frequent_share:.1%})"
     found += [] if evaluation.pearson is None else [f"correlation {evaluation.pearson:.4f}"]
     if not found and evaluation.perplexity is None and (evaluation.loss or math.inf) < LARGEST_EXPONENT:
         return "no score"  # of random spans, or of numbers that are all the same

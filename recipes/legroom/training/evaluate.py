@@ -63,6 +63,9 @@ def evaluate(
     result = Evaluation(samples=samples, loss=loss, seconds=time.perf_counter() - start)
     result.available_samples = data.eval_available or len(data.eval)
     scores.enter(result, data.task, [float(each) for each in sums])
+    if data.task == "classification":
+        labels = torch.tensor(data.eval.with_format(None)["labels"][:])
+        result.most_frequent_share = int(labels.bincount().max()) / len(labels)
     if data.answers is not None:
         spans = list(itertools.chain.from_iterable(collectives.all_gather(spans)))
         result.f1, result.exact_match = scores.squad(data.answers.pairs(spans))
