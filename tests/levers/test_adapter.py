@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+import transformers
 from conftest import compose
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from legroom.data import dataset
+from legroom.checkpoint import reopened
+from legroom.data import byte_tokenizer, dataset
+from legroom.errors import Refusal
 from legroom.levers.adapter import apply as adapter
 from legroom.machine import host
-from legroom.models import builder
+from legroom.models import builder, trained
 from legroom.options import task, validate
-from legroom.records import checkpoint_files, run_folder
+from legroom.records import checkpoint_files, record_file, run_folder
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
 
@@ -194,3 +200,62 @@ def test_one_name_of_a_layer_is_a_list_of_one():
     assert compose(*words, "adapter.targets=q_proj").cfg.adapter.targets == ["q_proj"]
     assert compose(*words, "adapter.targets=all-linear").cfg.adapter.targets == "all-linear"
     assert compose(*words, "adapter.targets='.*[qv]_proj'").cfg.adapter.targets == ".*[qv]_proj"
+
+
+# --- a head on a base that lacks a part of it ---------------------------------------------------------------
+
+
+@pytest.fixture
+def classifier(train, tmp_path):
+    """classifier(*words) -> the folder of a run that trains on labels beside a masked language model, whose checkpoint
+    has no pooler."""
+    config = transformers.AutoConfig.for_model(
+        "bert", vocab_size=264, num_hidden_layers=1, hidden_size=64, num_attention_heads=2, intermediate_size=64
+    )
+    base = tmp_path / "base"
+    transformers.BertForMaskedLM(config).save_pretrained(base)
+    byte_tokenizer.byte_tokenizer().save_pretrained(base)
+    file = tmp_path / "texts.csv"
+    file.write_text("text,label\n" + "".join(f"day {kind},{kind}\n" for kind in ("good", "bad") * 4))
+    words = ["data=text", f"data.path={file}", "data.task=classification", f"model.pretrained={base}"]
+    words += ["train.max_steps=2", "save.final=true", "train.learning_rate=0.05", "recipe=accelerate"]
+    return lambda *more: train(*words, *more).folder
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+def test_what_the_base_lacks_is_trained_and_saved_with_the_adapter(classifier, name):
+    if name == "qlora":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install legroom[8bit]")
+    folder = classifier(f"adapter={name}") / run_folder.MODEL_FOLDER
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        saved = set(file.keys())
+    assert {f"base_model.model.{each}.weight" for each in ("classifier", "bert.pooler.dense")} <= saved
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text()), "the base is not in 4 bits"
+    answers = []
+    for seed in range(2):  # what is initialised anew differs
+        torch.manual_seed(seed)
+        opened, *_ = trained.open_adapter(folder, record_file.read(folder.parent), "cpu", as_trained=True)
+        with torch.no_grad():
+            answers.append(opened(torch.arange(8)[None]).logits)
+    assert torch.equal(*answers)
+
+
+def test_an_adapter_without_what_its_base_lacks_is_not_opened(classifier):
+    """As earlier versions and other tools leave one."""
+    folder = classifier("adapter=lora") / run_folder.MODEL_FOLDER
+    file, settings = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    save_file({name: each for name, each in load_file(file).items() if "pooler" not in name}, file)
+    said = json.loads(settings.read_text())
+    settings.write_text(json.dumps(said | {"modules_to_save": ["classifier"]}))
+    with pytest.raises(Refusal, match=r"bert\.pooler\.dense\.bias, bert\.pooler\.dense\.weight.*Train it again"):
+        trained.open_adapter(folder, record_file.read(folder.parent), "cpu", as_trained=True)
+
+
+def test_an_adapter_that_is_saved_without_a_part_of_the_head_is_seen(classifier, tmp_path):
+    folder = classifier("adapter=lora") / run_folder.MODEL_FOLDER
+    opened, *_ = trained.open_adapter(folder, record_file.read(folder.parent), "cpu", as_trained=True)
+    assert reopened.check_adapter(folder, opened, torch.arange(8), rounded=False) is None
+    file = folder / "adapter_model.safetensors"
+    save_file({name: each for name, each in load_file(file).items() if "pooler" not in name}, file)
+    with pytest.raises(reopened.SavedWrong, match=r"lacks bert\.pooler\.dense\.bias"):
+        reopened.check_adapter(folder, opened, torch.arange(8), rounded=False)

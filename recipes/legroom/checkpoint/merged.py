@@ -4,7 +4,6 @@ The model that was trained is not changed: each layer's weight is computed apart
 dequantised first.
 """
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,7 @@ def save(model: Any, folder: Path, dtype: torch.dtype, **written: Any) -> dict[s
     whole), the saved configuration says that they are not tied.
     """
     trained = unwrap.base_model(model)
-    config = copy.deepcopy(trained.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    config = quantized.wide_configuration(trained.config)
     with torch.device("meta"):
         plain: PreTrainedModel = type(trained)(config)
     weights = _merged(trained, plain, "", dtype)

@@ -9,7 +9,9 @@ import torch
 
 from legroom.errors import is_out_of_memory
 from legroom.machine import host
+from legroom.models import head, trained
 from legroom.models.architectures import AUTO_CLASSES
+from legroom.parallelism import unwrap
 
 MOST_TOKENS = 64  # of the row whose logits are compared
 # The mean difference of two logits over their spread: between devices and kernels, and with numbers of 16 or 8 bits.
@@ -51,7 +53,18 @@ def check(
 
 def check_adapter(folder: Path, model: Any, ids: torch.Tensor, rounded: bool) -> str | None:
     """Compare an adapter in a folder with that of a PeftModel. The arguments are those of `check`."""
-    before = model.active_adapter
+    before, base = model.active_adapter, unwrap.base_model(model)
+    classifies = model.peft_config[before].task_type == "SEQ_CLS"
+    # What is trained whole, and all of a new head: a copy of the same frozen weights would have the same logits.
+    needed = {
+        name.replace(f".modules_to_save.{before}", "")
+        for name, weight in base.named_parameters()
+        if (weight.requires_grad or classifies and head.is_part(base, name))
+        and "lora_" not in name
+        and ".original_module." not in name
+    }
+    if lost := sorted(needed - trained.adapter_weights(folder)):
+        raise SavedWrong(f"the saved adapter lacks {', '.join(lost)}")
 
     def logits(name: str) -> torch.Tensor:
         model.set_adapter(name)

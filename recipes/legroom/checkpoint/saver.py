@@ -17,6 +17,7 @@ from legroom.data.dataset import Data
 from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.measure.step_log import StepLog
+from legroom.models import quantized
 from legroom.options.task import OF_ROWS
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
@@ -215,7 +216,7 @@ def _write_model(
     if unwrap.base_model(model) is not model and not cfg.save.merge:
         merged.save_adapter(model, target, gathered)
         if data.task in OF_ROWS:  # an adapter has neither the number of labels nor their names
-            unwrap.base_model(model).config.save_pretrained(target)
+            quantized.wide_configuration(unwrap.base_model(model).config).save_pretrained(target)
         warning = reopened.check_adapter(target, model, ids, rounded) if gathered is None else None
     else:
         size = cfg.save.max_shard_gb

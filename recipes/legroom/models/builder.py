@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from legroom.config import Config
 from legroom.errors import Refusal
-from legroom.models import architectures, moe, pretrained
+from legroom.models import architectures, head, moe, pretrained
 from legroom.models.pretrained import Warn
 from legroom.options import hooks, model_families
 from legroom.options.model import counts_problems
@@ -43,8 +43,8 @@ def configuration(cfg: Config) -> PretrainedConfig:
 def head_labels(cfg: Config, config: PretrainedConfig, task: str) -> Mapping[str, int] | None:
     """Label -> class of the pretrained classification head; None: there is none. Raises Refusal for a head that cannot
     be trained on."""
-    if task in OF_ROWS and cfg.model.pretrained and pretrained.has_head(config):
-        return pretrained.head_labels(config, task)
+    if task in OF_ROWS and cfg.model.pretrained and head.is_there(config):
+        return head.labels(config, task)
     return None
 
 
@@ -97,12 +97,12 @@ def build_model(
     new_head = data.task in OF_ROWS and _set_labels(cfg, config, data)
     if data.task == "question_answering":
         config.num_labels = 2  # the logits of a token: that the answer begins, and that it ends there
-        new_head = bool(cfg.model.pretrained) and not pretrained.has_head(config, "ForQuestionAnswering")
+        new_head = bool(cfg.model.pretrained) and not head.is_there(config, "ForQuestionAnswering")
     settings: dict[str, Any] = {"attn_implementation": None, "dtype": getattr(torch, cfg.precision.weights_dtype)}
     if moe.has_experts(config):
         settings["experts_implementation"] = moe.register()
     if new_head:
-        warn(pretrained.new_head_warning(str(cfg.model.pretrained), config, data.task))
+        warn(head.new_warning(str(cfg.model.pretrained), config, data.task))
     construction = Construction(kind, config, cfg.model.pretrained, new_head, weights, warn, settings)
     for lever in hooks.behaviours(cfg):
         lever.configure_model(construction)
@@ -130,8 +130,8 @@ def _check_vocabulary(cfg: Config, config: PretrainedConfig, data: Data) -> None
 def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
     """Sets the number and the names of the classes, and the padding id. Returns whether pretrained weights get a new
     head. Raises Refusal for too few classes."""
-    has_head = bool(cfg.model.pretrained) and pretrained.has_head(config)
-    config.problem_type = pretrained.PROBLEMS[data.task][0] or config.problem_type
+    has_head = bool(cfg.model.pretrained) and head.is_there(config)
+    config.problem_type = head.PROBLEMS[data.task][0] or config.problem_type
     if data.task == "regression":
         config.num_labels = 1
     elif has_head:
@@ -140,7 +140,7 @@ def _set_labels(cfg: Config, config: PretrainedConfig, data: Data) -> bool:
                 f"the data has {data.classes} labels, and the pretrained head {config.num_labels}. Choose other "
                 "pretrained weights."
             )
-        labels = pretrained.head_labels(config, data.task)
+        labels = head.labels(config, data.task)
         config.id2label, config.label2id = {index: name for name, index in labels.items()}, dict(labels)
     elif cfg.model.pretrained:
         config.num_labels = max(data.classes, cfg.model.classes)

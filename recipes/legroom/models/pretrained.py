@@ -4,7 +4,7 @@ The only weights that may be new are those of a classification head, on a checkp
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from legroom import invocation
 from legroom.errors import Refusal, is_out_of_memory
-from legroom.models import quantized
+from legroom.models import head, quantized
 from legroom.options import known_models
 from legroom.records.printable import printable
 
@@ -88,14 +88,9 @@ def load_weights(
     )
     _refuse_mismatches(name, report["mismatched_keys"])
     missing = sorted(report["missing_keys"])
-    heads = [key for key in missing if new_head and _is_of_head(model, key)]
+    heads = [key for key in missing if new_head and head.is_part(model, key)]
     others = [key for key in missing if key not in heads]
-    if others:
-        raise Refusal(
-            f"model.pretrained={name}: {_count(len(others), 'weight')} of {type(model).__name__} "
-            f"{'is' if len(others) == 1 else 'are'} not in the checkpoint: {_names(others)}. Without them the model "
-            "would start from random numbers there. Save the whole model again, or choose another checkpoint."
-        )
+    refuse_missing(f"model.pretrained={name}", model, others, "Save the whole model again, or choose another.")
     if new_head and not heads:
         raise Refusal(
             f"model.pretrained={name}: the checkpoint has a classification head, of which config.json says nothing. "
@@ -109,6 +104,16 @@ def load_weights(
             f"{'is' if len(unused) == 1 else 'are'} not used by {type(model).__name__}: {_names(unused)}."
         )
     return model
+
+
+def refuse_missing(where: str, model: PreTrainedModel, missing: list[str], instead: str) -> None:
+    """Raises Refusal if a checkpoint, called `where`, lacks weights of a model. instead: what to do then."""
+    if missing:
+        raise Refusal(
+            f"{where}: {_count(len(missing), 'weight')} of {type(model).__name__} "
+            f"{'is' if len(missing) == 1 else 'are'} not in the checkpoint: {_names(missing)}. Without them the model "
+            f"would have random numbers there. {instead}"
+        )
 
 
 def _refuse_mismatches(name: str, mismatches: Any) -> None:
@@ -137,66 +142,9 @@ def _refuse_no_numbers(name: str, model: PreTrainedModel) -> None:
         )
 
 
-def _is_of_head(model: PreTrainedModel, key: str) -> bool:
-    """Whether a weight belongs to the classification head: outside of the base model, or its pooler, which checkpoints
-    of other tasks leave out."""
-    return not key.startswith(f"{model.base_model_prefix}.") or ".pooler." in key
-
-
 def _names(keys: list[str]) -> str:
     return ", ".join(keys[:SHOWN]) + ", ..." * (len(keys) > SHOWN)
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-# --- the classification head -------------------------------------------------------------------
-
-
-# Task -> config.problem_type: what a model is given (None: nothing), and what a checkpoint may say.
-PROBLEMS = {
-    "classification": (None, "single_label_classification"),
-    "regression": ("regression",),
-    "multi_label": ("multi_label_classification",),
-}
-
-
-def has_head(config: PretrainedConfig, ending: str = "ForSequenceClassification") -> bool:
-    """Whether a checkpoint has a classification head, as its config.json says; or another one, by its class's name."""
-    return any(name.endswith(ending) for name in config.architectures or [])
-
-
-def head_labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
-    """Label -> class of a pretrained head. Raises Refusal if config.json contradicts itself, or the head is for another
-    task."""
-    made_for = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
-    trained = next(other for other, kinds in PROBLEMS.items() if made_for in kinds)
-    if trained != task:
-        raise Refusal(
-            f"the pretrained head is for {made_for}, and what is trained here is data.task={task}. Type "
-            f"data.task={trained}, with data for it, or choose other pretrained weights."
-        )
-    forwards = {str(name): int(index) for name, index in (config.label2id or {}).items()}
-    backwards = {str(name): int(index) for index, name in (config.id2label or {}).items()}
-    if forwards == backwards:
-        return forwards
-    named = [labels for labels in (backwards, forwards) if not all(name.startswith("LABEL_") for name in labels)]
-    if len(named) != 1 or sorted(named[0].values()) != list(range(len(backwards))):
-        raise Refusal(
-            f"config.json of the pretrained weights contradicts itself: id2label says {config.id2label}, and label2id "
-            f"{config.label2id}. Correct one of them."
-        )
-    return named[0]
-
-
-def new_head_warning(name: str, config: PretrainedConfig, task: str) -> str:
-    """What is said of a checkpoint that gets a new head."""
-    made_for = f" ({', '.join(config.architectures)})" if config.architectures else ""
-    outputs = "one number" if task == "regression" else f"{config.num_labels} classes"
-    if task == "question_answering":
-        return f"model.pretrained={name} has no question answering head{made_for}: a new one is trained."
-    return (
-        f"model.pretrained={name} has no classification head{made_for}: a new one with {outputs} is initialised at "
-        "random and trained."
-    )

@@ -1,10 +1,11 @@
 """Linear layers whose weights bitsandbytes keeps in 4 or 8 bits (adapter.bits).
 
-The layers inside the base model are quantised; embeddings, norms and what lies outside the base model (an output
-layer, a classification head) are not. A model is never held whole in 16 or 32 bits: random weights are made and
+The layers inside the base model are quantised; embeddings, norms and a head (an output layer, a classification head
+with its pooler) are not. A model is never held whole in 16 or 32 bits: random weights are made and
 quantised layer by layer, and pretrained ones tensor by tensor, by transformers.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from legroom.errors import Refusal
+from legroom.models import head
 from legroom.parallelism import four_bits, pipeline
 from legroom.third_party import transformers_models_private
 
@@ -24,8 +26,7 @@ OUTLIERS = 6.0  # of LLM.int8: columns with larger activations are multiplied in
 
 def names(model: PreTrainedModel) -> list[str]:
     """The linear layers that are quantised. Raises Refusal for a model that has none."""
-    inside = f"{model.base_model_prefix}."
-    found = [name for name, module in model.named_modules() if _is_linear(module) and name.startswith(inside)]
+    found = [name for name, module in model.named_modules() if _is_linear(module) and not head.is_part(model, name)]
     if not found:
         raise Refusal(f"adapter.bits: {type(model).__name__} has no linear layers that can be quantised.")
     return found
@@ -174,6 +175,13 @@ def dequantised(layer: Any, dtype: torch.dtype) -> torch.Tensor:
         return functional.dequantize_4bit(layer.weight.data, state).to(dtype)
     scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
     return functional.int8_vectorwise_dequant(layer.weight.data, scales).to(dtype)
+
+
+def wide_configuration(config: PretrainedConfig) -> PretrainedConfig:
+    """A copy of a model's configuration that says nothing of quantised weights: those who read it have others."""
+    wide = copy.deepcopy(config)
+    vars(wide).pop("quantization_config", None)
+    return wide
 
 
 # --- what is quantised -----------------------------------------------------------------------------------

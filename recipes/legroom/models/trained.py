@@ -87,25 +87,44 @@ def open_adapter(
     if as_trained and cfg is not None:
         types = {"dtype": getattr(torch, cfg.precision.compute_dtype if bits else cfg.precision.weights_dtype)}
     config = _language_model(name) if kind == "CAUSAL_LM" else AutoConfig.from_pretrained(folder, local_files_only=True)
-    base = _load(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
+    config = quantized.wide_configuration(config)  # that of a classifier in few bits, as earlier versions saved it
+    base, missing = _loaded(name, config, device, bits, AUTO_CLASSES[KINDS[kind]], **types)
+    brought = adapter_weights(folder)
+    where, instead = f"{folder}, an adapter, and {name}, its base", "Train it again."
+    pretrained.refuse_missing(where, base, [each for each in missing if each not in brought], instead)
     notes = [] if found is not None else ["the adapter's run is not here: its base is loaded without quantisation."]
     return PeftModel.from_pretrained(base, str(folder)).eval(), name, notes
 
 
-def _load(
+def adapter_weights(folder: Path) -> set[str]:
+    """The names of the weights that an adapter brings, those that stand in for a weight of the model as in the model."""
+    from peft import load_peft_weights
+
+    return {name.removeprefix("base_model.model.") for name in load_peft_weights(str(folder), device="cpu")}
+
+
+def _load(name: str, config: PretrainedConfig, device: str) -> Any:
+    """A whole language model. Raises Refusal."""
+    model, missing = _loaded(name, config, device)
+    pretrained.refuse_missing(name, model, missing, "Save the whole model again, or choose another.")
+    return model
+
+
+def _loaded(
     name: str, config: PretrainedConfig, device: str, bits: int | None = None, kind: Any = AutoModelForCausalLM, **types
-) -> Any:
+) -> tuple[Any, list[str]]:
+    """(a model that evaluates, the names of the weights that its checkpoint lacks)."""
     more: dict[str, Any] = {}
     if bits:
         with torch.device("meta"):
             shape = kind.from_config(copy.deepcopy(config))
         more = quantized.loading_arguments(shape, bits, types.get("dtype", torch.bfloat16), device)
     settings = {"dtype": "auto", "config": config, "use_safetensors": True} | types | more
-    model = pretrained.call(kind.from_pretrained, name, **settings)
+    model, report = pretrained.call(kind.from_pretrained, name, output_loading_info=True, **settings)
     if model.can_generate():
         # Its other settings, as beams and a temperature, are those of whoever made the base.
         model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
-    return (quantized.finish(model) if bits else model.to(device)).eval()
+    return (quantized.finish(model) if bits else model.to(device)).eval(), sorted(report["missing_keys"])
 
 
 def _language_model(name: str) -> PretrainedConfig:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.machine import host
-from legroom.models import quantized
+from legroom.models import head, quantized
 from legroom.models.builder import Construction
 from legroom.options.hooks import Behaviour
 from legroom.third_party import transformers_peft_private
@@ -51,7 +51,7 @@ def _quantised(cfg: Config, construction: Construction, bits: int) -> PreTrained
 def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
     """The model with its weights frozen and an adapter beside its layers (Hu et al. 2021, arXiv 2106.09685).
 
-    Layers outside of the base model, as a classification head, are trained whole.
+    A classification head is trained whole, with all that the checkpoint may lack of it.
     Raises Refusal if no layer has one of the names of `adapter.targets`, or peft has no such adapter for a layer.
     """
     transformers_peft_private.use_peft()
@@ -59,10 +59,7 @@ def with_adapter(cfg: Config, model: nn.Module) -> nn.Module:
 
     _check_targets(cfg, model)
     adapter, classifies = cfg.adapter, type(model).__name__.endswith("ForSequenceClassification")
-    whole = list(adapter.modules_to_save or [])
-    if classifies:
-        prefix = str(getattr(model, "base_model_prefix", ""))
-        whole += [name for name, child in model.named_children() if name != prefix and len(list(child.parameters()))]
+    whole = [*(adapter.modules_to_save or ()), *(head.modules(model) if classifies else ())]
     settings = peft.LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]  (any number)

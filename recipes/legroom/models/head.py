@@ -1,0 +1,71 @@
+"""The classification head: what belongs to it, and its labels."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from transformers import PretrainedConfig
+
+from legroom.errors import Refusal
+
+
+def is_part(model: nn.Module, name: str) -> bool:
+    """Whether a weight or a module is of the head: outside of the base model, or in its pooler, which checkpoints of
+    other tasks leave out."""
+    inside = f"{model.base_model_prefix}."
+    return not name.startswith(inside) or f"{name}.".startswith(f"{inside}pooler.")
+
+
+def modules(model: nn.Module) -> list[str]:
+    """The modules of the head that have weights, of those that lie in each other the outermost."""
+    base = str(model.base_model_prefix)
+    inside = [(f"{base}.{name}", module) for name, module in model.get_submodule(base).named_children()]
+    found = [each for each in [*model.named_children(), *inside] if each[0] != base and is_part(model, each[0])]
+    return [name for name, module in found if len(list(module.parameters()))]
+
+
+# Task -> config.problem_type: what a model is given (None: nothing), and what a checkpoint may say.
+PROBLEMS = {
+    "classification": (None, "single_label_classification"),
+    "regression": ("regression",),
+    "multi_label": ("multi_label_classification",),
+}
+
+
+def is_there(config: PretrainedConfig, ending: str = "ForSequenceClassification") -> bool:
+    """Whether a checkpoint has a classification head, as its config.json says; or another one, by its class's name."""
+    return any(name.endswith(ending) for name in config.architectures or [])
+
+
+def labels(config: PretrainedConfig, task: str) -> Mapping[str, int]:
+    """Label -> class of a pretrained head. Raises Refusal if config.json contradicts itself, or the head is for another
+    task."""
+    made_for = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
+    trained = next(other for other, kinds in PROBLEMS.items() if made_for in kinds)
+    if trained != task:
+        raise Refusal(
+            f"the pretrained head is for {made_for}, and what is trained here is data.task={task}. Type "
+            f"data.task={trained}, with data for it, or choose other pretrained weights."
+        )
+    forwards = {str(name): int(index) for name, index in (config.label2id or {}).items()}
+    backwards = {str(name): int(index) for index, name in (config.id2label or {}).items()}
+    if forwards == backwards:
+        return forwards
+    named = [labels for labels in (backwards, forwards) if not all(name.startswith("LABEL_") for name in labels)]
+    if len(named) != 1 or sorted(named[0].values()) != list(range(len(backwards))):
+        raise Refusal(
+            f"config.json of the pretrained weights contradicts itself: id2label says {config.id2label}, and label2id "
+            f"{config.label2id}. Correct one of them."
+        )
+    return named[0]
+
+
+def new_warning(name: str, config: PretrainedConfig, task: str) -> str:
+    """What is said of a checkpoint that gets a new head."""
+    made_for = f" ({', '.join(config.architectures)})" if config.architectures else ""
+    outputs = "one number" if task == "regression" else f"{config.num_labels} classes"
+    if task == "question_answering":
+        return f"model.pretrained={name} has no question answering head{made_for}: a new one is trained."
+    return (
+        f"model.pretrained={name} has no classification head{made_for}: a new one with {outputs} is initialised at "
+        "random and trained."
+    )
