@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import transformers
+from chat import CHATML, save_tokenizer
 from conftest import compose
 
-from legroom.cli import brief
+from legroom.cli import brief, export
 
 BASE = "model.pretrained=someone/model"
 
@@ -126,3 +128,55 @@ def test_a_model_without_a_pipeline_is_called_by_the_lines_of_its_card(train, tm
     namespace: dict = {"print": lambda made: namespace.update(made=made)}
     exec(code.replace("RUN", str(run.folder)), namespace)
     assert "logits" in "".join(namespace["made"])
+
+
+# --- where an answer ends ------------------------------------------------------------------------------
+
+
+ANSWERED = {"do_sample": False, "temperature": 0.6, "eos_token_id": [0, 7]}  # transformers warns of the second
+
+
+@pytest.fixture(scope="module")
+def ends_texts(tmp_path_factory):
+    """A model whose end of a text is not the end of a turn in its chat template."""
+    folder = save_tokenizer(tmp_path_factory.mktemp("base"), CHATML)
+    config = transformers.AutoConfig.for_model("gpt2", vocab_size=264, n_layer=1, n_embd=32, n_head=2, n_inner=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(ANSWERED))
+    return folder
+
+
+def says(run):
+    """What generation_config.json of a run's model says, and whether the run said that it has changed it."""
+    found = transformers.GenerationConfig.from_pretrained(run.folder / "model")
+    return found, any("generation_config.json" in line for line in run.record.warnings)
+
+
+SMALL_RUN = ["train.max_steps=1", "device=cpu", "data.seq_len=32", "measure.ledger=false", "save.final=true"]
+
+
+@pytest.mark.parametrize("words", [[], ["adapter=lora"], ["adapter=lora", "save.merge=true"]], ids=" ".join)
+def test_a_model_of_conversations_stops_where_its_template_ends_an_answer(train, ends_texts, talks, words):
+    if words:
+        pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+    run = train(f"model.pretrained={ends_texts}", "data=chat", f"data.path={talks}", *SMALL_RUN, *words)
+    turn = transformers.AutoTokenizer.from_pretrained(ends_texts).convert_tokens_to_ids("<|im_end|>")
+    found, said = says(run)
+    assert found.eos_token_id == [0, 7, turn] and said
+    card = (run.folder / "model" / "README.md").read_text()
+    assert ("GenerationConfig.from_pretrained" in card) == (words == ["adapter=lora"]), "generate has to be given it"
+    if words == ["adapter=lora"]:
+        assert export.main([str(run.folder), "--merge", "--device", "cpu"]) == 0
+        found = transformers.GenerationConfig.from_pretrained(run.folder / "merged")
+        assert found.eos_token_id == [0, 7, turn]
+    assert words == ["adapter=lora"] or found.temperature == 0.6, "the rest is as the base had it"
+
+
+@pytest.mark.parametrize("words", [[], ["adapter=lora", "save.merge=true"]], ids=" ".join)
+def test_a_model_of_texts_stops_where_its_base_did(train, ends_texts, tmp_path, words):
+    if words:
+        pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+    (tmp_path / "text.txt").write_text("a text\n" * 20)
+    words = ["data=text", f"data.path={tmp_path}/text.txt", *words]
+    found, said = says(train(f"model.pretrained={ends_texts}", *SMALL_RUN, *words))
+    assert found.eos_token_id == [0, 7] and found.temperature == 0.6 and not said

@@ -13,7 +13,7 @@ from test_data import built, refusal
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from legroom.data import preview
+from legroom.data import answer_ends, preview
 from legroom.data.byte_tokenizer import byte_tokenizer
 from legroom.data.chat_template import PLAIN
 from legroom.data.collate import IGNORE_INDEX
@@ -315,3 +315,30 @@ def test_a_resumed_training_goes_on_with_the_same_rows(train, again, tmp_path):
     half = train(*words, "train.max_steps=4")
     record, _ = again(half.folder, *words, "train.max_steps=6", f"resume={half.folder}")
     assert record.training.losses == whole and record.training.resumed_from_step == 4
+
+
+# --- where an answer ends --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "template,ends",
+    [
+        (CHATML, ["<|end|>", "<|im_end|>"]),
+        (THOUGHTS, ["<|end|>", "<|im_end|>"]),
+        (MARKED, ["<|end|>", "<|im_end|>"]),
+        (HEADERS, ["<|end|>", "<|eot|>"]),
+        (ALTERNATING, ["<|end|>", "<|eot|>"]),
+        (CHATML.replace("<|im_end|>", "<turn_b>"), ["<|end|>", "<turn_b>"]),  # added, and not among the special ones
+        (CHATML.replace("<|im_end|>", "!"), ["<|end|>"]),  # no token of its own
+        ("{{ 1 / 0 }}", ["<|end|>"]),
+        (None, ["<|end|>"]),
+    ],
+)
+def test_the_tokens_that_end_an_answer(tmp_path, template, ends):
+    tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, template))
+    tokenizer.add_tokens(["<turn_b>"])
+    said = []
+    found = answer_ends.end_tokens(tokenizer, None, said.append)
+    assert tokenizer.convert_ids_to_tokens(found) == ends and len(said) == (template == "{{ 1 / 0 }}")
+    assert answer_ends.end_tokens(tokenizer, [300, 0], said.append)[:2] == [300, 0]
+    assert answer_ends.end_tokens(tokenizer, 300, said.append)[0] == 300

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from transformers import AutoTokenizer
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from legroom.checkpoint import merged, reopened
+from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import trained
+from legroom.options.task import has_conversations
 from legroom.parallelism import unwrap
 from legroom.records import model_card
 from legroom.records.record import Record
@@ -36,6 +40,9 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> list
         ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().num_embeddings
         rounded = bool(bits) or dtype != torch.float32
         notes += [warning] if (warning := reopened.check(partial, model, weights, task, ids, rounded)) else []
+        talks = found is not None and has_conversations(from_dict(found.config))
+        if talks or (folder / GENERATION_CONFIG_NAME).is_file():  # which conversations alone leave beside an adapter
+            notes += merged.save_end_tokens(partial, unwrap.base_model(model), AutoTokenizer.from_pretrained(partial))
         if found is not None:
             _write_card(folder, found, partial)
         partial.rename(target)

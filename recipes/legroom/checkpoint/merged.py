@@ -4,6 +4,7 @@ The model that was trained is not changed: each layer's weight is computed apart
 dequantised first.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import GENERATION_CONFIG_NAME
 
+from legroom.data import answer_ends
 from legroom.models import quantized
 from legroom.parallelism import unwrap
 from legroom.third_party import transformers_models_private
@@ -49,10 +52,32 @@ def save(model: Any, folder: Path, dtype: torch.dtype, **written: Any) -> dict[s
             part.tie_word_embeddings = False
         with torch.device("meta"):
             plain, tied = type(trained)(config), {}
+    if plain.can_generate():
+        plain.generation_config = trained.generation_config
     weights = {name: weights[name] for name in plain.state_dict()}
     own = {name: weights[name] for name in weights if name not in tied}
     plain.save_pretrained(folder, state_dict=own, **written)
     return weights
+
+
+def save_end_tokens(folder: Path, model: Any, tokenizer: Any) -> list[str]:
+    """Have a saved model, or whoever uses an adapter, end an answer where conversations do. Returns what is changed.
+
+    The file is changed, not the configuration: transformers saves one of a published model with settings that it warns
+    of, and refuses to once any value is another one.
+    """
+    own, notes = model.generation_config.eos_token_id, []
+    ends = answer_ends.end_tokens(tokenizer, own, notes.append)
+    if new := [each for each in ends if each not in (own if isinstance(own, list) else [own])]:
+        file = folder / GENERATION_CONFIG_NAME
+        values = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps(values | {"eos_token_id": ends}, indent=2))
+        shown = ", ".join(tokenizer.convert_ids_to_tokens(new))
+        notes.append(
+            f"answers end with {shown}, at which the base does not stop: {GENERATION_CONFIG_NAME} of the saved model "
+            f"has eos_token_id={ends}, and had {own}."
+        )
+    return notes
 
 
 def _merged(module: nn.Module, plain: nn.Module, prefix: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.measure.step_log import StepLog
 from legroom.models import quantized
-from legroom.options.task import OF_ROWS
+from legroom.options.task import OF_ROWS, has_conversations
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.records import checkpoint_files, model_card, run_folder
@@ -230,8 +230,10 @@ def _write_model(
             own = {name: weights[name] for name in weights if name not in tied}
             model.save_pretrained(target, state_dict=own, **shards)
         warning = reopened.check(target, model, weights, data.task, None if gathered or eight else ids, rounded)
-    if warning is not None:
-        warn(warning)
+    of_talks = has_conversations(cfg)
+    notes = merged.save_end_tokens(target, unwrap.base_model(model), data.tokenizer) if of_talks else []
+    for line in [*notes, *filter(None, [warning])]:
+        warn(line)
 
 
 def _gathered_weights(loop: Any, model: Any) -> dict[str, Any] | None:

@@ -100,6 +100,8 @@ class Conversation:
     """
 
     def __init__(self, opened: Trained, asked: argparse.Namespace):
+        from legroom.data import answer_ends
+
         self.opened, self.asked = opened, asked
         self.messages: list[dict[str, str]] = []
         self.has_template = opened.tokenizer.chat_template is not None
@@ -108,7 +110,8 @@ class Conversation:
         self.heading = (
             "Talk to the model." if self.has_template else "No chat template: type a text, and the model continues it."
         )
-        self.ends = self._end_tokens()
+        own = getattr(opened.model.generation_config, "eos_token_id", None)
+        self.ends = answer_ends.end_tokens(opened.tokenizer, own, opened.notes.append)
 
     def answer(self, line: str) -> None:
         """Print the answer to a line as it is made, and keep it. With --compare the former model's stands first."""
@@ -155,24 +158,7 @@ class Conversation:
             text = tokenizer.apply_chat_template(system + messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program
             raise Refusal(f"the chat template does not take this conversation: {error}") from None
-        return tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-
-    def _end_tokens(self) -> list[int]:
-        """The tokens that end an answer: of the tokenizer, and the one that the template puts behind an answer."""
-        tokenizer = self.opened.tokenizer
-        ends = [tokenizer.eos_token_id, getattr(self.opened.model.generation_config, "eos_token_id", None)]
-        if self.has_template:
-            said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-            try:
-                text = tokenizer.apply_chat_template(said, tokenize=False).rpartition("b")[2]
-            except Exception as error:  # a template is a program
-                why = f"the chat template does not take a short example ({error})"
-                self.opened.notes.append(f"{why}: only the tokenizer's own token ends an answer.")
-                text = ""
-            ids = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
-            ends += [each for each in ids[:1] if each in tokenizer.all_special_ids]
-        flat = [each for end in ends for each in (end if isinstance(end, list) else [end])]
-        return [each for each in dict.fromkeys(flat) if each is not None]
+        return tokenizer(text, add_special_tokens=False, split_special_tokens=False, return_tensors="pt")["input_ids"]
 
 
 def tokens(text: str) -> int:

@@ -18,6 +18,7 @@ from legroom.config import from_dict
 from legroom.errors import Refusal
 from legroom.models import pretrained, quantized
 from legroom.models.architectures import AUTO_CLASSES
+from legroom.parallelism import unwrap
 from legroom.records.record import Record
 from legroom.records.saved_model import ADAPTER_FILE, check_speaks, check_talks, locate
 
@@ -50,6 +51,7 @@ def open_trained(given: Path, device: str, compare: bool = False) -> Trained:
     logging.disable_progress_bar()
     if (folder / ADAPTER_FILE).is_file():
         model, name, notes = open_adapter(folder, found, device)
+        _ends_alone(unwrap.base_model(model))
         return Trained(model, _tokenizer(folder), model.disable_adapter, name, notes)
     config = _language_model(str(folder))
     tokenizer = _tokenizer(folder)
@@ -97,7 +99,7 @@ def open_adapter(
 
 
 def adapter_weights(folder: Path) -> set[str]:
-    """The names of the weights that an adapter brings, those that stand in for a weight of the model as in the model."""
+    """The names of the weights that an adapter brings; one in the place of a weight of the model has its name."""
     from peft import load_peft_weights
 
     return {name.removeprefix("base_model.model.") for name in load_peft_weights(str(folder), device="cpu")}
@@ -107,6 +109,13 @@ def _load(name: str, config: PretrainedConfig, device: str) -> Any:
     """A whole language model. Raises Refusal."""
     model, missing = _loaded(name, config, device)
     pretrained.refuse_missing(name, model, missing, "Save the whole model again, or choose another.")
+    return _ends_alone(model)
+
+
+def _ends_alone(model: Any) -> Any:
+    """The model with none of the settings of generation, as beams and a temperature, of whoever made its base."""
+    if model.can_generate():
+        model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return model
 
 
@@ -121,9 +130,6 @@ def _loaded(
         more = quantized.loading_arguments(shape, bits, types.get("dtype", torch.bfloat16), device)
     settings = {"dtype": "auto", "config": config, "use_safetensors": True} | types | more
     model, report = pretrained.call(kind.from_pretrained, name, output_loading_info=True, **settings)
-    if model.can_generate():
-        # Its other settings, as beams and a temperature, are those of whoever made the base.
-        model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return (quantized.finish(model) if bits else model.to(device)).eval(), sorted(report["missing_keys"])
 
 

@@ -37,6 +37,8 @@ KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
     "ForQuestionAnswering": ("question-answering", "question answering"),
     "ForMaskedLM": ("fill-mask", "masked language modelling"),
 }
+# Of an adapter: with the base, transformers and peft take what generates from the base alone.
+ENDS = 'give `generation_config=GenerationConfig.from_pretrained("RUN/model")` to generate'
 FILES = ("data.path", "data.eval_path")
 # Sections that say nothing about the model.
 NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "objective", "hydra"}
@@ -61,11 +63,15 @@ def usage(outcome: Record, run: str, chat: str) -> str | None:
 
 def write(outcome: Record, folder: Path, rows: int | None) -> None:
     """Write the card of the model in a folder. rows: that were trained on, if known. Raises OSError."""
-    (folder / FILE_NAME).write_text(text(outcome, rows), encoding="utf-8")
+    says_ends = (folder / "generation_config.json").is_file()
+    (folder / FILE_NAME).write_text(text(outcome, rows, says_ends), encoding="utf-8")
 
 
-def text(outcome: Record, rows: int | None) -> str:
-    """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone."""
+def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
+    """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone.
+
+    says_ends: generation_config.json, which an adapter has of conversations alone, says at which tokens answers end.
+    """
     config, kind, adapter = outcome.config, _kind(outcome), _adapter(outcome.config)
     data, pretrained = config["data"], config["model"].get("pretrained")
     base = _public(pretrained) if pretrained else f"{config['model']['name']}, from random weights"
@@ -89,6 +95,7 @@ def text(outcome: Record, rows: int | None) -> str:
         "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
         "Task": data["task"] if data.get("task") in ("regression", "multi_label") else kind[1],
         "The loss is on": data.get("train_on"),
+        "To end answers": ENDS if adapter and says_ends else None,
         "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
         f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
         "Loss of the last step": outcome.training.final_loss,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from legroom.data import answer_ends
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.dataset import Data
 from legroom.ranks import collectives
@@ -26,7 +27,8 @@ def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.random.fork_rng():
             torch.manual_seed(0)
-            return [_continued(model, data.tokenizer, *_prompt(row)) for row in rows]
+            ends = answer_ends.end_tokens(data.tokenizer, model.generation_config.eos_token_id, warn) if rows else []
+            return [_continued(model, data.tokenizer, ends, *_prompt(row)) for row in rows]
     except Exception as error:  # whatever an architecture raises; the training is worth more than a look at it
         warn(f"eval.generate: the model generates nothing ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
         return []
@@ -34,26 +36,18 @@ def continuations(model: Any, data: Data, count: int, warn: Callable[[str], None
         model.train(was_training)
 
 
-def _prompt(row: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
-    """(tokens to continue, tokens that end the answer): what stands before the first answer, or the half of a text."""
+def _prompt(row: dict[str, torch.Tensor]) -> tuple[list[int], bool]:
+    """(tokens to continue, whether they ask for an answer): what stands before the first one, or the half of a text."""
     ids, trained = row["input_ids"].tolist(), (row["labels"] != IGNORE_INDEX).tolist()
     first = trained.index(True, 1)
-    ends = []
-    if first == 1:
-        first = max(1, len(ids) // 2)
-    else:
-        last = trained.index(False, first) if False in trained[first:] else len(ids)
-        ends = [ids[last - 1]]
-    return ids[:first], ends
+    return (ids[: max(1, len(ids) // 2)], False) if first == 1 else (ids[:first], True)
 
 
-def _continued(model: Any, tokenizer: Any, prompt: list[int], ends: list[int]) -> tuple[str, str]:
-    answers = bool(ends)
+def _continued(model: Any, tokenizer: Any, ends: list[int], prompt: list[int], answers: bool) -> tuple[str, str]:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or len(prompt) + TOKENS
     room = min(TOKENS, limit // 2)
     prompt = prompt[-(limit - room) :]
     ids = torch.tensor([prompt], device=model.device)
-    ends = [end for end in {*ends, tokenizer.eos_token_id} if end in tokenizer.all_special_ids]
     made = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
