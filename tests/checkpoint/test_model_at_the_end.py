@@ -79,7 +79,7 @@ def test_the_card_is_true_and_names_no_folder(train, base, talks, adapter):
         f"{run.record.training.final_loss}",
         f"{run.record.evaluation.loss}, 2 samples",
         "loss is on: answers",
-        "chat.py RUN",
+        "chat.py FOLDER",
         "transformers 5",
     ):
         assert true in card, true
@@ -110,7 +110,7 @@ def test_a_classifier_is_used_by_a_line_of_python(train, tmp_path):
     beside = train(*words)
     assert brief.brief(beside.record, beside.folder).splitlines()[-1].endswith("README.md shows")
     code = (beside.folder / "model" / "README.md").read_text().rpartition("```\nfrom")[2].partition("```")[0]
-    code = code.replace('"model"', f'"{texts.folder}/model"').replace("RUN", str(beside.folder))
+    code = code.replace("path/to", str(texts.folder)).replace("FOLDER", f"{beside.folder}/model")
     exec("from" + code.replace("\npipeline", "\nfound = pipeline"), namespace)
     assert namespace["found"][0]["label"] in ("good", "bad", "odd")
 
@@ -126,7 +126,7 @@ def test_a_model_without_a_pipeline_is_called_by_the_lines_of_its_card(train, tm
     assert brief.brief(run.record, run.folder).splitlines()[-1].endswith("README.md shows")
     code = (run.folder / "model" / "README.md").read_text().rpartition("```\n")[0].rpartition("```\n")[2]
     namespace: dict = {"print": lambda made: namespace.update(made=made)}
-    exec(code.replace("RUN", str(run.folder)), namespace)
+    exec(code.replace("FOLDER", f"{run.folder}/model"), namespace)
     assert "logits" in "".join(namespace["made"])
 
 

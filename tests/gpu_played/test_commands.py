@@ -41,7 +41,7 @@ def test_a_sweep_shows_what_the_card_counted(gpus, command):
 
 
 def test_one_run_shows_the_card(gpus, command):
-    ended = command("--verbose", "recipe=accelerate", *TINY, "data.eval_samples=4", fork_server=gpus())
+    ended = command("--verbose", "recipe=accelerate", "gpu=l4_24gb", *TINY, "data.eval_samples=4", fork_server=gpus())
     assert ended.code == 0, ended.out + ended.err
     assert NAME in ended.out and "memory.peak_reserved_bytes" in ended.out
 
@@ -153,6 +153,28 @@ def test_a_job_without_all_figures_has_empty_cells_in_the_table_of_the_checks(on
     record.memory.device_used_bytes = record.memory.context_bytes = None  # a GPU that shares the host's memory
     (row,) = gpu_checks.table([record]).splitlines()[2:]
     assert row.count("|  ") == 5 and f"{record.memory.peak_reserved_bytes / MIB:.0f}" in row
+
+
+USED = """
+import io, os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # as the job that follows: torch counts the cards once
+from legroom.cli import chat, export
+sys.stdin = io.StringIO("a\\n")
+assert chat.main([{folder!r}, "--tokens", "4", "--compare"]) == 0
+assert export.main([{folder!r}, "--merge", "--to", {merged!r}]) == 0
+"""
+
+
+def test_what_was_trained_on_the_card_generates_and_is_merged_there(on_gpu, tmp_path):
+    pytest.importorskip("peft", reason="peft is not installed: pip install legroom[peft]")
+    text = tmp_path / "text.txt"
+    text.write_text("some text\n" * 200)
+    words = ["model=gpt2_tiny", "data=text", f"data.path={text}", "measure.ledger=false"]
+    base = on_gpu(*words, "save.final=true").folder
+    run = on_gpu(*words, f"model.pretrained={base}/model", "adapter=lora", "save.final=true", "eval.generate=1")
+    assert len(run.record.evaluation.generated) == 1
+    on_gpu(code=USED.format(folder=str(run.folder), merged=str(tmp_path / "merged")))
+    assert (tmp_path / "merged" / "config.json").is_file()
 
 
 SIZES = {"LARGE": 64, "ELEMENTS": 4096, "ROWS": 8, "HEADS": (1, 2, 16, 8), "REPEATS": 2, "WARM_UP_SECONDS": 0.01}

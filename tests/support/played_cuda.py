@@ -64,6 +64,14 @@ def play_storage_log(storage_log) -> None:
     log.record, log.resized = _on_the_card(log.record), _on_the_card(log.resized)
 
 
+def play_safetensors(safetensors) -> None:
+    """Its own code, which is not Python, copies a file to a card through pinned memory."""
+    load = safetensors.load_file
+    safetensors.load_file = lambda file, device="cpu", **settings: {
+        name: tensor.to(device) for name, tensor in load(file, **settings).items()
+    }
+
+
 def play_bitsandbytes() -> None:
     """Its 8-bit kernels are those for the CPU; paged memory is plain memory."""
     from bitsandbytes import functional

@@ -48,11 +48,14 @@ HEADINGS = (
 
 
 def jobs() -> list[list[str]]:
-    """The main job, each precision, each optimizer and each mode with one process, in both recipes."""
+    """The main job, each precision, each optimizer and each mode with one process, and what a played GPU cannot show
+    (compiled code, CUDA's managed memory), in both recipes."""
     folders = [paths.CONF]
     variants: list[list[str]] = [[]]
     variants += [[f"precision={name}"] for name in menus.options("precision", folders) if name != "fp32"]
     variants += [["precision=bf16", f"optim={name}"] for name in menus.options("optim", folders) if name != "adamw"]
+    paged = ["optim=paged_adam8bit", "optim.in_backward=true", "train.max_grad_norm=0"]
+    variants += [["precision=bf16", "compile=true"], ["precision=bf16", *paged]]
     variants += [
         ["precision=bf16", f"parallelism={mode}", "parallelism.num_processes=1"] for mode in ("dp", "ddp", "fsdp")
     ]

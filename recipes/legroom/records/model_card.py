@@ -20,17 +20,17 @@ DATA = {
 CLASSIFIER = """from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
-base = AutoModelForSequenceClassification.from_pretrained("BASE", config=AutoConfig.from_pretrained("RUN/model"))
-model = PeftModel.from_pretrained(base, "RUN/model")
-pipeline("text-classification", model=model, tokenizer="RUN/model")("a text")"""  # of an adapter
+base = AutoModelForSequenceClassification.from_pretrained("BASE", config=AutoConfig.from_pretrained("FOLDER"))
+model = PeftModel.from_pretrained(base, "FOLDER")
+pipeline("text-classification", model=model, tokenizer="FOLDER")("a text")"""  # of an adapter
 IDS = """import torch
 from transformers import CLASS
 
-print(CLASS.from_pretrained("RUN/model")(torch.tensor([[1, 2, 3]])))  # token ids"""
+print(CLASS.from_pretrained("FOLDER")(torch.tensor([[1, 2, 3]])))  # token ids"""
 QUESTION = """from transformers import AutoTokenizer, CLASS
 
-inputs = AutoTokenizer.from_pretrained("RUN/model")("a question", "the text", return_tensors="pt")
-print(CLASS.from_pretrained("RUN/model")(**inputs))"""
+inputs = AutoTokenizer.from_pretrained("FOLDER")("a question", "the text", return_tensors="pt")
+print(CLASS.from_pretrained("FOLDER")(**inputs))"""
 WRITES = ("text-generation", "language modelling")
 KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
     "ForSequenceClassification": ("text-classification", "classification of texts"),
@@ -38,7 +38,7 @@ KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
     "ForMaskedLM": ("fill-mask", "masked language modelling"),
 }
 # Of an adapter: with the base, transformers and peft take what generates from the base alone.
-ENDS = 'give `generation_config=GenerationConfig.from_pretrained("RUN/model")` to generate'
+ENDS = 'give `generation_config=GenerationConfig.from_pretrained("FOLDER")` to generate'
 FILES = ("data.path", "data.eval_path")
 # Sections that say nothing about the model.
 NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "objective", "hydra"}
@@ -79,10 +79,11 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     versions = outcome.environment["versions"] | {"legroom": host.version("legroom"), "peft": host.version("peft")}
     typed = [shown for each in outcome.overrides if (shown := _shown(each, data["name"] == "hub"))]
     use = usage(outcome, "RUN", invocation.command("chat", anywhere=True))
+    use = use and use.replace("RUN/model", "FOLDER").replace("RUN", "FOLDER")  # a merged model is in no run
     if use and (called := _called(outcome)):
         use = called.replace("CLASS", outcome.model.architecture if outcome.model else "AutoModel")
     elif use and adapter and kind != WRITES:
-        use = CLASSIFIER.replace("BASE", base)
+        use = CLASSIFIER.replace("BASE", base if _is_id(str(pretrained)) else f"path/to/{base}")
     front = {
         "library_name": "peft" if adapter else "transformers",
         "base_model": pretrained if pretrained and _is_id(pretrained) else None,
@@ -107,7 +108,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     lines += [f"# {base}, trained on {about}", ""]
     lines += [f"- {key}: {value}" for key, value in facts.items() if value is not None]
     lines += ["", "Command:", "", "```", " ".join([invocation.command(anywhere=True), *typed]), "```", ""]
-    lines += ["Use it, RUN being the run's folder:", "", "```", use, "```", ""] if use else []
+    lines += ["Use it, FOLDER being the folder of this file:", "", "```", use, "```", ""] if use else []
     return "\n".join(lines)
 
 

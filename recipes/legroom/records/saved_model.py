@@ -91,7 +91,7 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
     if adapter.is_file():
         kind = _settings(adapter).get("task_type")
         if kind != "CAUSAL_LM":
-            raise Refusal(f"{folder} holds an adapter for {kind}, no language model: it says nothing.")
+            raise Refusal(f"{folder} holds an adapter for {kind}, no language model: it says nothing. {_instead(folder)}")
     else:
         check_speaks(str(folder), _settings(folder / "config.json").get("architectures") or [])
     if not (folder / "tokenizer_config.json").is_file():
@@ -112,9 +112,12 @@ def check_speaks(name: str, classes: Iterable[str]) -> None:
     """Raises Refusal for a model whose classes are not those of a language model."""
     kinds = [*classes]
     if kinds and not any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
-        card = Path(name, "README.md")
-        use = f"{card} shows how to use it." if card.is_file() else "Use it with Python."
-        raise Refusal(f"{name} is a {kinds[0]}, which classifies texts and says nothing. {use}")
+        raise Refusal(f"{name} is a {kinds[0]}, which classifies texts and says nothing. {_instead(Path(name))}")
+
+
+def _instead(folder: Path) -> str:
+    card = folder / "README.md"
+    return f"{card} shows how to use it." if card.is_file() else "Use it with Python."
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 
 from legroom import config
+from legroom.cli import calibrate
+from legroom.errors import Refusal
 from legroom.foresight.calibration import gpu_benchmarks
 from legroom.foresight.speed import calibrated, efficiencies, roofline
 from legroom.foresight.speed.operation_names import COPY, ELEMENTWISE, MATMUL, OPTIMIZER
 from legroom.foresight.speed.operations import Operation
-from legroom.machine import gpu_specs
+from legroom.machine import gpu_specs, host
 
 
 @pytest.mark.parametrize("name,dtype,size", [("bf16", "bf16", 2), ("tf32", "fp32", 4), ("fp32", "fp32", 4)])
@@ -39,3 +41,9 @@ def test_a_measured_bandwidth_gives_the_seconds_it_was_measured_from(kind, optio
     reached = dataclasses.replace(table, bandwidth=table.bandwidth | {kind: 0.71})
     seconds = roofline.traffic_seconds(operation, gpu, reached)
     assert gpu_benchmarks.bandwidth_of(seconds, operation, gpu) == pytest.approx(0.71, rel=1e-6)
+
+
+def test_without_a_gpu_there_is_nothing_to_calibrate(monkeypatch):
+    monkeypatch.setattr(host, "gpus", list)
+    with pytest.raises(Refusal, match="no GPU that torch could use"):
+        calibrate.main([])
