@@ -74,7 +74,7 @@ REASONS: dict[str, str] = {
     "levers/parallelism/rules.py:problems": REFUSAL,
     "options/validate.py:validate": REFUSAL,
     "levers/parallelism/zero_rules.py:problems": REFUSAL,
-    "third_party/bitsandbytes_private.py:step": "CUDA's managed memory, which is not played; a job of scripts/gpu_checks.py",
+    "third_party/bitsandbytes_private.py:step": "CUDA's managed memory; a job of scripts/gpu_checks.py",
     "third_party/torch_private.py:called": "of a step on the fake device: tests/foresight/test_step_estimate.py",
     "third_party/torch_private.py:autocast": "of a step on the fake device: tests/foresight/test_step_estimate.py",
     "third_party/torch_private.py:scaler": "of a step on the fake device: tests/foresight/test_step_estimate.py",

@@ -91,7 +91,7 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
     if adapter.is_file():
         kind = _settings(adapter).get("task_type")
         if kind != "CAUSAL_LM":
-            raise Refusal(f"{folder} holds an adapter for {kind}, no language model: it says nothing. {_instead(folder)}")
+            raise Refusal(f"{folder} has an adapter for {kind}, which says nothing. {_instead(folder)}")
     else:
         check_speaks(str(folder), _settings(folder / "config.json").get("architectures") or [])
     if not (folder / "tokenizer_config.json").is_file():
