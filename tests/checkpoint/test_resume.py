@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import compose, small, start_legroom
+from safetensors.torch import load_file
 
 from legroom.jobs import launch
 from legroom.options import resume as resume_options
@@ -124,6 +125,23 @@ def test_a_run_can_be_trained_longer(train, again, whole, tmp_path, recipe):
     short = train(*told, "train.max_steps=3", "save.every_steps=3")
     longer, _ = again(tmp_path, *told, f"resume={short.folder}")
     assert longer.training.losses == train(*told).record.training.losses
+
+
+@pytest.mark.parametrize("options", [[], ["optim=muon", "optim.in_backward=true", "train.max_grad_norm=0"]], ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_first_step_of_a_longer_training_has_the_rate_of_its_own_schedule(train, again, tmp_path, recipe, options):
+    """The checkpoint of the shorter one says 0, with which its own schedule ends."""
+    told = [f"recipe={recipe}", "train.schedule=linear", "train.learning_rate=0.5", "eval.enabled=false", *options]
+    told.append("measure.ledger=false")
+    short = train(*told, "train.max_steps=2", "save.every_steps=2")
+    again(tmp_path, *told, "train.max_steps=4", "save.every_steps=3", f"resume={short.folder}")
+    lines = [json.loads(line) for line in (tmp_path / run_folder.STEPS_FILE).read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines if "loss" in line][2:] == [0.25, 0.125]
+    before, after = (
+        load_file(checkpoint_files.found(folder)[0] / "rank-0.weights.safetensors")
+        for folder in (short.folder, tmp_path)
+    )
+    assert all((weight != after[name]).any() for name, weight in before.items() if weight.is_floating_point())
 
 
 # --- broken, and stopped while saving ----------------------------------------------------------------

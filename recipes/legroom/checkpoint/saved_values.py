@@ -22,19 +22,6 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list) else value
 
 
-def with_tensors_of(ours: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The saved numbers, or lists of them, as tensors where our own are."""
-    return {key: _like(ours[key], value) for key, value in saved.items()}
-
-
-def _like(ours: Any, saved: Any) -> Any:
-    if isinstance(ours, torch.Tensor):
-        return torch.full_like(ours, saved)
-    if isinstance(ours, list) and len(ours) == len(saved):
-        return [_like(one, other) for one, other in zip(ours, saved)]
-    return saved
-
-
 def check_dtype(name: str, saved: torch.dtype, ours: torch.dtype) -> None:
     """Raises Refusal for a tensor of another type, which a copy would convert in silence."""
     if saved != ours:

@@ -193,15 +193,14 @@ def _restore(loop: Any, checkpoint: Checkpoint, rank: int) -> None:
             state = _optimizer_state(optimizer, group, weight, names[id(weight)], reader, states, rank)
             if state:
                 optimizer.state[weight] = state
-    schedule = {
-        key: [value[origin] for origin in origins]
-        if isinstance(value, list) and len(value) == len(saved_groups)
-        else value
-        for key, value in values["scheduler"].items()
-    }
-    ours = loop.scheduler.state_dict()
-    schedule = saved_values.known(schedule, saved_values.plain(ours), "the scheduler")
-    loop.scheduler.load_state_dict(saved_values.with_tensors_of(ours, schedule))
+    # Of a schedule only how far it is: the rates that were saved are those of the length that was trained for.
+    scheduler, progress = loop.scheduler, {name: values["scheduler"][name] for name in ("last_epoch", "_step_count")}
+    saved_values.check_like(progress, dict.fromkeys(progress, 0), "the scheduler")
+    factors = [factor(progress["last_epoch"]) for factor in scheduler.lr_lambdas]
+    rates = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+    scheduler.load_state_dict(scheduler.state_dict() | progress | {"_last_lr": rates})
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        saved_values.restore_group(group, {"lr": saved_values.plain(rate)})
     scaler = loop.accelerator.scaler
     if scaler is not None and values["scaler"] is not None:
         scaler.load_state_dict(saved_values.known(values["scaler"], scaler.state_dict(), "the gradient scaler"))
