@@ -92,6 +92,19 @@ def test_biases_and_norms_do_not_decay(tmp_path, option, model):
     assert not decay
 
 
+@pytest.mark.parametrize("option", ["adamw", "sgd", "muon"])
+def test_what_decays_is_what_the_trainer_alone_would_decay(tmp_path, option):
+    """It tells norms by their names, and does not know those of some models: hyperclovax, nemotron_h and xlstm."""
+    names = ("norm", "input_layernorm", "post_norm1", "norm_f", "norm_mlstm")
+    network = torch.nn.ModuleDict({name: torch.nn.RMSNorm(4) for name in names})
+    network["layers"] = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+    optimizer = built(network, tmp_path, f"optim={option}")
+    decay = {id(w) for group in optimizer.param_groups if group["weight_decay"] for w in group["params"]}
+    ours = {name for name, weight in network.named_parameters() if id(weight) in decay}
+    assert ours == set(transformers.Trainer.get_decay_parameter_names(None, network))  # type: ignore[arg-type]
+    assert {"post_norm1.weight", "norm_f.weight", "norm_mlstm.weight", "layers.0.weight"} == ours
+
+
 def test_frozen_weights_are_left_out(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[0].requires_grad_(False)
