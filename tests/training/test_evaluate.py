@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
+import accelerate
 import pytest
+import torch
+import transformers
+from conftest import compose
+
+from legroom.training import evaluate
 
 RECIPES = ["trainer", "accelerate"]
 
@@ -50,6 +57,41 @@ def test_a_whole_evaluation_in_16_bits(train, recipe, trained_in, option):
     assert short.evaluation.loss != plain.evaluation.loss
     assert short.training.losses == plain.training.losses
     assert short.memory.weights_bytes == 4 * short.memory.parameter_count, "the weights come back in 32 bits"
+
+
+TINY = {"vocab_size": 40, "pad_token_id": 0}
+WIDE = TINY | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+BUFFERS = {
+    "llama": WIDE,
+    "gemma3_text": WIDE | {"num_hidden_layers": 6},
+    "gptj": TINY | {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8},
+    "ctrl": TINY | {"n_embd": 32, "n_layer": 1, "n_head": 2, "dff": 32},
+    "xglm": TINY | {"d_model": 32, "num_layers": 1, "attention_heads": 2, "ffn_dim": 32},
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_an_evaluation_in_16_bits_has_the_buffers_of_a_model_in_16_bits_and_leaves_none_rounded(kind):
+    """Rotary frequencies stay in 32 bits, where from_pretrained(dtype=torch.bfloat16) has them so."""
+    config = transformers.AutoConfig.for_model(kind, **BUFFERS[kind])
+    model, loaded = (
+        transformers.AutoModelForCausalLM.from_config(config, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    next(reversed(list(model.parameters()))).data = torch.zeros(2, dtype=torch.float16)
+    types = [weight.dtype for weight in model.parameters()]
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert any(buffer.is_floating_point() for buffer in before.values())
+    loop = SimpleNamespace(accelerator=accelerate.Accelerator(cpu=True), model=model, optimizer=object())
+    with evaluate.evaluating(compose("eval.precision=bf16").cfg, loop):
+        inside = dict(model.named_buffers())
+        assert {name: each.dtype for name, each in inside.items()} == {
+            name: each.dtype for name, each in loaded.named_buffers()
+        }
+        assert all(torch.equal(each, before[name]) for name, each in inside.items() if each.dtype == torch.float32)
+        assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
+    after = dict(model.named_buffers())
+    assert all(torch.equal(each, after[name]) and each.dtype == after[name].dtype for name, each in before.items())
+    assert [weight.dtype for weight in model.parameters()] == types
 
 
 def test_an_evaluation_in_16_bits_computes_a_chunked_loss_too(train):

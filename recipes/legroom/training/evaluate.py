@@ -22,6 +22,7 @@ from legroom.training import scores
 from legroom.training.step import labels_in, labels_of
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # eval.precision -> dtype
+FP32_BUFFERS = ("inv_freq", "embed_positions", "pos_encoding")  # positions, which from_pretrained does not round either
 
 
 def evaluate(
@@ -34,9 +35,9 @@ def evaluate(
 ) -> Evaluation:
     """Mean loss over the evaluation split, and what `scores` has for the task.
 
-    With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights: save
-    before. loop: a `Loop` of either recipe. progress: is sent the batches that are done. between: called before each
-    batch, of which all ranks have the same number.
+    With `eval.precision` the whole model is cast for the evaluation and cast back, which rounds the weights, though no
+    buffer: save before. loop: a `Loop` of either recipe. progress: is sent the batches that are done. between: called
+    before each batch, of which all ranks have the same number.
     """
     with evaluating(cfg, loop) as forward:
         start = time.perf_counter()
@@ -77,10 +78,14 @@ def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
     """The model as it is evaluated, without gradients and in `eval.precision`: a function of a batch. loop: of either
     recipe."""
     model = unwrap.inner_model(loop.accelerator, loop.model)
-    trained_dtype = model.dtype
+    dtypes = [(weight, weight.dtype) for weight in model.parameters()]
+    buffers = [(module, *each) for module in model.modules() for each in module.named_buffers(recurse=False)]
     forward = loop.model if cfg.parallelism.name == "zero" else model  # DeepSpeed's engine applies autocast
     if cfg.eval.precision:
         model.to(DTYPES[cfg.eval.precision])
+        for module, name, buffer in buffers:
+            if name.endswith(FP32_BUFFERS):
+                setattr(module, name, buffer)
         forward = accelerate_private.forward_without_autocast(model)
     model.eval()
     try:
@@ -90,7 +95,10 @@ def evaluating(cfg: Config, loop: Any) -> Iterator[Any]:
     finally:
         model.train()
         if cfg.eval.precision:
-            model.to(trained_dtype)
+            for weight, dtype in dtypes:
+                weight.data = weight.data.to(dtype)
+            for module, name, buffer in buffers:
+                setattr(module, name, buffer)
 
 
 def totals(
