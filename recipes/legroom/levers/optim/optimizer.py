@@ -25,8 +25,8 @@ Factory = Callable[[Config, TrainingArguments, torch.nn.Module], Optimizer]
 def build_optimizer(cfg: Config, args: TrainingArguments, model: torch.nn.Module) -> Optimizer:
     """The optimizer of a model's trainable parameters.
 
-    Biases and norms, as transformers' Trainer tells them by name, have no weight decay; 8-bit optimizers keep the states
-    of embeddings in 32 bits.
+    Biases and norms, as transformers' Trainer tells them by name, have no weight decay; 8-bit optimizers keep the
+    states of embeddings in 32 bits.
     args: the class and its settings are transformers' for `args.optim`, unless FACTORIES has the option.
     """
     factory = FACTORIES.get(cfg.optim.name)
