@@ -148,3 +148,26 @@ def test_a_kept_model_whose_loss_did_not_fall_is_said(outcome, tmp_path, losses,
     (tmp_path / "model").mkdir()
     outcome.status, outcome.training.losses = "ok", losses
     assert ("The loss did not fall in 3 steps" in " ".join(brief.brief(outcome, tmp_path).split())) is said
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept", "data", "said"),
+    [
+        ([1.0, 1.1] * 8 + [1.2, 1.3] * 8, False, "text", "from 1.05 to 1.25 (means of the first and the last quarter)"),
+        ([1.0, 1.1] * 8 + [1.2, 1.3] * 8, True, "text", "type a smaller one first"),
+        ([1.0, 3.0], True, "text", "type a smaller one first"),
+        ([1.0, 1.1] * 8 + [1.2, 1.3] * 8, False, "dummy", None),  # random ids: only the figures are wanted
+        ([1.0, 1.1] * 2 + [1.2, 1.3] * 2, False, "text", None),  # a few steps
+        ([1.0, 0.2, 1.9, 0.9] * 8 + [1.01], False, "text", None),  # noise
+        ([1.2, 1.3] * 8 + [1.0, 1.1] * 8, False, "text", None),
+        ([None, *[1.0] * 16, *[2.0] * 16, None], False, "text", "The loss rose in 32 steps"),
+    ],
+)
+def test_a_loss_that_rose_is_said_with_the_rate_to_lower(outcome, tmp_path, losses, kept, data, said):
+    if kept:
+        (tmp_path / "model").mkdir()
+    outcome.status, outcome.training.losses, outcome.config["data"]["name"] = "ok", losses, data
+    outcome.config["train"]["learning_rate"] = 0.01
+    text = " ".join(brief.brief(outcome, tmp_path).split())
+    assert ("The loss" in text) is (said is not None) and (said or "") in text
+    assert ("train.learning_rate=0.01" in text) is (said is not None)

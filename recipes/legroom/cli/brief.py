@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Collection
 from pathlib import Path
+from statistics import fmean, pvariance
 
 from legroom import invocation, units
 from legroom.cli import summary
@@ -19,6 +20,7 @@ from legroom.units import GIB, MIB, PARTS
 
 NARROWEST, WIDEST = 40, 100  # columns
 BETWEEN_KEYS = re.compile(r"(\S+=[^\s,]+) (?=[\w.]+=)")  # of a command: it stands on one line, to be copied
+MANY_STEPS = 20  # after which the losses of a run say something
 LONG_WAIT = 0.05  # of a step's time, for batches
 SHOWN_CHARACTERS = 68  # of a text that the model was given, and of what it said
 # Menus whose option is said by itself; of the others, those whose option tells what it is, and options that do nothing.
@@ -206,22 +208,30 @@ def _model(outcome: Record, folder: Path) -> list[str]:
         if kept:
             return [f"  Go on: the same command with resume=latest, from step {checkpoint_files.step_of(kept[0])}"]
         return ["  Go on: not possible, for nothing was saved. save.every_steps=100 saves."] * bool(lost)
-    if not (folder / MODEL_FOLDER).is_dir():
-        return ["  Model: not saved. Type save.final=true to keep what is trained."]
+    kept = (folder / MODEL_FOLDER).is_dir()
+    said = _not_learned(outcome, kept)
+    if not kept:
+        return [*said, "  Model: not saved. Type save.final=true to keep what is trained."]
     use = model_card.usage(outcome, shorter(folder), invocation.command("chat"))
-    said = [*_not_learned(outcome), f"  Model: {shorter(folder / MODEL_FOLDER)}"]
-    return said + [f"  Use it: {use}"] * (use is not None)
+    return [*said, f"  Model: {shorter(folder / MODEL_FOLDER)}"] + [f"  Use it: {use}"] * (use is not None)
 
 
-def _not_learned(outcome: Record) -> list[str]:
-    """A line where the loss of a model that is kept did not fall: the means of the first and the last quarter."""
+def _not_learned(outcome: Record, kept: bool) -> list[str]:
+    """A line where the loss rose by more than its noise, or of a model that is kept did not fall: the means of the
+    first and the last quarter. Of a model that is not kept, only what many steps on a person's own data say."""
     losses = [loss for loss in outcome.training.losses or [] if loss is not None]
-    rate = outcome.config["train"]["learning_rate"]
     count = max(1, len(losses) // 4)
-    if len(losses) < 2 or not sum(losses[-count:]) > 0.99 * sum(losses[:count]):
+    first, last = losses[:count], losses[-count:]
+    if len(losses) < (2 if kept else MANY_STEPS) or not (kept or outcome.config["data"]["name"] != "dummy"):
         return []
-    why = f"in {len(losses)} steps at train.learning_rate={rate:g}: type a larger one, or a larger train.max_steps"
-    return [_wrapped("Note", f"The loss did not fall {why}.")]
+    before, after = fmean(first), fmean(last)
+    at = f"in {len(losses)} steps at train.learning_rate={outcome.config['train']['learning_rate']:g}"
+    if after - before > ((pvariance(first) + pvariance(last)) / count) ** 0.5:
+        means = f"from {before:.4g} to {after:.4g} (means of the first and the last quarter)"
+        return [_wrapped("Note", f"The loss rose {at}, {means}: type a smaller one first.")]
+    if not kept or after <= 0.99 * before:
+        return []
+    return [_wrapped("Note", f"The loss did not fall {at}: type a larger one, or a larger train.max_steps.")]
 
 
 def _number(value: float | None) -> str:
