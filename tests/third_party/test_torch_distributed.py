@@ -23,12 +23,6 @@ def process_group():
     dist.destroy_process_group()
 
 
-def test_ddp_buckets_have_a_small_first_one():
-    gradients = [torch.empty(2**18, device="meta") for _ in range(8)]  # 1 MiB each
-    buckets = torch_distributed_private.ddp_buckets(gradients, 2 * 2**20)
-    assert buckets == [[0], [1, 2], [3, 4], [5, 6], [7]]
-
-
 def test_a_process_group_is_found_by_its_name_and_in_an_operation():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -58,18 +58,6 @@ def fake_process_group_store() -> Any:
 # --- DistributedDataParallel -------------------------------------------------------------------------
 
 
-def ddp_buckets(gradients: list[torch.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """The buckets into which DDP puts gradients: the indices of the gradients in each bucket.
-
-    DistributedDataParallel calls the same function with the same smaller first bucket
-    (torch/nn/parallel/distributed.py, _ddp_init_helper), and no public function gives its buckets.
-
-    gradients: in the order in which the backward pass makes them; meta tensors do. bucket_bytes: `bucket_cap_mb`.
-    """
-    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, bucket_bytes]
-    return dist._compute_bucket_assignment_by_size(gradients, limits)[0]
-
-
 def rebuild_ddp_buckets(ddp: DistributedDataParallel) -> None:
     """Order DDP's gradient buckets by the order of the gradients in the last backward pass, once.
 

@@ -3,7 +3,8 @@
 The layers of a model are alike, so the seconds of a step grow by the same amount with each layer, and so do the bytes
 that are alive at any point of the step. The peak over all points is the largest of several straight lines; a line
 through two of its values is never above it at larger depths. What the optimizer adds does not depend on the batch, and
-the forward and backward passes do not depend on the optimizer, so a few extrapolations cover many configurations.
+the forward and backward passes do not depend on the optimizer, so a few extrapolations cover many configurations. DDP's
+buckets are taken to grow alike, too; what is chosen is estimated whole.
 
 FSDP that frees gathered weights after the forward pass is not extrapolated itself, because it gathers weights ahead of
 their use, and its memory is no straight line. Its prediction is derived from the strategy that keeps the weights
@@ -18,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
 from transformers import PreTrainedModel
 
 from legroom import config
@@ -27,19 +27,16 @@ from legroom.data import dataset
 from legroom.data.dataset import Data, Head
 from legroom.foresight import simulation
 from legroom.foresight.simulation import SimulatedStep
-from legroom.foresight.speed import efficiencies, links, roofline
-from legroom.foresight.speed.operation_names import COLLECTIVE
-from legroom.foresight.speed.operations import Operation, Tally
+from legroom.foresight.speed import roofline
+from legroom.foresight.speed.operations import Tally
 from legroom.options import model_families
 from legroom.parallelism import fsdp
 from legroom.ranks import rank_info
-from legroom.third_party import torch_distributed_private
 
 DEPTHS = (1, 2)  # layers of the two models that are simulated; of a pipeline, of each of its parts
 DEPTHS_SHARDED = (2, 3)  # with FSDP: the gradients that one layer sends are alive while the next one's are computed
 PASSES, STEP = ("forward", "backward"), ("step",)
 TIMES = ("device_seconds", "host_seconds", "link_seconds", "collectives")
-DDP_MB = 25  # torch's default, which parallelism.strategy=no_shard has
 KEPT_DATA = 4  # of several modes of parallelism
 # Strategy that frees gathered weights after the forward pass -> the same strategy, keeping them until the backward pass
 STAYS_GATHERED = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
@@ -132,69 +129,24 @@ def extrapolate(cfg: Config, precisions: list[str], folder: str) -> list[Extrapo
         first += (layers - first) % period
         if layers > first + period:
             depths = (first, first + period)
-    simulated, weights = [], []  # one entry for each depth
+    simulated = []  # one entry for each depth
     for depth in depths:
         shallow = copy.deepcopy(cfg)
         shallow.model.layers = depth
-        figures, sizes = _figures(shallow, precisions, folder)
-        simulated.append(figures)
-        weights.append(sizes)
+        simulated.append(_figures(shallow, precisions, folder))
     if len(depths) == 1:
         return [_of_job(map(_largest, ranks)) for ranks in simulated[0]]
     more = (layers - depths[0]) // period
-    made = [
+    return [
         _of_job(_largest([low + more * (high - low) for low, high in zip(*rank)]) for rank in zip(*pair))
         for pair in zip(*simulated)
     ]
-    if cfg.parallelism.world_size == 1 or cfg.parallelism.sharded or cfg.parallelism.waits:
-        return made
-    low, high = weights
-    shallow_buckets, buckets = len(_ddp_buckets(cfg, low)), len(_ddp_buckets(cfg, _deeper(low, high, more)))
-    return [
-        _with_collectives(cfg, one, _largest(rank).pass_collectives / shallow_buckets * buckets)
-        for one, (rank, *_) in zip(made, simulated[0])
-    ]
 
 
-def _with_collectives(cfg: Config, made: Extrapolation, collectives: float) -> Extrapolation:
-    """The extrapolation with another number of collectives, and so with other latency.
-
-    DDP sends one bucket at a time, and a layer more need not fill another bucket: their number is no straight line.
-    """
-    empty = Operation("allreduce_", COLLECTIVE)
-    latency, _ = links.collective_seconds(empty, cfg.gpu, cfg.parallelism.world_size, efficiencies.of_gpu(cfg.gpu))
-    link = made.pass_link_seconds + (collectives - made.pass_collectives) * latency
-    return replace(made, pass_collectives=collectives, pass_link_seconds=link)
-
-
-def _ddp_buckets(cfg: Config, weights: list[tuple[int, torch.dtype]]) -> list[list[int]]:
-    """The buckets into which DDP puts gradients. weights: (elements, dtype) of each, in the order of the gradients."""
-    tensors = [torch.empty(elements, dtype=dtype, device="meta") for elements, dtype in weights]
-    return torch_distributed_private.ddp_buckets(tensors, (cfg.parallelism.bucket_cap_mb or DDP_MB) * 2**20)
-
-
-def _deeper(low: list, high: list, more: int) -> list:
-    """The list of a model with `more` layers than `low`; `high` is the list of a model with one more.
-
-    What is called a layer here is a group of them where only every n-th layer is checkpointed.
-    """
-    same = next((index for index, pair in enumerate(zip(low, high)) if pair[0] != pair[1]), len(low))
-    return low[:same] + high[same : same + len(high) - len(low)] * more + low[same:]
-
-
-def _figures(
-    cfg: Config, precisions: list[str], folder: str
-) -> tuple[list[list[list[float]]], list[tuple[int, torch.dtype]]]:
-    """Simulate a configuration as it is.
-
-    Returns what `_largest` takes for each precision and rank that an estimate looks at, and (elements, dtype) of each
-    trained weight of the first, the last first.
-    """
+def _figures(cfg: Config, precisions: list[str], folder: str) -> list[list[list[float]]]:
+    """Simulate a configuration as it is: what `_largest` takes for each precision and simulated rank."""
     ranks = simulation.simulate_ranks(cfg.as_written(), folder, simulation.UNLIMITED, False, False, build_data)
-    weights = reversed(list(ranks[0].trace.model.parameters()))
-    return [[_sizes(cfg, rank) + _times(cfg, rank.tally, name) for rank in ranks] for name in precisions], [
-        (weight.numel(), weight.dtype) for weight in weights if weight.requires_grad
-    ]
+    return [[_sizes(cfg, rank) + _times(cfg, rank.tally, name) for rank in ranks] for name in precisions]
 
 
 def _sizes(cfg: Config, simulated: SimulatedStep) -> list[float]:
