@@ -6,12 +6,11 @@ A row's figures are medians over the repeats, with the smallest and the largest 
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from legroom.errors import Refusal
 from legroom.records.printable import printable
 from legroom.records.record import Estimate, Record, shown_status
-from legroom.records.validate import has_type
 from legroom.report.labels import facts, label_keys, label_of
 from legroom.report.row_order import in_order
 from legroom.units import GIB, MIB
@@ -198,21 +197,9 @@ def table(records: list[Record], baseline: str | None = None, published: dict[st
 
 
 def _published_for(row: Row, published: dict[str, dict]) -> dict:
-    """The published figures of a row: those with the most conditions, or else those in its experiment file."""
+    """The published figures of a row: those with the most conditions."""
     met = [each for each, figures in published.items() if _meets(row, f"{each} {figures.get('where', '')}")]
-    if met:
-        return published[max(met, key=lambda conditions: len(conditions.split()))]
-    return _published_in_experiment(row.runs[0].config.get("experiment"))
-
-
-def _published_in_experiment(experiment: Any) -> dict:
-    """The published figures in a record's experiment, which no schema describes: those that are figures."""
-    values = experiment.get("published") if isinstance(experiment, dict) else None
-    if not isinstance(values, dict):
-        return {}
-    names = ("device_used_bytes", "samples_per_second")
-    figures = {name: values[name] for name in names if name in values and has_type(values[name], float)}
-    return figures | {"source": printable(str(values.get("source") or "others"))}
+    return published[max(met, key=lambda conditions: len(conditions.split()))] if met else {}
 
 
 def _memory_kind(rows: list[Row]) -> str:
