@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -57,33 +54,6 @@ def test_tensorboard_shows_a_sweep_with_one_line(tmp_path):
     assert trackers.sweep_line(cfg("tensorboard"), tmp_path) == line
 
 
-# --- Trackio ---------------------------------------------------------------------------------------
-
-
-def trackio_says(*words: str) -> dict:
-    """Trackio's own command line."""
-    command = [sys.executable, "-m", "trackio.cli", *words, "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended
-    return json.loads(ended.stdout)
-
-
-def test_trackio_reads_a_run_whole(tmp_path, monkeypatch, capfd):
-    pytest.importorskip("trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
-    job = Job(tmp_path / "job", option="trackio", project="mine")
-    assert job.finish() == [] and capfd.readouterr() == ("", "")
-    assert job.tracker.line == "Trackio: trackio show --project mine"
-    (name,) = trackio_says("list", "runs", "--project", "mine")["runs"]
-    assert name == "precision=bf16"
-    curves = {}
-    for metric in trackio_says("list", "metrics", "--project", "mine", "--run", name)["metrics"]:
-        rows = trackio_says("get", "metric", "--project", "mine", "--run", name, "--metric", metric)["values"]
-        curves[metric] = [(row["step"], row["value"]) for row in rows]
-    check(job, curves)
-
-
 # --- MLflow ----------------------------------------------------------------------------------------
 
 
@@ -113,9 +83,7 @@ def test_mlflow_reads_a_run_whole(tmp_path, monkeypatch, capfd):
 # --- without the package ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "option, label", [("tensorboard", "TensorBoard"), ("trackio", "Trackio"), ("mlflow", "MLflow")]
-)
+@pytest.mark.parametrize("option, label", [("tensorboard", "TensorBoard"), ("mlflow", "MLflow")])
 def test_a_package_that_cannot_be_imported_is_a_warning(option, label, tmp_path, monkeypatch):
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / f"{option}.py").write_text("raise ModuleNotFoundError('none here')")
@@ -124,7 +92,7 @@ def test_a_package_that_cannot_be_imported_is_a_warning(option, label, tmp_path,
     assert warning.startswith(f"{label}: the package {option} cannot be imported (none here): pip install {option}.")
 
 
-@pytest.mark.parametrize("option", ["tensorboard", "trackio", "mlflow"])
+@pytest.mark.parametrize("option", ["tensorboard", "mlflow"])
 def test_without_the_package_nothing_is_trained_for_its_tracker(option, monkeypatch):
     monkeypatch.setattr(host, "has", lambda package: package != option)
     (line,) = compose(f"tracker={option}", "device=cpu").problems

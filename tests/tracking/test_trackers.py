@@ -537,7 +537,7 @@ def test_problems_are_what_wandb_would_refuse(monkeypatch):
     assert tracker_options.problems(cfg(mode="offline")) == []
 
 
-@pytest.mark.parametrize("option", ["wandb", "tensorboard", "trackio", "mlflow"])
+@pytest.mark.parametrize("option", ["wandb", "tensorboard", "mlflow"])
 def test_every_key_of_the_option_has_a_comment(option):
     lines = (CONF / "tracker" / f"{option}.yaml").read_text().splitlines()
     assert lines[0].startswith("# ") and lines[1] == f"name: {option}"

@@ -19,7 +19,6 @@ PURPOSES = {  # of packages that are not required
     "torch-optimi": "optim=stable_adamw",
     "wandb": "tracker=wandb",
     "tensorboard": "tracker=tensorboard",
-    "trackio": "tracker=trackio",
     "mlflow": "tracker=mlflow",
     "zstandard": "files that end in .zst",
     "playwright": "make test-browser",

@@ -1,4 +1,4 @@
-"""The trackers that keep runs on this machine or at a server of one's own: TensorBoard, Trackio and MLflow."""
+"""The trackers that keep runs on this machine or at a server of one's own: TensorBoard and MLflow."""
 
 import os
 import shlex
@@ -44,36 +44,6 @@ class TensorboardRun(Run):
     def sweep_line(folder: Path) -> str:
         """All runs of a sweep beside each other."""
         return f"tensorboard --logdir {shlex.quote(str(folder))}" if list(folder.glob(f"*/{FOLDER}")) else ""
-
-
-class TrackioRun(Run):
-    """tracker=trackio: a run in Trackio's database on this machine, or at the Space that TRACKIO_SPACE_ID names."""
-
-    label = "Trackio"
-
-    def __init__(self, job: Job, trouble: Callable[[str], None]):
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        import trackio  # pyright: ignore[reportMissingImports]  # not in `all`
-
-        project = job.settings["project"]
-        self.run = trackio.init(
-            project,
-            name=job.name,
-            group=job.group,
-            config=flat(job.config) | {"tags": ", ".join(job.tags)},
-            embed=False,
-            auto_log_gpu=False,  # nothing that measures beside us
-            auto_log_cpu=False,
-        )
-        self.where = f"trackio show --project {shlex.quote(project)}"
-        self.local = not os.environ.get("TRACKIO_SPACE_ID")
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.run.log(values, step=step)
-
-    def finish(self, result: Result) -> None:
-        super().finish(result)
-        self.run.finish()
 
 
 class MlflowRun(Run):

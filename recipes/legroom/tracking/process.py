@@ -19,7 +19,7 @@ from typing import Any
 
 from legroom.records import run_folder
 from legroom.records.record import SCORES
-from legroom.tracking.local_runs import MlflowRun, TensorboardRun, TrackioRun
+from legroom.tracking.local_runs import MlflowRun, TensorboardRun
 from legroom.tracking.run import Job, Run, reason
 from legroom.tracking.wandb_run import WandbRun
 
@@ -27,7 +27,6 @@ from legroom.tracking.wandb_run import WandbRun
 TRACKERS: dict[str, type[Run]] = {
     "mlflow": MlflowRun,
     "tensorboard": TensorboardRun,
-    "trackio": TrackioRun,
     "wandb": WandbRun,
 }
 TEMPORARY = "legroom-tracker-"
