@@ -45,7 +45,7 @@ def test_a_sweep_survives_its_jobs_and_runs_the_missing_ones_alone(command, faul
     assert ended.code == 1
     statuses = {seed: outcome.status for seed, outcome in records(tmp_path / "s").items()}
     assert statuses == {0: "ok", 1: "oom", 2: "failed", 3: "killed", 4: "ok"}
-    assert "runs what is missing" in ended.out
+    assert "runs what is missing" in ended.out and f"Table, pictures and page: {tmp_path}/s/{{" in ended.out
     assert "seed 2 fails" in (tmp_path / "s/table.md").read_text()
 
     first = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/*/result.json")}
