@@ -14,6 +14,8 @@ import transformers
 from conftest import compose, small
 from torch.nn.functional import cross_entropy
 
+from legroom.records.messages import Shown
+
 RECIPES = ["trainer", "accelerate"]
 MODELS = ["bert_tiny", "gpt2_tiny", "llama_tiny"]
 SGD = ["optim=sgd", "optim.momentum=0", "train.max_grad_norm=0", "train.learning_rate=0.5"]
@@ -94,6 +96,8 @@ def test_an_evaluation_between_steps_is_that_of_a_shorter_training_and_changes_n
     assert curve.record.training.losses == whole.record.training.losses
     points = [(row["step"], row["evaluation_loss"]) for row in rows_of(curve) if "evaluation_loss" in row]
     assert [step for step, _ in points] == [2, 4, 5]
+    said = [each.text for each in curve.messages if isinstance(each, Shown) and each.of_one_run]
+    assert [line.split(",")[0] for line in said] == [f"{n}/5  evaluation loss {loss:.4f}" for n, loss in points[:2]]
     assert points[0][1] == pytest.approx(short.record.evaluation.loss, rel=1e-6)
     assert points[2][1] == pytest.approx(whole.record.evaluation.loss, rel=1e-6)
     assert 0 < curve.record.speed.evaluation_seconds < curve.record.speed.train_seconds

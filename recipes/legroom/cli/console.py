@@ -82,7 +82,7 @@ class Console:
             self._advance(message)
         elif isinstance(message, WarningRaised):
             self.warn(message.text)
-        elif isinstance(message, Shown):
+        elif isinstance(message, Shown) and not (message.of_one_run and self.in_sweep):
             self._show(message.text)
         elif isinstance(message, Estimated) and not self.quiet:
             self.progress.stop()  # it draws on the same terminal

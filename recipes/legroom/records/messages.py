@@ -58,9 +58,10 @@ class WarningRaised(Message):
 
 @dataclass(frozen=True)
 class Shown(Message):
-    """A text for the console alone, of several lines."""
+    """A text for the console alone, of several lines. of_one_run: too much beside the other jobs of a sweep."""
 
     text: str
+    of_one_run: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from legroom.checkpoint.saver import Saver
 from legroom.config import Config
 from legroom.data.dataset import Data
 from legroom.measure.step_log import StepLog
-from legroom.records.messages import Progress
+from legroom.records.messages import Progress, Shown
+from legroom.records.record import quality
 from legroom.training import evaluate
 
 
@@ -33,6 +34,8 @@ class EvaluateThenSave:
             self.step_log.flush()
             result = evaluate.evaluate(self.cfg, self.args, self.loop, self.data, self.progress)
             self.step_log.evaluation(result)
+            loss = "not a number" if result.loss is None else f"{result.loss:.4f}"
+            self.progress.send(Shown(f"{step}/{total}  evaluation loss {loss}, {quality(result)}", of_one_run=True))
             self.progress.enter("train", "training", step=step, total=total)
             self.step_log.restart_step_timer()
         return self.saver.after_step(step)
