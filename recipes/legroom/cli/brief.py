@@ -217,16 +217,16 @@ def _model(outcome: Record, folder: Path) -> list[str]:
 
 
 def _not_learned(outcome: Record, kept: bool) -> list[str]:
-    """A line where the loss rose by more than its noise, or of a model that is kept did not fall: the means of the
-    first and the last quarter. Of a model that is not kept, only what many steps on a person's own data say."""
+    """A line where the loss rose over many steps by more than its noise, or of a model that is kept did not fall: the
+    means of the first and the last quarter. Random ids of a model that is not kept are for the figures alone."""
     losses = [loss for loss in outcome.training.losses or [] if loss is not None]
     count = max(1, len(losses) // 4)
     first, last = losses[:count], losses[-count:]
-    if len(losses) < (2 if kept else MANY_STEPS) or not (kept or outcome.config["data"]["name"] != "dummy"):
+    if len(losses) < 2 or not (kept or outcome.config["data"]["name"] != "dummy"):
         return []
     before, after = fmean(first), fmean(last)
     at = f"in {len(losses)} steps at train.learning_rate={outcome.config['train']['learning_rate']:g}"
-    if after - before > ((pvariance(first) + pvariance(last)) / count) ** 0.5:
+    if len(losses) >= MANY_STEPS and after - before > 2 * ((pvariance(first) + pvariance(last)) / count) ** 0.5:
         means = f"from {before:.4g} to {after:.4g} (means of the first and the last quarter)"
         return [_wrapped("Note", f"The loss rose {at}, {means}: type a smaller one first.")]
     if not kept or after <= 0.99 * before:
