@@ -28,12 +28,10 @@ class StopRequest:
         for number in SIGNALS:
             signal.signal(number, self)
 
-    @contextlib.contextmanager
-    def listening(self, enabled: bool) -> Iterator[None]:
+    def listening(self, enabled: bool) -> contextlib.AbstractContextManager[None]:
         """Inside, handlers are installed, if enabled and in the main thread. Signals that are ignored stay ignored."""
         self.listens = enabled and threading.current_thread() is threading.main_thread()
-        with handled(SIGNALS if enabled else (), self):
-            yield
+        return handled(SIGNALS if enabled else (), self)
 
     def stop_at_once(self) -> None:
         """Call this after the last step: from now on a signal raises StopNow. Raises it if one has arrived already."""

@@ -129,11 +129,9 @@ def outputs_as_computed() -> contextlib.AbstractContextManager:
     return patched(accelerate.accelerator, convert_outputs_to_fp32=lambda forward: forward)
 
 
-@contextlib.contextmanager
-def replaced_accelerator(accelerator: type[Accelerator]) -> Iterator[None]:
+def replaced_accelerator(accelerator: type[Accelerator]) -> contextlib.AbstractContextManager[None]:
     """Inside, `accelerate.Accelerator` is that class. Code that asks for it by this name constructs the replacement."""
-    with patched(accelerate, Accelerator=accelerator):
-        yield
+    return patched(accelerate, Accelerator=accelerator)
 
 
 def launch_environment(line: list[str]) -> dict[str, str]:

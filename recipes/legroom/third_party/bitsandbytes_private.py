@@ -1,7 +1,7 @@
 """Undocumented names of bitsandbytes that this project uses or replaces, each with its reason. Imports bitsandbytes."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,20 +53,17 @@ def step_of_one_weight(optimizer: Any) -> Callable[[torch.Tensor], None]:
     return step
 
 
-@contextlib.contextmanager
-def own_code_tables() -> Iterator[None]:
+def own_code_tables() -> contextlib.AbstractContextManager[None]:
     """Inside, the table of 8-bit codes that bitsandbytes keeps for the process is another one.
 
     It moves that table to the first device that asks for it, which would be a device without memory.
     """
     with torch.device("cpu"):  # it reads the numbers that it makes
         codes = functional.create_dynamic_map()
-    with patched(functional, name2qmap={"dynamic": codes}):
-        yield
+    return patched(functional, name2qmap={"dynamic": codes})
 
 
-@contextlib.contextmanager
-def replaced_paged_memory(get_paged: Callable[..., Any]) -> Iterator[None]:
+def replaced_paged_memory(get_paged: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Inside, paged optimizer states are made by `get_paged(*shape, dtype=, device=)`, not filled and not prefetched.
 
     bitsandbytes takes their memory from CUDA itself (cudaMallocManaged), below torch.
@@ -75,5 +72,4 @@ def replaced_paged_memory(get_paged: Callable[..., Any]) -> Iterator[None]:
     def skip(*_: Any, **__: Any) -> None:
         pass
 
-    with patched(functional, get_paged=get_paged, fill=skip, prefetch_tensor=skip):
-        yield
+    return patched(functional, get_paged=get_paged, fill=skip, prefetch_tensor=skip)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -21,8 +22,7 @@ def _answer(value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
-@contextlib.contextmanager
-def observed_loading(loading: Callable[[], Any], seen: Callable[[Any, Any], None] = lambda *_: None) -> Iterator[None]:
+def observed_loading(loading: Callable, seen: Callable = lambda *_: None) -> AbstractContextManager[None]:
     """Inside, every batch is read in the context `loading()`, and passed to `seen` with its iterator. Iterators of a
     DataLoader have no public class."""
     read = dataloader._BaseDataLoaderIter.__next__
@@ -33,12 +33,10 @@ def observed_loading(loading: Callable[[], Any], seen: Callable[[Any, Any], None
             seen(iterator, batch)
         return batch
 
-    with patched(dataloader._BaseDataLoaderIter, __next__=observed):
-        yield
+    return patched(dataloader._BaseDataLoaderIter, __next__=observed)
 
 
-@contextlib.contextmanager
-def seen_when_handed_out(unseen: Callable[[], Any], seen: Callable[[Any], Any]) -> Iterator[None]:
+def seen_when_handed_out(unseen: Callable[[], Any], seen: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Inside, a batch that a DataLoader's own processes have read is passed to `seen` when the loop receives it.
 
     It arrives before that, in the context `unseen()`, and may wait for an earlier one: how many do is chance.
@@ -51,8 +49,7 @@ def seen_when_handed_out(unseen: Callable[[], Any], seen: Callable[[Any], Any]) 
         seen(batch)
         return batch
 
-    with patched(dataloader._MultiProcessingDataLoaderIter, _next_data=handed_out):
-        yield
+    return patched(dataloader._MultiProcessingDataLoaderIter, _next_data=handed_out)
 
 
 def dataset_of(iterator: Any) -> tuple[Any, int] | None:
@@ -141,8 +138,7 @@ def _generators(kind: type) -> Any:
     return Generator
 
 
-@contextlib.contextmanager
-def processes_here(is_here: Callable[[Any, tuple], bool], runs: Callable[[], bool]) -> Iterator[None]:
+def processes_here(is_here: Callable[[Any, tuple], bool], runs: Callable[[], bool]) -> AbstractContextManager[None]:
     """Inside, a Process of which is_here(target, arguments) is true starts none: its target is called in this one where
     `runs()` says so, and it has ended then. A Process tells nobody its target and arguments, and `run` deletes nothing.
     """
@@ -158,5 +154,4 @@ def processes_here(is_here: Callable[[Any, tuple], bool], runs: Callable[[], boo
         if runs():
             process.run()
 
-    with patched(BaseProcess, start=begin):
-        yield
+    return patched(BaseProcess, start=begin)

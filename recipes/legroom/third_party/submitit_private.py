@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from legroom.third_party.patching import patched
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from submitit import Job
 
 
-@contextlib.contextmanager
-def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> Iterator[None]:
+def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> contextlib.AbstractContextManager[None]:
     """Call wrap(start, rows) in place of `Executor.map_array`; start() submits the jobs.
 
     hydra-submitit-launcher raises on the first job that failed and has no hook, so the method is replaced. A launcher
@@ -28,8 +27,7 @@ def jobs_wrapped(wrap: Callable[[Callable, tuple], list]) -> Iterator[None]:
     def wrapped(executor, function, *rows):
         return wrap(lambda: map_array(executor, function, *rows), rows)
 
-    with patched(Executor, map_array=wrapped):
-        yield
+    return patched(Executor, map_array=wrapped)
 
 
 def overrides_and_numbers(rows: tuple) -> tuple[list[list[str]], list[int]]:

@@ -78,8 +78,7 @@ def fallthrough_for(key: str) -> Iterator[None]:
         library._destroy()
 
 
-@contextlib.contextmanager
-def observed_autocast_exit(cleared: Callable[[], None]) -> Iterator[None]:
+def observed_autocast_exit(cleared: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Inside, `cleared()` is called when the outermost autocast region ends.
 
     torch.autocast calls `torch.clear_autocast_cache` there, which clears the C++ cache of casted weights only.
@@ -90,8 +89,7 @@ def observed_autocast_exit(cleared: Callable[[], None]) -> Iterator[None]:
         cleared()
         clear()
 
-    with patched(torch, clear_autocast_cache=observed):
-        yield
+    return patched(torch, clear_autocast_cache=observed)
 
 
 def is_view(tensor: torch.Tensor) -> bool:
@@ -99,13 +97,11 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
-@contextlib.contextmanager
 def replaced_storage_sizes(
     nbytes: Callable[[torch.UntypedStorage], int], resize: Callable[[torch.UntypedStorage, int], Any]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Inside, `UntypedStorage.nbytes`, `size` and `resize_` are these functions.
 
     torch cannot resize a storage of a PrivateUse1 backend.
     """
-    with patched(torch.UntypedStorage, nbytes=nbytes, size=nbytes, resize_=resize):
-        yield
+    return patched(torch.UntypedStorage, nbytes=nbytes, size=nbytes, resize_=resize)

@@ -76,15 +76,13 @@ def swap_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(tensor, made)
 
 
-@contextlib.contextmanager
-def modules_that_keep_their_parameters() -> Iterator[None]:
+def modules_that_keep_their_parameters() -> contextlib.AbstractContextManager[None]:
     """Inside, moving a module sets the data of its parameters, whatever the device, instead of making others.
 
     `Module._apply` asks this function whether it may; `set_swap_module_params_on_conversion` is public, and makes a
     Parameter of what is moved, which classes of bitsandbytes do not allow.
     """
-    with patched(torch, _has_compatible_shallow_copy_type=lambda *_: True):
-        yield
+    return patched(torch, _has_compatible_shallow_copy_type=lambda *_: True)
 
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,8 +149,7 @@ def held_tensors(tensor: Any) -> list[torch.Tensor]:
     return list(parts_of(tensor).values()) or [local_tensor(tensor)]
 
 
-@contextlib.contextmanager
-def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> contextlib.AbstractContextManager[None]:
     """Inside, `resized(storage, bytes_before)` is called after each resize of a storage.
 
     FSDP frees a gathered parameter by resizing its storage to 0 bytes, and allocates it again the same way
@@ -166,8 +163,7 @@ def observed_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> It
         resized(storage, before)
         return result
 
-    with patched(torch.UntypedStorage, resize_=observed):
-        yield
+    return patched(torch.UntypedStorage, resize_=observed)
 
 
 # --- optimizer steps ---------------------------------------------------------------------------------
@@ -206,8 +202,7 @@ def mixed_precision_on(instead: str) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def observed_disabled_scalers(used: Callable[[torch.amp.GradScaler], None]) -> Iterator[None]:
+def observed_disabled_scalers(used: Callable[[torch.amp.GradScaler], None]) -> contextlib.AbstractContextManager[None]:
     """Inside, `used(scaler)` is called when a disabled scaler for CUDA scales a loss or steps an optimizer.
 
     Which device a scaler is for has no public name.
@@ -223,8 +218,7 @@ def observed_disabled_scalers(used: Callable[[torch.amp.GradScaler], None]) -> I
 
         return called
 
-    with patched(torch.amp.GradScaler, scale=observed(scale), step=observed(step)):
-        yield
+    return patched(torch.amp.GradScaler, scale=observed(scale), step=observed(step))
 
 
 # --- functions and compilation -----------------------------------------------------------------------

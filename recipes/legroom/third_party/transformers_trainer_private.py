@@ -83,19 +83,17 @@ class OptimizerBuilder(Trainer):
         return optimizer_class, settings
 
 
-@contextlib.contextmanager
-def unchecked_gpu_support() -> Iterator[None]:
+def unchecked_gpu_support() -> contextlib.AbstractContextManager[None]:
     """Inside, TrainingArguments accepts `bf16` and `tf32` on a machine without a GPU.
 
     Its `__post_init__` and `_setup_devices` call these functions of their module.
     """
-    with patched(
+    return patched(
         training_args,
         is_torch_bf16_gpu_available=lambda: True,
         is_torch_tf32_available=lambda: True,
         enable_tf32=lambda enable: None,
-    ):
-        yield
+    )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ SPECIAL = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_
 LINES = "transformers/generation/"
 
 
-@contextlib.contextmanager
-def to_the_end(decisions: Decisions) -> Iterator[None]:
+def to_the_end(decisions: Decisions) -> contextlib.AbstractContextManager[None]:
     """Inside, what `generate` returns has values: the prompt, where it is known, and behind it one ordinary token. A
     script cuts its rows at the token that ends them, and counts what is left."""
     generate, warnings = vars(GenerationMixin)["generate"], decisions.fake.warnings
@@ -47,8 +45,7 @@ def to_the_end(decisions: Decisions) -> Iterator[None]:
         found.sequences = rows
         return found
 
-    with patched(GenerationMixin, generate=generated):
-        yield
+    return patched(GenerationMixin, generate=generated)
 
 
 def _assumed(model: Any, rows: torch.Tensor, prompt: torch.Tensor | None) -> torch.Tensor | None:

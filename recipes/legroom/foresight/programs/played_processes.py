@@ -41,8 +41,7 @@ def first_followed(ranks: int, note: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def spawning_here(ranks: int) -> Iterator[None]:
+def spawning_here(ranks: int) -> contextlib.AbstractContextManager[None]:
     """Inside, torch.multiprocessing.spawn calls its function in this process, as rank 0. ranks: that are followed; 0:
     the script really runs, and only one process that it starts."""
 
@@ -52,8 +51,7 @@ def spawning_here(ranks: int) -> Iterator[None]:
         fn(0, *args)
         return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[])
 
-    with patched(multiprocessing, spawn=spawn, start_processes=spawn):
-        yield
+    return patched(multiprocessing, spawn=spawn, start_processes=spawn)
 
 
 def check_world_size(asked: int, ranks: int) -> None:
