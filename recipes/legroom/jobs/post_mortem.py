@@ -173,8 +173,4 @@ def _steps_written(folder: Path) -> record.Training:
 
 def kernel_kills() -> int:
     """How many processes Linux has killed for memory so far, those of our control groups twice; 0 on other systems."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1]) + cgroups.kills()
-    return cgroups.kills()
+    return cgroups.entry(Path("/proc/vmstat"), "oom_kill") + cgroups.kills()

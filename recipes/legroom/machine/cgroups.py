@@ -30,7 +30,7 @@ def tightest(own: Path = OWN, mounted: Path = MOUNTED) -> tuple[int, int] | None
     for folder, files in _groups(own, mounted):
         with contextlib.suppress(OSError, ValueError):  # ValueError: 'max'
             limit = int((folder / files.limit).read_text())
-            used = int((folder / files.used).read_text()) - _entry(folder / "memory.stat", files.cache)
+            used = int((folder / files.used).read_text()) - entry(folder / "memory.stat", files.cache)
             if limit < UNLIMITED:
                 found.append((limit, max(0, limit - used)))
     return min(found, key=lambda each: each[1], default=None)
@@ -38,7 +38,7 @@ def tightest(own: Path = OWN, mounted: Path = MOUNTED) -> tuple[int, int] | None
 
 def kills(own: Path = OWN, mounted: Path = MOUNTED) -> int:
     """How many processes of this process's groups the kernel has killed for memory."""
-    return sum(_entry(folder / files.kills, "oom_kill") for folder, files in _groups(own, mounted))
+    return sum(entry(folder / files.kills, "oom_kill") for folder, files in _groups(own, mounted))
 
 
 def _groups(own: Path, mounted: Path) -> Iterator[tuple[Path, Files]]:
@@ -59,7 +59,7 @@ def _groups(own: Path, mounted: Path) -> Iterator[tuple[Path, Files]]:
                 break
 
 
-def _entry(path: Path, name: str) -> int:
+def entry(path: Path, name: str) -> int:
     """The number behind a name in a file of lines `name number`; 0 where there is none."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
