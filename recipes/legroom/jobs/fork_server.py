@@ -1,7 +1,6 @@
 """The fork server: imports the libraries once and forks a worker for each request of its parent."""
 
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -19,7 +18,6 @@ def serve(descriptor: int, eight_bit: bool) -> None:
     """
     control = socket.socket(fileno=descriptor)
     preload.import_libraries()
-    _freeze_memory()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what becomes of the processes that wait for workers
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 3)
@@ -33,7 +31,6 @@ def serve(descriptor: int, eight_bit: bool) -> None:
             eight_bit = False
             with contextlib.suppress(Exception):  # a job that needs it imports it again, and its record has the error
                 preload.import_libraries(eight_bit=True)
-            _freeze_memory()
 
 
 def _fork_worker(control: socket.socket, pipe: int, log: int, exit_channel: int) -> NoReturn:
@@ -66,9 +63,3 @@ def _become_worker(control: socket.socket, pipe: int, log: int, exit_channel: in
     for unused in (log, exit_channel, control.detach()):
         os.close(unused)
     worker.entry(pipe)
-
-
-def _freeze_memory() -> None:
-    """Exempt everything in memory from garbage collection, which would touch, and so copy, every page in a worker."""
-    gc.collect()
-    gc.freeze()

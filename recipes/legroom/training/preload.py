@@ -14,6 +14,8 @@ def import_libraries(eight_bit: bool = False) -> None:
         if eight_bit:
             import bitsandbytes  # noqa: F401
     finally:
-        gc.freeze()  # what was imported stays: looking through it again takes a quarter of an estimate
+        # What was imported stays. Looking through it again takes a quarter of an estimate, and in a forked process
+        # copies every page.
+        gc.freeze()
         if collects:
             gc.enable()

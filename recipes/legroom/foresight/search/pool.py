@@ -4,7 +4,6 @@ Imports no library at the top: the command `fit` imports this file before it kno
 """
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import signal
@@ -35,8 +34,6 @@ def worker_pool(cfg: Config) -> Iterator[ProcessPoolExecutor]:
     import transformers
 
     transformers.logging.disable_progress_bar()
-    gc.collect()
-    gc.freeze()  # a garbage collection in a child would copy the pages that it shares with this process
     workers = ProcessPoolExecutor(host.usable_cores(), multiprocessing.get_context("fork"), _start_worker)
     try:
         workers.submit(int).result()  # forks all workers now, before the status line starts a thread
