@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import re
 import shlex
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +30,7 @@ def main(argv: list[str]) -> int:
             signal.signal(number, signal.SIG_DFL)  # as Ctrl-C, they would only end an answer
     use = " ".join(["chat", *(shlex.quote(word) for word in argv if Path(word) != asked.folder)])
     saved_model.check_talks(*saved_model.locate(asked.folder, use), asked.compare)  # before libraries are imported
-    with quiet_libraries():
+    with worker_environment.quiet_libraries():
         worker_environment.prepare_imports()
         from legroom.models import trained
 
@@ -70,27 +66,6 @@ def talk(conversation: Conversation, asks: bool) -> None:
                 print()
             except Refusal as refusal:
                 console.say_problems([str(refusal)])
-
-
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Inside, nothing that libraries print while they are imported and load reaches the terminal; with an error that
-    is no Refusal, it does."""
-    sys.stderr.flush()
-    shown = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        except Refusal:
-            raise
-        except BaseException:
-            kept.seek(0)
-            os.write(shown, kept.read())
-            raise
-        finally:
-            os.dup2(shown, 2)
-            os.close(shown)
 
 
 class Conversation:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from legroom import invocation
 from legroom.cli import console
-from legroom.cli.chat import quiet_libraries
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
 from legroom.records import saved_model
@@ -45,7 +44,7 @@ def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> Non
     target = (asked.to or _merged_folder(folder)).expanduser()
     if target.exists():
         raise Refusal(f"{target} exists. Remove it, or name another folder: --to FOLDER.")
-    with quiet_libraries():
+    with worker_environment.quiet_libraries():
         from legroom.checkpoint import exported
         from legroom.machine import host
 

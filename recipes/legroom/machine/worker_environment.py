@@ -1,12 +1,16 @@
 """The environment variables that a worker needs before the libraries read them, and its memory limit."""
 
+import contextlib
 import os
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from legroom.config import Config
+from legroom.errors import Refusal
 from legroom.machine import host
 from legroom.ranks.rank_info import RankInfo, export_environment
 
@@ -18,6 +22,29 @@ def prepare_imports() -> None:
     """Set the variables that do not depend on the job and that libraries read when they are imported."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Inside, nothing that libraries print while they are imported and load reaches the terminal, also what code in C
+    prints; with an error that is no Refusal all of it does, on stderr."""
+    with tempfile.TemporaryFile("w+") as output, contextlib.ExitStack() as restore:
+        for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            original = os.dup(descriptor)
+            restore.callback(os.close, original)
+            restore.callback(os.dup2, original, descriptor)
+            os.dup2(output.fileno(), descriptor)
+            restore.callback(stream.flush)
+        try:
+            yield
+        except Refusal:
+            raise
+        except BaseException:
+            restore.close()
+            output.seek(0)
+            print(output.read(), file=sys.stderr)
+            raise
 
 
 def prepare(cfg: Config, rank_info: RankInfo) -> None:

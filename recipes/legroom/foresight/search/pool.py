@@ -7,8 +7,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +26,7 @@ def worker_pool(cfg: Config) -> Iterator[ProcessPoolExecutor]:
     """
     environment = dict(os.environ)
     worker_environment.prepare(cfg, rank_info.RankInfo())
-    with output_shown_on_error():
+    with worker_environment.quiet_libraries():
         # bitsandbytes initialises CUDA when it is imported, and CUDA does not survive a fork.
         preload.import_libraries(not host.gpus() and host.has("bitsandbytes"))
     import transformers
@@ -55,21 +53,3 @@ def _start_worker() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: wait([parent.sentinel]) and os._exit(1), daemon=True).start()
-
-
-@contextlib.contextmanager
-def output_shown_on_error() -> Iterator[None]:
-    """Hold back stdout and stderr, also those of C code; print them to stderr if the block raises."""
-    with tempfile.TemporaryFile("w+") as output, contextlib.ExitStack() as restore:
-        for descriptor in (1, 2):
-            original = os.dup(descriptor)
-            restore.callback(os.close, original)
-            restore.callback(os.dup2, original, descriptor)
-            os.dup2(output.fileno(), descriptor)
-        try:
-            yield
-        except BaseException:
-            output.seek(0)
-            restore.close()
-            print(output.read(), file=sys.stderr)
-            raise
