@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override
-from hydra.errors import HydraException
 
 from legroom.foresight.search.space import DIMENSIONS
 from legroom.machine import host
-from legroom.options import menus, suggestions
+from legroom.options import keys, menus, suggestions
 from legroom.paths import CONF
 from legroom.third_party import hydra_private
 
@@ -160,7 +159,7 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
     names: list[str | None] = [None]
     others, problems = [], []
     for text in overrides:
-        override = _parsed(text)
+        override = keys.parsed(text)  # None: what it lacks is said when it is composed
         if override is not None and override.key_or_group == "gpu" and _names_options(override):
             typed = list(dict.fromkeys(_gpus(override)))
             names = [*typed]
@@ -191,13 +190,6 @@ def read_places(overrides: list[str], options: Options) -> tuple[list[Place], li
             "fit.sort=cost needs prices. Add gpu.price_per_hour=2, or fit.prices={a100_80gb:2,l4_24gb:0.7}."
         )
     return places, others, problems
-
-
-def _parsed(text: str) -> Override | None:
-    try:
-        return hydra_private.parse_override(text)
-    except (HydraException, ValueError, RecursionError):  # what it lacks is said when it is composed
-        return None
 
 
 def _names_options(override: Override) -> bool:
