@@ -248,10 +248,9 @@ def precision_of(trace: OpTrace) -> str:
 
     flops: Counter[str] = Counter()
     for tally in (trace.tally, *trace.passes):
-        for counts in tally.counts.values():
-            for operation, times in counts.items():
-                if operation.kind == MATMUL:
-                    flops[operation.dtype] += operation.flops * times
+        for operation, times in tally.operations():
+            if operation.kind == MATMUL:
+                flops[operation.dtype] += operation.flops * times
     most = flops.most_common(1)[0][0] if flops else "fp32"
     if most in ("fp16", "bf16"):
         weights = [weight for weight in trace.model.parameters() if weight.requires_grad]

@@ -5,7 +5,6 @@ over the GPUs' own link, and those of several over the network as well, whose ra
 cross between machines at the same time share it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from legroom.config import Gpu
@@ -49,7 +48,7 @@ def transfers(tally: Tally, gpu: Gpu, num_processes: int, reached: Efficiencies,
     num_processes: ranks of all machines.
     """
     count, seconds, machine_seconds = 0, 0.0, 0.0
-    for operation, times in _operations(tally):
+    for operation, times in tally.operations():
         if operation.kind != COLLECTIVE or awaited != is_awaited(operation):
             continue
         took, bound_by = collective_seconds(operation, gpu, num_processes, reached)
@@ -117,7 +116,7 @@ def host_copies_seconds(tally: Tally, gpu: Gpu) -> float:
     """The seconds of all copies between device and host in a tally."""
     return sum(
         times * host_copy_seconds(operation.bytes, gpu)
-        for operation, times in _operations(tally)
+        for operation, times in tally.operations()
         if operation.kind == HOST_COPY
     )
 
@@ -125,11 +124,6 @@ def host_copies_seconds(tally: Tally, gpu: Gpu) -> float:
 def host_copy_seconds(size_bytes: float, gpu: Gpu) -> float:
     """The seconds of so many bytes between the device and the host, in either direction."""
     return size_bytes / (gpu.host_link_gb_per_second * 1e9 * HOST_LINK)
-
-
-def _operations(tally: Tally) -> Iterable[tuple[Operation, int]]:
-    for counts in tally.counts.values():
-        yield from counts.items()
 
 
 def notes(found: Transfers, gpu: Gpu, num_processes: int) -> list[str]:

@@ -53,8 +53,7 @@ def _gain(cfg: Config, tally: Tally, size: int, larger: int, total: float) -> fl
 
 def _operations(tally: Tally) -> Iterator[tuple[Operation, float]]:
     """The operations of the device, without the exchanges between ranks, and how often each runs."""
-    for counts in tally.counts.values():
-        yield from ((one, times) for one, times in counts.items() if one.kind != operation_names.COLLECTIVE)
+    return ((one, times) for one, times in tally.operations() if one.kind != operation_names.COLLECTIVE)
 
 
 def _seconds(cfg: Config, operation: Operation) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,11 @@ class Tally:
         self.counts[phase][operation] += 1
         if module is not None:
             self.places.setdefault(phase, Counter())[module, operation] += 1
+
+    def operations(self) -> Iterator[tuple[Operation, int]]:
+        """Each operation of a phase with how often it runs there."""
+        for counts in self.counts.values():
+            yield from counts.items()
 
     def without_fusible(self) -> Tally:
         """The operations that torch.compile cannot join to others, each a call of the host. The optimizer's step, which

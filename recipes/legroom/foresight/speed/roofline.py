@@ -284,7 +284,7 @@ def _notes(tally: Tally, gpu: Gpu, reached: Efficiencies) -> list[str]:
         notes.append(f"speed: the efficiencies of {gpu.chip} are not known; the defaults are assumed.")
     if tally.unknown:
         notes.append(f"speed: the bytes of {', '.join(sorted(tally.unknown))} are estimated from the arguments.")
-    if any(operation.name in ops.CONVOLUTIONS for counts in tally.counts.values() for operation in counts):
+    if any(operation.name in ops.CONVOLUTIONS for operation, _ in tally.operations()):
         notes.append(
             "convolutions: their time is that of large matrix products of as many FLOPs, and cuDNN's workspaces are "
             "not counted; neither was compared with a GPU."
