@@ -51,18 +51,16 @@ excluded_dispatch_keys = torch._C._ExcludeDispatchKeyGuard
 
 
 @contextlib.contextmanager
-def registered_kernels(
-    key: str, kernels: dict[str, Callable], namespace: str = "aten"
-) -> Iterator[torch.library.Library]:
-    """Inside, the operators named in `kernels` have those kernels for a dispatch key.
+def registered_kernels(key: str, kernels: dict[str, Callable]) -> Iterator[None]:
+    """Inside, the operators of aten named in `kernels` have those kernels for a dispatch key.
 
     `torch.library.Library` has no public way to take a registration back.
     """
-    library = torch.library.Library(namespace, "IMPL")
+    library = torch.library.Library("aten", "IMPL")
     try:
         for name, kernel in kernels.items():
             library.impl(name, kernel, key)
-        yield library
+        yield
     finally:
         library._destroy()
 

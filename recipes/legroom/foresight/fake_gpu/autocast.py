@@ -19,14 +19,15 @@ from legroom.third_party import torch_backend_private as backend
 from legroom.third_party.patching import patched
 from legroom.third_party.torch_private import overload_name, schema
 
+KEY = "AutocastPrivateUse1"  # the fake GPU's dispatch key
 LISTS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # policy -> operations
 
 
 @contextlib.contextmanager
-def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterator[None]:
+def cuda_autocast(device_type: str) -> Iterator[None]:
     """Inside, autocast on a device type casts as CUDA's does, and is CUDA's for whoever asks: peft's quantised layers
-    cast their input where there is none. key: the device's dispatch key for autocast."""
-    policies, is_enabled = _Policies(device_type, key), torch.is_autocast_enabled
+    cast their input where there is none."""
+    policies, is_enabled = _Policies(device_type), torch.is_autocast_enabled
 
     def asked(of: str | None = None) -> bool:
         return is_enabled(device_type if of in (None, "cuda") else of)
@@ -39,8 +40,8 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
                 func = getattr(getattr(torch.ops.aten, packet), overload or "default")
                 kernels[name] = functools.partial(getattr(policies, policy), func)
     with (
-        backend.fallthrough_for(key),
-        backend.registered_kernels(key, kernels),
+        backend.fallthrough_for(KEY),
+        backend.registered_kernels(KEY, kernels),
         backend.observed_autocast_exit(policies.clear_cache),
         patched(torch, is_autocast_enabled=asked),
     ):
@@ -50,9 +51,9 @@ def cuda_autocast(device_type: str, key: str = "AutocastPrivateUse1") -> Iterato
 class _Policies:
     """What autocast does with the arguments of an operation: a method for each of LISTS, by its name."""
 
-    def __init__(self, device_type: str, key: str):
+    def __init__(self, device_type: str):
         self.device_type = device_type
-        self._keys = backend.dispatch_keys(key)
+        self._keys = backend.dispatch_keys(KEY)
         self._cache: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # id of a weight -> (weight, its cast)
 
     def clear_cache(self) -> None:
