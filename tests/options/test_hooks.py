@@ -34,7 +34,7 @@ def test_a_registered_hook_is_called_with_the_typed_keys(registry):
 
 def test_only_a_field_of_the_schema_has_hooks():
     with pytest.raises(AssertionError, match="no field nothing"):
-        hooks.register("nothing", hooks.Hooks())
+        hooks.register_module("nothing", {})
 
 
 def test_two_menus_cannot_give_the_same_training_argument(registry, tmp_path):

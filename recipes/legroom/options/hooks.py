@@ -197,18 +197,12 @@ _complete = False
 FIELDS = tuple(each.name for each in dataclasses.fields(Config))
 
 
-def register(name: str, hooks: Hooks) -> Hooks:
-    """Registers the hooks of a menu, a section or a key, as `model.attention`. Returns them."""
+def register_module(name: str, members: Mapping[str, Any]) -> None:
+    """Registers what a module contributes to a menu, a section or a key, as `model.attention`. members: its globals."""
     assert name.partition(".")[0] in FIELDS, f"Config has no field {name}"
-    _REGISTRY[name] = hooks
-    return hooks
-
-
-def register_module(name: str, members: Mapping[str, Any]) -> Hooks:
-    """Registers what a module contributes. members: its globals."""
     found = {each.name: members.get(each.name, members.get(each.name.upper())) for each in dataclasses.fields(Hooks)}
     found["apply"] = members["__package__"] if found["chosen"] else None
-    return register(name, Hooks(**{key: value for key, value in found.items() if value is not None}))
+    _REGISTRY[name] = Hooks(**{key: value for key, value in found.items() if value is not None})
 
 
 def all_are_registered() -> None:

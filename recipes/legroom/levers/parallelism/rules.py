@@ -185,22 +185,19 @@ def context_has_effect(cfg: Config) -> bool:
 
 
 # A mode that `fit` searches: an option, and a strategy that is not the option's default.
-HOOKS = hooks.register(
-    "parallelism",
-    hooks.Hooks(
-        apply=__package__,
-        chosen=lambda cfg: True,
-        resolve=resolve,
-        problems=problems,
-        conflicts=context_rules.CONFLICTS + pipeline_rules.CONFLICTS,
-        warnings=warnings,
-        search=(
-            Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op"), asked=("pipeline", "zero", "fsdp_tp")),
-            Dimension(EXPERTS, 51, (None, 2, 4, 8), has_effect=experts_have_effect),
-            Dimension(CONTEXT, 51, (None, 2, 4, 8), has_effect=context_has_effect),
-            Dimension(STAGE, 51, (None, 1, 3), refuses_others=True, has_effect=lambda cfg: bool(cfg.parallelism.stage)),
-            Dimension(STAGES, 51, (None, 4, 8), has_effect=lambda cfg: bool(cfg.parallelism.stages)),
-            Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
-        ),
-    ),
+SEARCH = (
+    Dimension("parallelism", 50, ("ddp", "fsdp", "fsdp shard_grad_op"), asked=("pipeline", "zero", "fsdp_tp")),
+    Dimension(EXPERTS, 51, (None, 2, 4, 8), has_effect=experts_have_effect),
+    Dimension(CONTEXT, 51, (None, 2, 4, 8), has_effect=context_has_effect),
+    Dimension(STAGE, 51, (None, 1, 3), refuses_others=True, has_effect=lambda cfg: bool(cfg.parallelism.stage)),
+    Dimension(STAGES, 51, (None, 4, 8), has_effect=lambda cfg: bool(cfg.parallelism.stages)),
+    Dimension(SYNC_EACH_BATCH, 52, (None, False), has_effect=sync_has_effect),
 )
+CONFLICTS = context_rules.CONFLICTS + pipeline_rules.CONFLICTS
+
+
+def chosen(cfg: Config) -> bool:
+    return True
+
+
+hooks.register_module("parallelism", globals())
