@@ -12,7 +12,7 @@ import torch
 
 from legroom.config import Gpu
 from legroom.errors import Refusal, UnknownOperation
-from legroom.foresight import simulation
+from legroom.foresight import places, simulation
 from legroom.foresight.fake_gpu import known_values, user_code
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
@@ -125,7 +125,7 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
 def _unknown(error: BaseException) -> str:
     """What cannot be followed, and the user's line."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    where = user_code.user_line(frames) or "the backward pass"
+    where = places.own_line_of_error(error) or "the backward pass"
     library = known_values.reader(frames)
     where += f" ({library})" * (library != "?" and library.partition(":")[0] not in where)
     what = str(error).splitlines()[0].replace(DEVICE_TYPE, "cuda")

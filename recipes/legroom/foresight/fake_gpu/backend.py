@@ -91,14 +91,10 @@ def register() -> None:
 
 
 def kernels(compute: Callable) -> dict[str, Callable]:
-    """Operator name -> kernel. compute(func, args, kwargs): returns the result of an operation."""
+    """Operator name -> kernel. compute(func, *args, **kwargs): returns the result of an operation."""
     made: dict[str, Callable] = {}
     for name in KERNELS:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        made[name] = functools.partial(_kernel, compute, func)
+        made[name] = functools.partial(compute, func)
     return made
-
-
-def _kernel(compute: Callable, func: Any, *args: Any, **kwargs: Any) -> Any:
-    return compute(func, args, kwargs)

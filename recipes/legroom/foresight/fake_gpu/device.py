@@ -105,7 +105,7 @@ class FakeDevice(DispatchMode):
         observer.after(func, args, kwargs, result, signature)
         return result
 
-    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def compute(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of an operation, without observer."""
         return self._compute(func, args, kwargs, *op_cache.call_signature(func, args, kwargs))
 

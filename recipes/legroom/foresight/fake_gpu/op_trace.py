@@ -92,7 +92,7 @@ class OpTrace:
         if self.fake.capability is not None:
             self._add_workspace(func, args, phase)
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
-            copy = self.fake.compute(torch.ops.aten.empty_like.default, (args[1],), {})
+            copy = self.fake.compute(torch.ops.aten.empty_like.default, args[1])
             self.log.record(copy, OTHER)
 
     def on_subclass(self, func: Any) -> None:

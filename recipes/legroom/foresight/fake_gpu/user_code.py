@@ -7,11 +7,9 @@ it may be printed and added up, and whoever decides by it gets a Refusal that na
 from __future__ import annotations
 
 import contextlib
-import sysconfig
-import traceback
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,16 +21,11 @@ from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import known_values, library_patches
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.places import own_line, reading_line
 from legroom.third_party import accelerate_private, torch_private, transformers_trainer_private
 from legroom.third_party.patching import patched
 
 MOST_READS = 1000  # of one line of a library
-_TORCH = str(Path(str(torch.__file__)).parent)
-_LIBRARIES = (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
-    _TORCH,
-    str(Path(__file__).parents[2]),  # legroom
-)
 _NUMBERS = {
     torch.Tensor.item: float,
     torch.Tensor.__float__: float,
@@ -45,20 +38,6 @@ _FINITE = {torch.isnan: False, torch.isinf: False, torch.isfinite: True} | {
     torch.Tensor.isinf: False,
     torch.Tensor.isfinite: True,
 }
-
-
-def user_line(frames: list[traceback.FrameSummary]) -> str:
-    """file:line of the innermost frame outside all libraries; '' if there is none."""
-    for frame in reversed(frames):
-        if not frame.filename.startswith((*_LIBRARIES, "<")):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
-
-
-def reading_line() -> str:
-    """file:line where a user's own code reads a tensor; '' where a library does."""
-    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_LIBRARIES[-1])]
-    return user_line(frames[-1:])
 
 
 class UnreadNumber(float):
@@ -92,7 +71,7 @@ def _decides(where: str) -> str:
 
 
 def _refuse_several_gpus(*_: Any, **__: Any) -> Any:
-    where = user_line(list(traceback.extract_stack())) or "the step"
+    where = own_line(inspect.currentframe()) or "the step"
     raise Refusal(
         f"{where}: the step uses several GPUs in one process (torch.nn.DataParallel), and one process on one GPU is "
         "estimated. Take the module that DataParallel wraps, its attribute `module`, with the rows that one GPU gets."

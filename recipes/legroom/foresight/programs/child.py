@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from legroom.errors import Refusal, first_line
-from legroom.foresight.programs import command, isolation, places, played_packages, process
+from legroom.foresight import places
+from legroom.foresight.programs import command, isolation, played_packages, process
 
 # What the interpreter imports before it knows the script's folder.
 BEFORE_ANY_FOLDER = ("abc", "codecs", "encodings", "io", "os", "posixpath", "site", "stat")

@@ -15,7 +15,8 @@ import torch
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import fake_storages, known_values
 from legroom.foresight.fake_gpu.device import CPU, FakeDevice
-from legroom.foresight.fake_gpu.user_code import UserCode, reading_line
+from legroom.foresight.fake_gpu.user_code import UserCode
+from legroom.foresight.places import reading_line
 from legroom.foresight.programs import played_types
 from legroom.foresight.programs.played_types import HERE
 from legroom.third_party import torch_private

@@ -9,7 +9,7 @@ import torch
 from torch import multiprocessing
 
 from legroom.errors import Refusal
-from legroom.foresight.programs.places import is_own
+from legroom.foresight.places import is_own
 from legroom.measure.memory_attribution import OTHER
 from legroom.measure.op_flops import tensors_in
 from legroom.measure.storage_log import StorageLog

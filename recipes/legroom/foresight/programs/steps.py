@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from legroom.errors import Refusal
-from legroom.foresight.programs.places import own_line
+from legroom.foresight.places import own_line
 from legroom.third_party.patching import patched
 
 PATIENCE = 10  # steps of one optimizer, after which another one that has taken none is not waited for

@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 
 from legroom import units
-from legroom.foresight.programs import places, process
+from legroom.foresight import places
+from legroom.foresight.programs import process
 from legroom.units import GIB
 
 POLL_SECONDS = 0.1

@@ -1,12 +1,14 @@
-"""Where a script is: the line of its own that runs, and what of the file system is its libraries'. Imports no torch."""
+"""Where a user's code is: the line of its own that runs, and what of the file system is its libraries'. Imports no
+torch."""
 
+import inspect
 import sys
 import sysconfig
 from pathlib import Path
 from types import FrameType
 
 _FOLDERS = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_FOLDERS.append(Path(__file__).parents[2])  # legroom
+_FOLDERS.append(Path(__file__).parents[1])  # legroom
 LIBRARIES = tuple({f"{each}/" for folder in _FOLDERS for each in (folder, folder.resolve())})  # .venv may be a link
 
 PACKAGES = {"site-packages", "dist-packages"}  # also those of a user, or of another environment
@@ -16,6 +18,14 @@ def is_own(file: str) -> bool:
     """Whether a file of code is the script's: its main file wherever it lies, or any outside of the libraries."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return file == main or not (file.startswith((*LIBRARIES, "<")) or PACKAGES.intersection(Path(file).parts))
+
+
+def reading_line() -> str:
+    """file:line where the script's own code asks this package for something; '' where a library does."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(str(_FOLDERS[-1])):
+        frame = frame.f_back
+    return own_line(frame) if frame is not None and is_own(frame.f_code.co_filename) else ""
 
 
 def own_line(frame: FrameType | None) -> str:
