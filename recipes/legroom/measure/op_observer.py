@@ -1,8 +1,8 @@
 """How operations reach whoever records them: the interface, and the dispatch mode that serves it on a real device.
 
 torch calls the active `TorchDispatchMode` for every operation below autograd, also for those of the backward pass and
-of the optimizer. The fake GPU (recipes/legroom/foresight/fake_gpu/device.py) is such a mode itself and serves the same
-interface, because a second mode would double the overhead of every operation.
+of the optimizer. The fake GPU (recipes/legroom/foresight/fake_gpu/device.py) is a kind of this mode, because a second
+one would double the overhead of every operation.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -40,32 +40,44 @@ class OpObserver(Protocol):
 
 
 class OpObserverMode(DispatchMode):
-    """Inside `with OpObserverMode(observer):` the observer receives the operations of this thread's device.
+    """Inside `with OpObserverMode(observer):` the observer, which may change, receives the operations of this thread.
 
     around: makes the context in which each operation runs.
     """
 
-    def __init__(self, observer: OpObserver, around: Callable[[], AbstractContextManager] | None = None):
+    def __init__(self, observer: OpObserver | None, around: Callable[[], AbstractContextManager] = nullcontext):
         super().__init__()
         self.observer, self.around = observer, around
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, observer = kwargs or {}, self.observer
         if runs_on_fake_tensors(types):
             return func(*args, **kwargs)
         if types and have_own_dispatch(types):
-            self.observer.on_subclass(func)
+            if observer is not None:
+                observer.on_subclass(func)
             return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
         if comes_whole(func):
             with dispatching_to(self):
                 return func.decompose(*args, **kwargs)
-        self.observer.before(func, tensors_in(args) + tensors_in(kwargs.values()))
+        signature, tensors = self.signature(func, args, kwargs)
+        if observer is None:
+            return self.run(func, args, kwargs, signature, tensors)
+        observer.before(func, tensors)
         compound = compound_ops.parts_of(func)
         if compound is None:
-            with self.around() if self.around else nullcontext():
-                result = func(*args, **kwargs)
+            result = self.run(func, args, kwargs, signature, tensors)
         else:
             with dispatching_to(self):
                 result = compound(*args, **kwargs)
-        self.observer.after(func, args, kwargs, result, None)
+        observer.after(func, args, kwargs, result, signature)
         return result
+
+    def signature(self, func: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[torch.Tensor]]:
+        """(what `OpObserver.after` is given of a call; the tensors among its arguments)."""
+        return None, tensors_in(args) + tensors_in(kwargs.values())
+
+    def run(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
+        """The result of an operation. signature, tensors: of `signature`."""
+        with self.around():
+            return func(*args, **kwargs)

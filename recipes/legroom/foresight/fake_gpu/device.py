@@ -22,11 +22,10 @@ from legroom.foresight.fake_gpu import backend, error_guard, fake_storages, know
 from legroom.foresight.fake_gpu.cuda_behaviour import as_cuda
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE, is_fake
 from legroom.foresight.speed.operation_names import CONVOLUTIONS, PRODUCTS
-from legroom.measure import compound_ops
-from legroom.measure.op_observer import OpObserver, have_own_dispatch
+from legroom.measure.op_observer import OpObserver, OpObserverMode
 from legroom.third_party.patching import patched
 from legroom.third_party.torch_backend_private import registered_kernels
-from legroom.third_party.torch_private import DispatchMode, comes_whole, dispatching_to, op_name, runs_on_fake_tensors
+from legroom.third_party.torch_private import op_name
 
 CPU = torch.device("cpu")
 # Operations that on CUDA take no tensor of the host but a number. (Others do: copies, positions of an index.)
@@ -34,7 +33,7 @@ ON_ONE_DEVICE = {*PRODUCTS, *CONVOLUTIONS, "embedding", "add", "sub", "mul", "di
 is_pinned = torch.ops.aten.is_pinned.default
 
 
-class FakeDevice(DispatchMode):
+class FakeDevice(OpObserverMode):
     """`with FakeDevice((7, 0)) as fake:` operations on `fake.device` compute nothing, all others run.
 
     capability: compute capability of the GPU; None: the fake device is the CPU. warnings: what had to be assumed, one
@@ -44,13 +43,12 @@ class FakeDevice(DispatchMode):
     unknown_leaves = False  # integers that nobody computed may be copied to the host, and are fake there
 
     def __init__(self, capability: tuple[int, int] | None):
-        super().__init__()
+        super().__init__(None)
         if capability is not None:
             backend.register()
         self.capability = capability
         self.device = CPU if capability is None else torch.device(DEVICE_TYPE, 0)
         self.warnings: dict[str, None] = {}
-        self._observer: OpObserver | None = None
         self._descriptions: dict[Hashable, Any] = {}  # call signature -> description of the result
         self._building = False
         self._packing = False
@@ -69,47 +67,20 @@ class FakeDevice(DispatchMode):
         finally:
             self._building = False
 
-    @contextlib.contextmanager
-    def observed_by(self, observer: OpObserver | None) -> Iterator[None]:
+    def observed_by(self, observer: OpObserver | None) -> contextlib.AbstractContextManager:
         """Inside, the observer receives every operation, those on the host too."""
-        before, self._observer = self._observer, observer
-        try:
-            yield
-        finally:
-            self._observer = before
+        return patched(self, observer=observer)
 
     # --- operations ---
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        observer = self._observer
-        if runs_on_fake_tensors(types):
-            return func(*args, **kwargs)
-        if types and have_own_dispatch(types):
-            if observer is not None:
-                observer.on_subclass(func)
-            return NotImplemented  # torch then calls the subclass's own `__torch_dispatch__`
-        if comes_whole(func):
-            with dispatching_to(self):
-                return func.decompose(*args, **kwargs)
-        signature, tensors = op_cache.call_signature(func, args, kwargs)
-        if observer is None:
-            return self._compute(func, args, kwargs, signature, tensors)
-        observer.before(func, tensors)
-        compound = compound_ops.parts_of(func)
-        if compound is None:
-            result = self._compute(func, args, kwargs, signature, tensors)
-        else:
-            with dispatching_to(self):
-                result = compound(*args, **kwargs)
-        observer.after(func, args, kwargs, result, signature)
-        return result
+    def signature(self, func: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[torch.Tensor]]:
+        return op_cache.call_signature(func, args, kwargs)
 
     def compute(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of an operation, without observer."""
-        return self._compute(func, args, kwargs, *op_cache.call_signature(func, args, kwargs))
+        return self.run(func, args, kwargs, *op_cache.call_signature(func, args, kwargs))
 
-    def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
         device = kwargs.get("device")
         if kwargs.get("pin_memory"):  # a host without a GPU cannot pin memory
             kwargs = kwargs | {"pin_memory": False}

@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ def observe(options: dict[str, Any], watch: Watch) -> Iterator[Callable[[], dict
 class _Measured:
     """Counts the storages of a script from its beginning to the end of its second step, and times the steps after it.
 
-    It is an OpObserver; the ledger behind it changes when the model is known, after the first step.
+    Another ledger takes over when the model is known, after the first step.
     """
 
     def __init__(self, watch: Watch):
@@ -46,29 +46,21 @@ class _Measured:
         self.notes: list[str] = []
         self.figures: dict[str, Any] = {}
         self.ends: list[float] = []  # time.perf_counter() at the end of each step
-        self._mode = contextlib.ExitStack()
+        self.mode = OpObserverMode(self.ledger)
+        self._observing = contextlib.ExitStack()
         watch.on_step.append(self._stepped)
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         self.ledger.begin_step()
         torch.compiler.set_stance("force_eager")  # the log does not see allocations of compiled code
-        self._mode.enter_context(OpObserverMode(self))
+        self._observing.enter_context(self.mode)
         try:
             with spawning_here(0), batches_in(self.log, torch_private.without_dispatch_modes):
                 yield
         finally:
-            self._mode.close()
+            self._observing.close()
             self.called.remove()
-
-    def before(self, func: Any, tensors: list[torch.Tensor]) -> None:
-        self.ledger.before(func, tensors)
-
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any, signature: Hashable) -> None:
-        self.ledger.after(func, args, kwargs, result, signature)
-
-    def on_subclass(self, func: Any) -> None:
-        self.ledger.on_subclass(func)
 
     def _forward_begins(self) -> None:
         if self.log.phase.current() != "backward":
@@ -81,7 +73,7 @@ class _Measured:
             self.ledger.end_step()
         if number < OBSERVED:
             model, optimizer = self.called.model(optimizers), user_step.optimizer_of(optimizers)
-            self.ledger = MemoryLedger(model, optimizer, self.device, log=self.log)
+            self.ledger = self.mode.observer = MemoryLedger(model, optimizer, self.device, log=self.log)
             self.ledger.begin_step()
         elif number == OBSERVED:
             self._conclude()
@@ -102,7 +94,7 @@ class _Measured:
         others = {weight.device.type for weight in weights} - {self.device}
         if others:
             self.notes.append(f"weights are on {', '.join(sorted(others))}, and only tensors on {self.device} count.")
-        self._mode.close()
+        self._observing.close()
         torch.compiler.set_stance("default")
 
     def found(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class PlayedDevice(FakeDevice):
                     return super().__torch_dispatch__(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _compute(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any, signature: Hashable, tensors: list[torch.Tensor]) -> Any:
         if tensors and kwargs.get("device") is None and all(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)  # shapes of the script's own, or of a file that is read later
         name = torch_private.op_name(func)
@@ -65,7 +65,7 @@ class PlayedDevice(FakeDevice):
         if large:
             kwargs = kwargs | {"device": CPU} | ({"pin_memory": False} if "pin_memory" in kwargs else {})
             return self.pretend(func, args, kwargs, ("host", signature), tensors, CPU)
-        return super()._compute(func, args, kwargs, signature, tensors)
+        return super().run(func, args, kwargs, signature, tensors)
 
     def _takes_no_memory(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
         """Whether a factory makes a large floating-point tensor on the host."""
