@@ -1,6 +1,6 @@
 """The labels of labelled texts: which label is which class of the model, several of a text, and numbers."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,30 +18,10 @@ LARGE, SMALL = 10.0, 0.01  # of labels that are numbers: mean or spread from whi
 
 @dataclass
 class Classes:
-    """names: of the classes in their order. index: label in the data -> class."""
+    """names: of the classes in their order. of: what a row has as its label in the data -> what the model is to say."""
 
     names: list[str]
-    index: dict[Any, int]
-
-    def of(self, label: Any) -> Any:
-        """What the model is to say: the class of a label."""
-        return self.index[label]
-
-
-class Sets(Classes):
-    """Several labels a text, or none."""
-
-    def of(self, label: list[Any]) -> list[float]:
-        """1 for each class that a text has, 0 for all others, (C,)."""
-        has = {self.index[each] for each in label}
-        return [float(number in has) for number in range(len(self.names))]
-
-
-class Numbers(Classes):
-    """A number for each text."""
-
-    def of(self, label: float) -> float:
-        return float(label)
+    of: Callable[[Any], Any]
 
 
 def of_task(
@@ -62,7 +42,7 @@ def of_task(
         return classes_of(train, held_out, head, most, warn)
     if task == "regression":
         _check_numbers(numpy.asarray(train["label"]), warn)
-        return Numbers([], {})
+        return Classes([], float)
     parts = [part and _apart(part) for part in (train, held_out)]
     if not parts[0]:
         raise Refusal("no row has a label: data.task=multi_label needs some that have. Check data.label_column=.")
@@ -72,7 +52,12 @@ def of_task(
     if max(map(len, sets)) == 1 < len(frozenset().union(*sets)):
         warn(f"no row has more than one label, such as {shown(set().union(*sets))}. In a text | stands between labels.")
     found = classes_of(parts[0], parts[1], head, most, warn)
-    return Sets(found.names, found.index)
+
+    def of(row: list[Any]) -> list[float]:
+        has = {found.of(label) for label in row}  # 1 for each of these classes, 0 for all others, (C,)
+        return [float(number in has) for number in range(len(found.names))]
+
+    return Classes(found.names, of)
 
 
 def _check_numbers(labels: numpy.ndarray, warn: Warn) -> None:
@@ -123,7 +108,7 @@ def classes_of(
     rows = sum(len(part) for part in parts)
     _refuse_ids(labels, rows, most, _files(parts))
     if given is not None:
-        return Classes(list(given), {index: index for index in range(len(given))})
+        return Classes(list(given), int)
     if all(type(label) is int and label >= 0 for label in labels):
         count = max(labels) + 1
         if count > max(2 * len(labels), most):
@@ -142,10 +127,10 @@ def classes_of(
             if count > most:
                 raise Refusal(f"{said}, or type model.classes={count} if the data lacks some.")
             warn(f"{said}.")
-        return Classes([str(index) for index in range(count)], {index: index for index in range(count)})
+        return Classes([str(index) for index in range(count)], int)
     ordered = sorted(labels)
     _warn_of_alike(ordered, parts, warn)
-    return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)})
+    return Classes([str(label) for label in ordered], {label: index for index, label in enumerate(ordered)}.__getitem__)
 
 
 def _refuse_one_label(parts: list[datasets.Dataset]) -> None:
@@ -216,14 +201,14 @@ def _of_head(labels: Collection, given: list[str] | None, head: Mapping[str, int
     written = {label: str(given[label] if given is not None else label) for label in labels}
     by_name = {label: head.get(text, known.get(_plain(text), -1)) for label, text in written.items()}
     if -1 not in by_name.values():
-        return Classes(names, by_name)
+        return Classes(names, by_name.__getitem__)
     unnamed = all(name == f"LABEL_{index}" for index, name in enumerate(names))
     if all(type(label) is int and 0 <= label < len(names) for label in labels):
         if not unnamed or given is not None:
             ours = (given or [str(n) for n in range(len(names))]) + ["?"] * len(names)
             pairs = ", ".join(f"{ours[index]} = {name}" for index, name in list(enumerate(names))[:SHOWN])
             warn(f"the labels of the data are taken as the numbers of the head's classes: {pairs}.")
-        return Classes(names, {index: index for index in range(len(names))})
+        return Classes(names, int)
     numbers = f"The head has no names for them: write the labels as its numbers, 0 to {len(names) - 1}."
     advice = numbers if unnamed else "Write them as the head does, or as the numbers of its classes."
     raise Refusal(
