@@ -105,12 +105,9 @@ def used_bytes(uuid: str) -> int | None:
 
 def compute_process_ids(uuid: str) -> list[int]:
     """Ids of the processes that compute on a GPU; empty where NVML does not report them (most containers)."""
-    pynvml = _load()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    try:
-        return [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    except pynvml.NVMLError:
-        return []
+    found = Nvml()
+    handle = found.query("nvmlDeviceGetHandleByUUID", uuid)
+    return [process.pid for process in found.query("nvmlDeviceGetComputeRunningProcesses", handle) or []]
 
 
 def _load() -> ModuleType:
