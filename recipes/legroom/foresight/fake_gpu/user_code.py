@@ -7,10 +7,11 @@ it may be printed and added up, and whoever decides by it gets a Refusal that na
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.parallel import comm
@@ -21,6 +22,7 @@ from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import known_values, library_patches
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat
 from legroom.foresight.places import own_line, reading_line
 from legroom.third_party import accelerate_private, torch_private, transformers_trainer_private
 from legroom.third_party.patching import patched
@@ -40,30 +42,8 @@ _FINITE = {torch.isnan: False, torch.isinf: False, torch.isfinite: True} | {
 }
 
 
-class UnreadNumber(float):
-    """What `.item()` returns: a number that is not known. It can be printed and calculated with, and not compared."""
-
-    where: str
-
-    def __new__(cls, where: str) -> UnreadNumber:
-        number = super().__new__(cls, 1.0)
-        number.where = where
-        return number
-
-    def _refuse(self, *_: Any) -> Any:
-        raise Refusal(_decides(self.where))
-
-    def _calculate(self, *_: Any) -> UnreadNumber:
-        return UnreadNumber(self.where)
-
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _calculate
-    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __abs__ = _calculate
-    __hash__ = float.__hash__
-
-
-def _decides(where: str) -> str:
-    return (
+def _refuse_decision(where: str) -> NoReturn:
+    raise Refusal(
         f"{where}: the step decides by a tensor's value, which only a run computes, so that an estimate cannot know "
         "what it does next. Leave the decision out of the step that is estimated, or estimate each way by itself; "
         "logging, clipping and loss scaling may stay."
@@ -143,12 +123,13 @@ class UserCode(TorchFunctionMode):
             line = known_values.reader()
             self.reads[line] += 1
             if self.reads[line] > MOST_READS:  # a loop that a number would end
-                raise Refusal(_decides(line))
+                _refuse_decision(line)
             return func(*args, **kwargs)
         if func is torch.Tensor.__bool__:
-            raise Refusal(_decides(where))
+            _refuse_decision(where)
         self.fake.warnings[f"the step reads a number from the device ({where}), and it is taken as 1."] = None
-        return UnreadNumber(where) if func is torch.Tensor.item else _NUMBERS[func](1)
+        decide = functools.partial(_refuse_decision, where)
+        return UnknownFloat(1, decide) if func is torch.Tensor.item else _NUMBERS[func](1)
 
     def _assumed_finite(self, func: Callable, args: Any, kwargs: Any) -> Any:
         """isnan and its like: no number is infinite, as far as anybody knows."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ import torch
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import fake_storages, known_values
 from legroom.foresight.fake_gpu.device import CPU, FakeDevice
+from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat, UnknownInt
 from legroom.foresight.fake_gpu.user_code import UserCode
 from legroom.foresight.places import reading_line
 from legroom.foresight.programs import played_types
@@ -30,6 +29,11 @@ _SIZED = re.compile(
 )
 
 
+def here() -> str:
+    """file:line of the script, or of the library, that runs now."""
+    return reading_line() or known_values.reader()
+
+
 class Decisions:
     """Numbers that nobody computed, and what decides by them. strict: nothing may."""
 
@@ -37,8 +41,9 @@ class Decisions:
         self.fake, self.strict = fake, strict
         self.counts: Counter[str] = Counter()
 
-    def no(self, where: str) -> bool:
+    def no(self) -> bool:
         """The answer to a comparison, with a note. Raises Refusal where nothing may decide, or a loop never ends."""
+        where = here()
         self.counts[where] += 1
         if self.strict:
             raise Refusal(f"{where}: the script decides by a number that only a run computes (--strict).")
@@ -49,53 +54,6 @@ class Decisions:
             )
         self.fake.warnings[f"{where} decides by a number that nobody computed; the answer is taken to be no."] = None
         return False
-
-
-_BINARY = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")
-_COMPARES = ("COMPARE_OP", "CONTAINS_OP")  # of Python's bytecode
-_CALCULATED = (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "abs")
-
-
-def _number(base: type) -> type:
-    """A class of numbers that are not known: printed and summed as 1, a comparison is answered no."""
-
-    def calculated(name: str) -> Any:
-        operation = getattr(float, name)
-
-        def calculate(self: Any, *others: Any) -> Any:
-            if any(not isinstance(other, (int, float)) for other in others):
-                return NotImplemented
-            return UnknownFloat(1.0, self.decisions) if operation else NotImplemented
-
-        return calculate
-
-    def compared(name: str) -> Any:
-        def compare(self: Any, *others: Any) -> bool:
-            frame = inspect.currentframe()
-            caller = frame.f_back if frame is not None else None
-            if name == "eq" and caller and dis.opname[caller.f_code.co_code[caller.f_lasti]] not in _COMPARES:
-                return base(self) == others[0]  # a dictionary or a set, of a key
-            return self.decisions.no(here())
-
-        return compare
-
-    def make(cls: Any, value: Any, decisions: Decisions) -> Any:
-        number = base.__new__(cls, value)
-        number.decisions = decisions
-        return number
-
-    methods = {f"__{name}__": calculated(f"__{name}__") for name in _CALCULATED}
-    methods |= {f"__{name}__": compared(name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "bool")}
-    methods |= {"__new__": make, "__hash__": base.__hash__, "__reduce__": lambda self: (base, (1,))}
-    return type(f"Unknown{base.__name__.title()}", (base,), methods)
-
-
-UnknownFloat, UnknownInt = _number(float), _number(int)
-
-
-def here() -> str:
-    """file:line of the script, or of the library, that runs now."""
-    return reading_line() or known_values.reader()
 
 
 class PlayedCode(UserCode):
@@ -130,7 +88,7 @@ class PlayedCode(UserCode):
         if type(kwargs.get("device")) is int:
             kwargs = kwargs | {"device": HERE}
         if func in _COMPARED and any(isinstance(one, torch.Tensor) and fake_storages.is_fake(one) for one in args[:2]):
-            return self.decisions.no(here())
+            return self.decisions.no()
         name = getattr(func, "__name__", "")
         sizes = args[1:2] if name == "__setitem__" else (*args[1:], *args[:1], *kwargs.values())  # not what is set
         if _SIZED.fullmatch(name) and any(map(_is_unknown, sizes)):
@@ -145,12 +103,12 @@ class PlayedCode(UserCode):
         if known is not None:
             return func(known, *args[1:], **kwargs)
         if func is torch.Tensor.__bool__:
-            return self.decisions.no(here())
+            return self.decisions.no()
         if func in self.arrays:
             return self._array(func, tensor)
         kind = UnknownFloat if tensor.is_floating_point() else UnknownInt
         if func is torch.Tensor.item:
-            return self.decisions.no(here()) if tensor.dtype == torch.bool else kind(1, self.decisions)
+            return self.decisions.no() if tensor.dtype == torch.bool else kind(1, self.decisions.no)
         if func is torch.Tensor.__index__ and torch.is_grad_enabled():
             raise Refusal(f"{here()}: a size or a position is a number that only a run computes. Pad to a fixed size.")
         if kind is UnknownInt and func is not torch.Tensor.__float__:
@@ -168,7 +126,7 @@ class PlayedCode(UserCode):
             raise Refusal(f"{here()}: the script copies {tensor.numel():,} numbers that nobody computed to the host.")
         self._taken_as_1()
         if whole and torch.is_grad_enabled():
-            one = UnknownInt(1, self.decisions)
+            one = UnknownInt(1, self.decisions.no)
             return _nested(tensor.shape, one) if func is torch.Tensor.tolist else UnknownArray.of(tensor, one)
         return func(torch.ones(tensor.shape, dtype=tensor.dtype, device=CPU))
 
