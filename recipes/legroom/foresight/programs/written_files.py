@@ -96,14 +96,7 @@ class WrittenFiles:
         """The folder of a shadow, if the script finds that folder: otherwise an open would fail, and it fails."""
         with contextlib.suppress(FileNotFoundError):
             _real["stat"](self.read_from(os.path.dirname(place)))
-            missing = os.path.dirname(shadow)
-            while not _exists(missing):
-                head, _ = os.path.split(missing)
-                if _exists(head):
-                    _real["mkdir"](missing)
-                    missing = os.path.dirname(shadow)
-                else:
-                    missing = head
+            os.makedirs(os.path.dirname(shadow), exist_ok=True)  # whose calls come here, and may write there
 
     # --- what the script calls ---
 
@@ -170,29 +163,25 @@ class WrittenFiles:
         return _real[name](there, *rest, **named)
 
     def listdir(self, path: Any = ".") -> list[Any]:
-        with self.scandir(path) as entries:
-            return [entry.name for entry in entries]
+        return [entry.name for entry in self.entries(path)]
 
-    @contextlib.contextmanager
-    def scandir(self, path: Any = ".") -> Iterator[Iterator[os.DirEntry]]:
-        place = self.place(path)
-        there = self.read_from(path)
+    def scandir(self, path: Any = ".") -> Any:
+        return _real_scandir(path) if isinstance(path, int) else _Scandir(self.entries(path))
+
+    def entries(self, path: Any) -> list[os.DirEntry]:
+        """What is in a folder: from its own place, and written here."""
+        place, there = self.place(path), self.read_from(path)
         found = {}
         folders = [path] if place is None or there == path else [place, there]
         for folder in folders:
             if _exists(folder) or folder is path:
                 with _real_scandir(folder) as entries:
                     found |= {entry.name: entry for entry in entries}
-        shadowed = self.shadow(place) if place is not None else ""
-        names = [name for name, entry in found.items() if not self._is_gone(place, name, entry, shadowed)]
-        yield iter([found[name] for name in names])
-
-    def _is_gone(self, place: str | None, name: str, entry: os.DirEntry, shadowed: str) -> bool:
-        return (
-            place is not None
-            and os.path.join(place, os.fsdecode(name)) in self.removed
-            and not os.fsdecode(entry.path).startswith(shadowed)
-        )
+        if place is None:
+            return list(found.values())
+        gone = {name for name in found if os.path.join(place, os.fsdecode(name)) in self.removed}
+        written = self.shadow(place)
+        return [each for name, each in found.items() if name not in gone or os.fsdecode(each.path).startswith(written)]
 
     def audit(self, event: str, arguments: tuple) -> None:
         """Refuses what comes past the functions above."""
@@ -228,26 +217,20 @@ def _is_ours(process_id: int) -> bool:
     return True  # there is none
 
 
-class _Scandir:
+class _Scandir(Iterator, contextlib.AbstractContextManager):
     """os.scandir's result: an iterator that can be closed, and a context."""
 
-    def __init__(self, context: Any):
-        self._context, self._entries = context, context.__enter__()
+    def __init__(self, entries: list[os.DirEntry]):
+        self._entries = iter(entries)
 
-    def __iter__(self) -> Any:
-        return self._entries
-
-    def __next__(self) -> Any:
+    def __next__(self) -> os.DirEntry:
         return next(self._entries)
-
-    def __enter__(self) -> Any:
-        return self._entries
 
     def __exit__(self, *_: Any) -> None:
         self.close()
 
     def close(self) -> None:
-        self._context.__exit__(None, None, None)
+        """There is nothing open."""
 
 
 @contextlib.contextmanager
@@ -255,8 +238,7 @@ def held(folder: Path, allowed: tuple[str, ...], note: Callable[[str], None]) ->
     """Inside, what the script writes goes to `folder/written`. The audit hook stays: Python cannot remove one."""
     files = WrittenFiles(folder, allowed, note)
     os.mkdir(files.root)
-    made: dict[str, Callable] = {"open": files.os_open, "listdir": files.listdir}
-    made["scandir"] = lambda path=".": _real_scandir(path) if isinstance(path, int) else _Scandir(files.scandir(path))
+    made: dict[str, Callable] = {"open": files.os_open, "listdir": files.listdir, "scandir": files.scandir}
     for names, method in ((CHANGES, files.change), (REMOVES, files.remove), (MOVES, files.move), (LOOKS, files.look)):
         made |= {name: functools.partial(method, name) for name in names}
     with patched(builtins, open=files.open), patched(io, open=files.open), patched(os, **made):

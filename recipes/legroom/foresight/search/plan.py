@@ -47,10 +47,6 @@ class _Request:
     mode: list[str]
     smallest: list[str]
 
-    @property
-    def searches_modes(self) -> bool:
-        return bool(self.mode)
-
 
 def _read(overrides: list[str], options: Options) -> _Request:
     given = {override.lstrip("+~").split("=")[0]: override for override in overrides}
@@ -101,7 +97,7 @@ def plan(overrides: list[str], options: Options) -> tuple[SearchSpace | None, li
 
 def _add_lever(search: SearchSpace, lever: str, request: _Request, share: int) -> None:
     """Enter a lever into the search space, as pinned or with the values to try. share: the largest batch."""
-    if lever == "parallelism" and not request.searches_modes:
+    if lever == "parallelism" and not request.mode:
         if request.keeps_mode or now(search.base, lever) != "single":
             typed = " ".join(override for override in request.overrides if override.startswith(lever))
             search.pinned[lever] = typed or f"{lever}={now(search.base, lever)}"
@@ -143,7 +139,7 @@ def _tried_with(lever: str, request: _Request, share: int) -> list[list[str]]:
         return [[*request.overrides, *request.smallest]]
     if not DIMENSIONS[lever].refuses_others:
         return [[*request.overrides, *request.mode, *request.smallest]]
-    modes = [mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.searches_modes else [[]]
+    modes = [mode_overrides(mode, request.options.gpus or 1) for mode in MODES] if request.mode else [[]]
     largest = [f"{BATCH}={share}"] if request.smallest else []
     return [[*request.overrides, *mode, *largest] for mode in modes]
 
