@@ -160,15 +160,10 @@ class OpTrace:
         Micro-batches that were not run count as the last one; where three were run, as the second: the last alone sends
         gradients to the other ranks.
         """
-        repeated = 1 if len(self.passes) == 3 else len(self.passes) - 1
-        whole = Tally(
-            {phase: Counter(counts) for phase, counts in self.tally.counts.items()},
-            Counter(self.tally.calls),
-            {phase: Counter(places) for phase, places in self.tally.places.items()},
-            set(self.tally.unknown),
-        )
-        for index, tally in enumerate(self.passes):
-            times = 1 + (micro_batches - len(self.passes)) * (index == repeated)
+        repeated = self.passes[1 if len(self.passes) == 3 else -1] if self.passes else None
+        whole = Tally()
+        for tally in (self.tally, *self.passes):
+            times = 1 + (micro_batches - len(self.passes)) * (tally is repeated)
             every = ((whole.counts, tally.counts), (whole.places, tally.places))
             for sums, parts in every:
                 for phase, counts in parts.items():
