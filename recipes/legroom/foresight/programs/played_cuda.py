@@ -34,16 +34,13 @@ CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION = "13.0", 91900, (2, 28, 9)
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
-class PlayedStream(Stream):
+class PlayedStream(Stream, contextlib.AbstractContextManager):
     """A stream or an event of the played GPU."""
 
     device, device_index, cuda_stream, stream_id, priority = HERE, 0, 0, 0, 0
 
     def is_capturing(self) -> bool:
         return False
-
-    def __enter__(self) -> PlayedStream:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         pass
@@ -158,17 +155,12 @@ class _Runtime:
         return _answer(0)
 
 
-class _DeviceContext:
+class _DeviceContext(contextlib.nullcontext):
     """`with torch.cuda.device(0):`"""
 
     def __init__(self, device: Any = None):
+        super().__init__()
         self.idx, self.prev_idx = 0, 0
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: Any) -> None:
-        pass
 
 
 def _accelerator(answers: dict[str, Any], count: int) -> dict[str, Any]:
