@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from legroom.config import Config
-from legroom.foresight.fake_gpu.zero_steps import Tensors, ZeroSteps, joined
+from legroom.foresight.fake_gpu.zero_steps import Tensors, ZeroSteps, joined, placed
 
 
 @dataclass
@@ -177,10 +177,3 @@ class FlatRank(ZeroSteps):
 def trained(group: dict[str, Any]) -> Tensors:
     """The weights of a group of the optimizer that are trained."""
     return [weight for weight in group["params"] if weight.requires_grad]
-
-
-def placed(gradient: torch.Tensor, into: torch.Tensor, at: int) -> torch.Tensor:
-    """The gradient in a flat buffer."""
-    place = into.narrow(0, at, gradient.numel()).view(gradient.shape)
-    place.copy_(gradient)
-    return place

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from legroom.foresight.fake_gpu.zero_gathers import Coordinator, part_of
-from legroom.foresight.fake_gpu.zero_steps import Tensors, ZeroSteps, joined
+from legroom.foresight.fake_gpu.zero_steps import Tensors, ZeroSteps, joined, placed
 
 SUB_GROUP_ELEMENTS = 10**9  # DeepSpeed's default: of this rank's parts, stepped on at a time
 
@@ -115,9 +115,7 @@ class ShardedRank(ZeroSteps):
         if self.elements + weight.numel() > self.bucket and self.elements:
             self._reduce()
         if self.elements + weight.numel() <= self.bucket:
-            place = self.buffer.narrow(0, self.elements, weight.numel()).view(weight.shape)
-            place.copy_(weight.grad)
-            weight.grad = place
+            weight.grad = placed(weight.grad, self.buffer, self.elements)
         self.elements += weight.numel()
         self.waiting.append(weight)
 

@@ -28,3 +28,10 @@ class ZeroSteps:
 def joined(tensors: Tensors) -> torch.Tensor:
     """One flat tensor of several; a single one is not copied."""
     return tensors[0].view(-1) if len(tensors) == 1 else torch.cat([tensor.view(-1) for tensor in tensors])
+
+
+def placed(gradient: torch.Tensor, into: torch.Tensor, at: int) -> torch.Tensor:
+    """The gradient in a flat buffer."""
+    place = into.narrow(0, at, gradient.numel()).view(gradient.shape)
+    place.copy_(gradient)
+    return place
