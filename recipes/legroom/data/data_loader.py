@@ -32,13 +32,16 @@ def batch_loader(data: Data, part: Any, args: TrainingArguments, batch: int, shu
 
 
 def largest_step(data: Data, args: TrainingArguments) -> BatchLoader:
-    """The loader of the one optimizer step that needs the most memory: the longest rows, or the first if all are
-    equally long."""
-    count = min(args.train_batch_size * data.ranks * args.gradient_accumulation_steps, len(data.train))
-    chosen = range(count)
-    if data.collate is not collate.stack:
-        chosen = numpy.argsort(-rows.lengths(data.train), kind="stable")[:count].tolist()
-    return batch_loader(data, data.train.select(chosen), args, args.train_batch_size, shuffle=False)
+    """The loader of the one optimizer step that needs the most memory."""
+    count = args.train_batch_size * data.ranks * args.gradient_accumulation_steps
+    return batch_loader(data, longest(data, data.train, count), args, args.train_batch_size, shuffle=False)
+
+
+def longest(data: Data, part: Any, count: int) -> Any:
+    """So many rows of the data, at most: the longest, or the first if all are equally long."""
+    if data.collate is collate.stack:
+        return part.select(range(min(count, len(part))))
+    return part.select(numpy.argsort(-rows.lengths(part), kind="stable")[:count].tolist())
 
 
 @dataclass(frozen=True)

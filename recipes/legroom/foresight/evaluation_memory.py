@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 
 from legroom import units
 from legroom.config import Config
-from legroom.data import collate, data_loader, rows
-from legroom.data.dataset import Data
+from legroom.data import data_loader
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.memory.allocator import Demand
@@ -38,19 +36,13 @@ def requests(
         figures = loop.step(step)
     del figures
     ends = [len(trace.log.events)]
-    longest = data.eval.select(_longest(data, BATCHES * cfg.eval.batch * data.ranks))
+    longest = data_loader.longest(data, data.eval, BATCHES * cfg.eval.batch * data.ranks)
     with trace, evaluate.evaluating(cfg, loop) as forward:
         loader = data_loader.batch_loader(data, longest, training.args, cfg.eval.batch, shuffle=False)
         figures = evaluate.totals(forward, loader, data.task, loop.accelerator.device)
     del figures
     ends.append(len(trace.log.events))
     return trace.allocator_events_of(ends, [0, 0, 1])
-
-
-def _longest(data: Data, count: int) -> list[int]:
-    if data.collate is collate.stack:
-        return list(range(min(count, len(data.eval))))
-    return numpy.argsort(-rows.lengths(data.eval), kind="stable")[:count].tolist()
 
 
 def judge(cfg: Config, outcome: Record, capacity_bytes: int, demand_within: Callable[[int], Demand]) -> None:
