@@ -36,7 +36,9 @@ class StepPhase:
         self.updates_weight = False
 
     def begin_forward(self) -> None:
-        self.latest = "forward"
+        """A forward pass begins, unless checkpointing runs it again in the backward pass."""
+        if self.current() != "backward":
+            self.latest = "forward"
 
     def current(self) -> str:
         if self.updates_weight:

@@ -10,7 +10,7 @@ import torch
 from played_scripts import play
 
 from legroom import Refusal
-from legroom.foresight.programs.called import NoOptimizer
+from legroom.foresight import user_step
 from legroom.foresight.programs.played_processes import batches_in
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.third_party import torch_private
@@ -88,7 +88,7 @@ class Rows(torch.utils.data.Dataset):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_batch_that_waits_for_an_earlier_one_is_not_counted_before(in_order):
     """How many do is chance, and a measurement would be another each time."""
-    ledger = MemoryLedger(torch.nn.ModuleList(), NoOptimizer(), "cpu")
+    ledger = MemoryLedger(torch.nn.ModuleList(), user_step.optimizer_of(None), "cpu")
     counted = batches_in(ledger.log, torch_private.without_dispatch_modes) if in_order else contextlib.nullcontext()
     with ledger, counted:
         reading = iter(torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=2))

@@ -1,27 +1,15 @@
-"""The modules and optimizers of a script, found while it runs."""
+"""The modules of a script, found while it runs."""
 
 import gc
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
-from torch.utils.hooks import RemovableHandle
 
 from legroom.foresight import user_step
-
-
-class NoOptimizer:
-    """Stands for the optimizers until they are known."""
-
-    param_groups: list[dict[str, Any]] = []
-    state: Mapping[Any, Any] = {}
-
-    def register_step_pre_hook(self, _: Callable) -> Any:
-        return RemovableHandle(OrderedDict())
 
 
 class CalledModules:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from legroom.foresight import user_step
-from legroom.foresight.programs.called import CalledModules, NoOptimizer
+from legroom.foresight.programs.called import CalledModules
 from legroom.foresight.programs.played_processes import batches_in, spawning_here
 from legroom.foresight.programs.steps import Watch
 from legroom.measure import device_memory
@@ -38,10 +38,10 @@ class _Measured:
     def __init__(self, watch: Watch):
         self.on_gpu = torch.cuda.is_available()
         self.device = "cuda" if self.on_gpu else "cpu"
-        self.ledger = MemoryLedger(torch.nn.ModuleList(), NoOptimizer(), self.device)  # pyright: ignore[reportArgumentType]
+        self.ledger = MemoryLedger(torch.nn.ModuleList(), user_step.optimizer_of(None), self.device)
         self.log = self.ledger.log
         self.watch = watch
-        self.called = CalledModules(self._forward_begins)
+        self.called = CalledModules(self.log.phase.begin_forward)
         self.parts: dict[str, Any] = {}
         self.notes: list[str] = []
         self.figures: dict[str, Any] = {}
@@ -61,10 +61,6 @@ class _Measured:
         finally:
             self._observing.close()
             self.called.remove()
-
-    def _forward_begins(self) -> None:
-        if self.log.phase.current() != "backward":
-            self.log.phase.begin_forward()
 
     def _stepped(self, number: int, optimizers: list[torch.optim.Optimizer]) -> None:
         if self.on_gpu:

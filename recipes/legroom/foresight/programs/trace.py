@@ -14,7 +14,7 @@ from torch import nn
 from legroom.foresight import user_step
 from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.foresight.programs import generated, played_processes, weights
-from legroom.foresight.programs.called import CalledModules, NoOptimizer
+from legroom.foresight.programs.called import CalledModules
 from legroom.foresight.programs.played_code import Decisions
 from legroom.foresight.programs.played_device import PlayedDevice
 from legroom.foresight.programs.steps import Watch
@@ -26,8 +26,8 @@ class ProgramTrace:
 
     def __init__(self, fake: PlayedDevice):
         self.fake = fake
-        self.trace = OpTrace(fake, nn.ModuleList(), NoOptimizer())  # pyright: ignore[reportArgumentType]
-        self.called = CalledModules(self._forward_begins)
+        self.trace = OpTrace(fake, nn.ModuleList(), user_step.optimizer_of(None))
+        self.called = CalledModules(self.trace.log.phase.begin_forward)
 
     @contextlib.contextmanager
     def following(self, watch: Watch, decisions: Decisions, ranks: int, ended: Callable[[Any], None]) -> Iterator[None]:
@@ -60,11 +60,6 @@ class ProgramTrace:
                 yield
         finally:
             self.called.remove()
-
-    def _forward_begins(self) -> None:
-        phase = self.trace.log.phase
-        if phase.current() != "backward":
-            phase.begin_forward()
 
     def _step_is_over(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """From here on is the next, of a model that is known."""
