@@ -17,7 +17,6 @@ from legroom.measure.memory_attribution import OPTIMIZER, OTHER
 from legroom.measure.memory_ledger import MemoryLedger
 from legroom.measure.op_flops import operation_flops
 from legroom.measure.storage_log import StorageLog
-from legroom.third_party import torch_private
 
 FOUR = 4  # bytes of a 32-bit float
 FIVE = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "other_bytes")
@@ -225,12 +224,27 @@ def test_counting_changes_no_result(x):
 # --- PyTorch's own count ---------------------------------------------------------------------------
 
 
+def allocated_bytes(profiler) -> list[int]:
+    """What torch's profiler saw: bytes of each allocation, and minus those of each free, in order. Its public events
+    have no order of allocations."""
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def test_allocated_bytes():
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        first = torch.empty(1000, dtype=torch.uint8)
+        second = torch.empty(3000, dtype=torch.uint8)
+        del first, second
+    assert allocated_bytes(found) == [1000, 3000, -1000, -3000]
+
+
 def allocated(work) -> int:
     """The most that PyTorch's CPU allocator gave out at once, beyond what was there before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     live = most = 0
-    for size in torch_private.allocated_bytes(found):
+    for size in allocated_bytes(found):
         live += size
         most = max(most, live)
     return most

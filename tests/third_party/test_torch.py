@@ -208,14 +208,6 @@ def test_uncompiled_hears_of_compiled_functions_and_modules_alone():
     assert len(calls) == 2
 
 
-def test_allocated_bytes():
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
-        first = torch.empty(1000, dtype=torch.uint8)
-        second = torch.empty(3000, dtype=torch.uint8)
-        del first, second
-    assert torch_private.allocated_bytes(found) == [1000, 3000, -1000, -3000]
-
-
 def test_without_graph_is_the_same_memory_and_unseen():
     result, seen = torch.ones(2, requires_grad=True).exp(), []
 

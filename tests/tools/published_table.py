@@ -137,7 +137,7 @@ def guide() -> str:
                 percent(row_errors[0]),
                 mib(in_2022),
                 percent(row_errors[1]),
-                mib(prediction.device_used_bytes(outcome)),
+                mib(outcome.memory.device_used_bytes or 0),
                 outcome.status,
                 f"{published['samples_per_second']:.2f}",
                 f"{speed:.2f}",

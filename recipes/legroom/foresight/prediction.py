@@ -88,13 +88,6 @@ def _demand_within(cfg: Config, events: list[tuple[int, int]], capacity_bytes: i
     return simulation.allocator_demand(events, capacity_bytes, cfg.gpu.memory_bytes)[0]
 
 
-def device_used_bytes(outcome: Record) -> int:
-    """The device memory of a record that `fill` has filled in for a GPU."""
-    used = outcome.memory.device_used_bytes
-    assert used is not None, "the estimate is of a CPU"
-    return used
-
-
 def _fill_device(cfg: Config, outcome: Record, simulated: SimulatedStep, demand: allocator.Demand) -> None:
     """The figures of CUDA's allocator and of the whole device, and whether they fit."""
     memory, capacity = outcome.memory, min(allocator_bytes(cfg), demand.capacity_bytes)

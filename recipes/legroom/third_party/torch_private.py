@@ -266,14 +266,3 @@ def compile_seconds() -> float:
     from torch._dynamo.utils import calculate_time_spent
 
     return calculate_time_spent()["total_wall_time"]
-
-
-# --- memory ------------------------------------------------------------------------------------------
-# torch's documentation shows how to record what CUDA's caching allocator is asked, with these private functions.
-
-
-def allocated_bytes(profiler: Any) -> list[int]:
-    """What torch.profiler.profile(profile_memory=True) saw: bytes of each allocation, and minus those of each free, in
-    order. Its public events have no order of allocations."""
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
