@@ -44,13 +44,16 @@ def screen_text(made: Table, width: int | None = None) -> str:
         f"{status} [{numbers[note]}]" if note in numbers else status for status, note in zip(cells["status"], notes)
     ]
     cells, left_out = _fit(cells, made, width)
+    lines = [f"Not shown, for want of width: {', '.join(left_out)}"] * bool(left_out)
+    lines += [*remarks(made), *_note_lines(made, notes, numbers if "status" in cells else {})]
+    grid = _grid(cells, left={*made.labels, "job", "status", "bound by", "evaluation"})
+    return printed(width, grid, *map(Text, lines))
+
+
+def printed(width: int, *parts: RichTable | Text) -> str:
+    """What rich prints on a terminal of `width` characters, as plain text."""
     file = io.StringIO()
-    console = Console(file=file, width=width, color_system=None, highlight=False)
-    console.print(_grid(cells, left={*made.labels, "job", "status", "bound by", "evaluation"}))
-    if left_out:
-        console.print(Text(f"Not shown, for want of width: {', '.join(left_out)}"))
-    for line in [*remarks(made), *_note_lines(made, notes, numbers if "status" in cells else {})]:
-        console.print(Text(line))
+    Console(file=file, width=width, color_system=None, highlight=False).print(*parts, sep="\n")
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from legroom import units
@@ -17,7 +15,7 @@ from legroom.foresight.search import space
 from legroom.foresight.search.request import Options, Place
 from legroom.foresight.search.space import SearchSpace
 from legroom.records.record import Estimate, Record, verdict_of
-from legroom.report import predicted, tables
+from legroom.report import predicted, screen_table, tables
 from legroom.units import MIB
 
 if TYPE_CHECKING:
@@ -152,9 +150,7 @@ def terminal_table(headings: list[str], cells: list[list[str]], left: int) -> st
         table.add_column(text, justify="left" if index < left else "right", no_wrap=True)
     for row in cells:
         table.add_row(*row)
-    output = io.StringIO()
-    Console(file=output, width=200, color_system=None, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+    return screen_table.printed(200, table)
 
 
 # --- several GPUs ---------------------------------------------------------------------------------------
