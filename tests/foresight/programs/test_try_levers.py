@@ -16,6 +16,7 @@ from legroom.cli import check_levers
 from legroom.foresight.programs import check, program_record, try_levers
 from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import StepEstimate, gpu_of
+from legroom.machine import host
 from legroom.records.record import Error, Estimate, Record
 from legroom.units import MIB, PARTS
 
@@ -189,7 +190,7 @@ def memory(monkeypatch):
         facts = {"arguments": ARGUMENTS | {"per_device_train_batch_size": 8}}
         facts["typed"] = typed(**facts["arguments"], use_peft=False)
         monkeypatch.setattr(try_levers, "checked", checked)
-        monkeypatch.setattr(try_levers, "_has_bitsandbytes", lambda: False)
+        monkeypatch.setattr(host, "has", lambda _: False)
         program = Program("file", "train.py", [])
         first = checked(program, None, None, [])
         found = try_levers.tried(check.Settings(**settings), first, lambda _: None)

@@ -6,7 +6,6 @@ otherwise by another value in the script's process (played_levers.py). Imports n
 
 import dataclasses
 import functools
-import importlib.util
 import math
 import shlex
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from legroom.errors import Refusal
 from legroom.foresight.programs import check
 from legroom.foresight.programs.command import Program
 from legroom.foresight.step_estimate import StepEstimate
+from legroom.machine import host
 
 NOTICED = 0.005  # a smaller share of the memory or the time is no saving
 BF16_CAPABILITY = 8.0
@@ -97,14 +97,10 @@ def levers_of(facts: Mapping[str, Any], gpu: Gpu) -> list[Lever]:
         found.add("weights", dtype="bfloat16")
     if found.flags.get("use_peft", {}).get("value") is False:  # of TRL's ModelConfig
         found.add("adapter", use_peft=True)
-        if _has_bitsandbytes():
+        if host.has("bitsandbytes"):
             found.add("adapter", use_peft=True, load_in_4bit=True)
     order = ("checkpointing", "batch", "optimizer", "weights", "adapter")
     return sorted(found.levers, key=lambda lever: -1 if lever.free else order.index(lever.group))
-
-
-def _has_bitsandbytes() -> bool:
-    return importlib.util.find_spec("bitsandbytes") is not None
 
 
 class Found:
@@ -145,7 +141,7 @@ def _of_arguments(found: Found, values: Mapping[str, Any], bits: str) -> None:
     if optim == "adamw_torch":
         add("optimizer", True, optim="adamw_torch_fused")
     if optim.startswith("adamw_torch"):
-        for kind in ["adamw_bnb_8bit"] * _has_bitsandbytes() + ["adafactor"]:
+        for kind in ["adamw_bnb_8bit"] * host.has("bitsandbytes") + ["adafactor"]:
             add("optimizer", optim=kind)
     batch, steps = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
     for size in (size for size in range(batch - 1, 0, -1) if batch % size == 0):
@@ -166,7 +162,7 @@ def _of_code(found: Found, facts: Mapping[str, Any], bits: str) -> None:
     kinds = {kind: {"optimizer": {"kind": kind}} for kind in ("fused", "8bit", "adafactor")}
     if not optimizer["fused"]:
         found.add("optimizer", f"torch.optim.{optimizer['name']}(..., fused=True)", kinds["fused"], free=True)
-    if _has_bitsandbytes():
+    if host.has("bitsandbytes"):
         in_code = f"bitsandbytes.optim.{optimizer['name']}8bit(...)"
         found.add("optimizer", in_code, kinds["8bit"], use_8bit_adam=True)  # as diffusers' scripts name it
     found.add("optimizer", f"transformers.Adafactor(..., {ADAFACTOR})", kinds["adafactor"])
