@@ -13,16 +13,16 @@ MODES = {
 }
 CHECK = """
 import atexit, os
-import legroom.measure.memory_breakdown as breakdown
-per_rank = breakdown.per_rank
-def checked(memory, rank_info):
+from legroom.records.record import Memory
+of_rank = Memory.of_rank
+def checked(memory, rank):
     import torch, torch.distributed as dist
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == f"GPU-played-{rank_info.rank}", os.environ["CUDA_VISIBLE_DEVICES"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == f"GPU-played-{rank}", os.environ["CUDA_VISIBLE_DEVICES"]
     assert torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
     direct = job.record.config["parallelism"]["nccl_p2p"] is not False
     assert ("NCCL_P2P_DISABLE" in os.environ) != direct
-    return per_rank(memory, rank_info)
-breakdown.per_rank = checked
+    return of_rank(memory, rank)
+Memory.of_rank = checked
 """
 
 

@@ -3,7 +3,7 @@
 import functools
 import math
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from legroom import units
 from legroom.config import Config, Gpu
@@ -78,10 +78,7 @@ def fill(cfg: Config, outcome: Record, simulated: SimulatedStep) -> None:
     else:
         outcome.warnings.append(NO_CPU_TIME)
     outcome.status = outcome.status if outcome.status == "oom" else "ok"
-    memory.per_rank = [
-        {"rank": simulated.rank}
-        | {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
-    ]
+    memory.per_rank = [memory.of_rank(simulated.rank)]
 
 
 def _demand_within(cfg: Config, events: list[tuple[int, int]], capacity_bytes: int) -> allocator.Demand:

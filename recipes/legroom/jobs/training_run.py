@@ -246,7 +246,7 @@ class TrainingRun:
         memory = self.record.memory
         shown: dict[str, Any] = {}  # on the run's page
         if self.cfg.measure.ledger and not self.cfg.model.flex_attention:
-            memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
+            memory.per_rank = collectives.all_gather(memory.of_rank(self.rank_info.rank))
             if self.rank_info.is_main and self.folder is not None:
                 # The ledger's step may then fail without harm to the result. At the end it is written in any case.
                 warnings = [*self.record.warnings, record.NOT_COUNTED]
@@ -263,7 +263,7 @@ class TrainingRun:
             shown["operations"] = measured_operations.enter(self.cfg, self.record, self.loop, self.progress)
         if self.rank_info.is_main and self.folder is not None and any(shown.values()):
             self._write_step_file({"rank": 0} | shown)
-        memory.per_rank = memory_breakdown.per_rank(memory, self.rank_info)
+        memory.per_rank = collectives.all_gather(memory.of_rank(self.rank_info.rank))
         if self.rank_info.world_size > 1:
             memory_breakdown.take_largest(memory)
 

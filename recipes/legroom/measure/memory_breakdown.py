@@ -3,7 +3,6 @@
 import statistics
 import time
 import traceback
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from legroom.measure.step_log import StepLog
 from legroom.measure.timeline import timeline
 from legroom.parallelism import unwrap
 from legroom.ranks import collectives
-from legroom.ranks.rank_info import RankInfo
 from legroom.records.messages import Progress
 from legroom.records.record import Memory, Record
 
@@ -77,12 +75,6 @@ def _set_flops(cfg: Config, record: Record, model_flops: int, step_tokens: int, 
     peak_flops = gpu_specs.peak_flops(record.environment["device_name"], cfg.precision.name)
     if peak_flops and speed.step_seconds_median and loop.accelerator.device.type == "cuda":
         speed.mfu = speed.model_flops_per_step / speed.step_seconds_median / (peak_flops * gpus)
-
-
-def per_rank(memory: Memory, rank_info: RankInfo) -> list[dict[str, Any]]:
-    """The memory figures of each rank."""
-    own = {key: value for key, value in asdict(memory).items() if key not in ("per_rank", "all_ranks_bytes")}
-    return collectives.all_gather({"rank": rank_info.rank} | own)
 
 
 def take_largest(memory: Memory) -> None:

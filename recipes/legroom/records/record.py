@@ -7,7 +7,7 @@ The comment behind a field is its description in docs/record.schema.json.
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from legroom.config import ESTIMATE_ONLY, identity_of
 from legroom.config.fields import RUN
@@ -116,6 +116,11 @@ class Memory:
     host_peak_rss_bytes: int | None = None
     per_rank: list[dict] = field(default_factory=list)  # the figures above are those of the rank with the largest peak
     all_ranks_bytes: dict[str, int] = field(default_factory=dict)  # sums over all ranks
+
+    def of_rank(self, rank: int) -> dict:
+        """An entry of per_rank: these figures, as those of a rank."""
+        own = {key: value for key, value in asdict(self).items() if key not in ("per_rank", "all_ranks_bytes")}
+        return {"rank": rank} | own
 
 
 @dataclass
