@@ -20,7 +20,7 @@ from legroom.options import hooks
 from legroom.parallelism import pipeline, unwrap
 from legroom.ranks import collectives
 from legroom.training.after_step import EvaluateThenSave
-from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
+from legroom.training.step import forward_backward, learning_rate, step_counts, step_shares, whole_norm
 
 
 class Loop:
@@ -43,10 +43,7 @@ class Loop:
         if args.n_gpu > 1:
             self.model = DataParallel(self.model)
         self.parameters = list(self.model.parameters())  # walking through the modules takes 0.2 ms of a step
-        self.steps_per_epoch = math.ceil(len(self.loader) / args.gradient_accumulation_steps)
-        self.total_steps = (
-            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
-        )
+        self.steps_per_epoch, self.total_steps = step_counts(args, len(self.loader))
         self.scheduler = get_scheduler(
             args.lr_scheduler_type, self.optimizer, args.get_warmup_steps(self.total_steps), self.total_steps
         )

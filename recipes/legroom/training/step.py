@@ -6,17 +6,25 @@ batch the share that makes the sum the mean of one large batch. (The Trainer alo
 for models that do not take `num_items_in_batch`.)
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
+from transformers import TrainingArguments
 
 from legroom.data.collate import IGNORE_INDEX
 from legroom.data.data_loader import Batch
 from legroom.parallelism.unwrap import inner_optimizer
 from legroom.ranks import collectives
+
+
+def step_counts(args: TrainingArguments, batches: int) -> tuple[int, int]:
+    """Optimizer steps of an epoch of so many micro-batches, and of the whole training."""
+    per_epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    return per_epoch, args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
 
 
 def labels_in(labels: torch.Tensor) -> Any:

@@ -23,7 +23,7 @@ from legroom.ranks import collectives
 from legroom.third_party import accelerate_private
 from legroom.third_party.transformers_trainer_private import HookedTrainer
 from legroom.training.after_step import EvaluateThenSave
-from legroom.training.step import forward_backward, learning_rate, step_shares, whole_norm
+from legroom.training.step import forward_backward, learning_rate, step_counts, step_shares, whole_norm
 
 
 class LegroomTrainer(HookedTrainer):
@@ -128,10 +128,7 @@ class Loop:
         self.trainer.remove_callback(PrinterCallback)
         self.accelerator = self.trainer.accelerator
         batches = math.ceil(len(data.train) / (args.train_batch_size * data.ranks))
-        self.steps_per_epoch = math.ceil(batches / args.gradient_accumulation_steps)
-        self.total_steps = (
-            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.steps_per_epoch)
-        )
+        self.steps_per_epoch, self.total_steps = step_counts(args, batches)
 
     @property
     def model(self) -> Any:
