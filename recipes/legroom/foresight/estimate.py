@@ -95,10 +95,8 @@ def _write_step_file(
     gpu = cfg.gpu if host.gpu(cfg) and not cfg.parallelism.steps_on_host else None
     operations = anatomy.predicted(simulated.tally, gpu, cfg.precision.name, cfg.parallelism.world_size)
     outcome.operations = operations.summary
-    try:
-        step_file.write({"rank": simulated.rank, "timeline": timeline, "operations": operations.details}, folder)
-    except OSError as error:
-        outcome.warnings.append(f"the page lacks the timeline of the memory: {error.strerror}.")
+    shown = {"rank": simulated.rank, "timeline": timeline, "operations": operations.details}
+    outcome.warnings += step_file.try_writing(shown, folder)
 
 
 def _explain(cfg: Config, trials: advice.Trials, simulated: SimulatedStep, folder: Path, progress: Any) -> None:

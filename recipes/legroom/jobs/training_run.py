@@ -262,18 +262,11 @@ class TrainingRun:
             self.progress.enter("count", "timing operations")
             shown["operations"] = measured_operations.enter(self.cfg, self.record, self.loop, self.progress)
         if self.rank_info.is_main and self.folder is not None and any(shown.values()):
-            self._write_step_file({"rank": 0} | shown)
+            for text in step_file.try_writing({"rank": 0} | shown, self.folder):
+                self.progress.warn(text)
         memory.per_rank = collectives.all_gather(memory.of_rank(self.rank_info.rank))
         if self.rank_info.world_size > 1:
             memory_breakdown.take_largest(memory)
-
-    def _write_step_file(self, values: dict[str, Any]) -> None:
-        """Write what the run's page shows of one step."""
-        assert self.folder is not None
-        try:
-            step_file.write(values, self.folder)
-        except OSError as error:
-            self.progress.warn(f"the page lacks the timeline of the memory: {error.strerror}.")
 
 
 def _measured_model(memory: Memory, cfg: Config, build_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:

@@ -20,6 +20,15 @@ def write(values: dict[str, Any], folder: Path) -> None:
     atomic_file.write(Path(folder, FILE_NAME), gzip.compress(text.encode(), 6, mtime=0))
 
 
+def try_writing(values: dict[str, Any], folder: Path) -> list[str]:
+    """Write the file. Returns a warning where that fails."""
+    try:
+        write(values, folder)
+    except OSError as error:
+        return [f"the page lacks the timeline of the memory: {error.strerror}."]
+    return []
+
+
 def read(folder: Path) -> dict[str, Any] | None:
     """What the file holds; None without a file. Raises OSError or ValueError where it is damaged or too large."""
     try:
