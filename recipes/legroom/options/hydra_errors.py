@@ -51,7 +51,8 @@ def explain(error: Exception, conf: Path) -> str:
     if isinstance(error, (yaml.YAMLError, UnicodeDecodeError)):
         return _unreadable_file(error, conf)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _missing(error, conf)
+        unknown = _unknown_option(str(error.missing_cfg_file), conf) if error.options is not None else _said(text)
+        return _of_file(text) or unknown  # what the file of a name refers to, or an option
     not_overridden = re.search(r"Could not override '([^'@]+)", text)
     found = re.search(r"full_key: (\S+)", text_and_cause) or not_overridden
     key = found[1] if found else None
@@ -115,12 +116,6 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError, conf: Path) -> 
         except UnicodeDecodeError as wrong:
             return f"{path}: it is no UTF-8 text ({wrong.reason} at byte {wrong.start})."
     return f"a YAML file of the configuration is no UTF-8 text: {' '.join(str(error).split())}."
-
-
-def _missing(error: MissingConfigException, conf: Path) -> str:
-    """The line for a file that does not exist: an option, or what the file of a name refers to."""
-    text, missing = str(error), str(error.missing_cfg_file)
-    return _of_file(text) or (_unknown_option(missing, conf) if error.options is not None else _said(text))
 
 
 def _unknown_option(missing: str, conf: Path) -> str:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn
 
 from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
@@ -19,8 +20,6 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
 
     Hydra gives a job its own overrides, but not those of the sweep; with them the number of jobs is known in advance.
     """
-    from hydra._internal.utils import get_args_parser
-
     overrides = get_args_parser().parse_args(list(argv)).overrides
     return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
 
@@ -61,8 +60,6 @@ class Flag(NamedTuple):
 @functools.cache
 def flags() -> dict[str, Flag]:
     """Every flag of Hydra's command line, long and short."""
-    from hydra._internal.utils import get_args_parser
-
     return {
         name: Flag(action.nargs is None, tuple(action.choices or ()) if action.nargs == "?" else ())
         for action in get_args_parser()._actions
@@ -72,8 +69,6 @@ def flags() -> dict[str, Flag]:
 
 def flag_problem(argv: Sequence[str]) -> str | None:
     """What Hydra's parser says of flags that it does not take, where it would print its usage and exit; else None."""
-    from hydra._internal.utils import get_args_parser
-
     parser = get_args_parser()
 
     def error(message: str) -> NoReturn:
