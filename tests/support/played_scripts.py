@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -28,12 +28,25 @@ class Rows(torch.utils.data.Dataset):
 """
 
 
+class Enough(BaseException):
+    """The script has taken the steps that were wanted. `except Exception` in a script does not catch it."""
+
+
+def watch_of(limit: int | None = None) -> steps.Watch:
+    """A Watch in this process, which ends a script by Enough."""
+
+    def enough() -> NoReturn:
+        raise Enough
+
+    return steps.Watch(limit, enough)
+
+
 def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = False, **options: Any) -> SimpleNamespace:
     """The estimate of a script: StepEstimate's fields as attributes, and `facts` where changes= is given."""
     file = folder / "script.py"
     file.write_text(textwrap.dedent(text))
     ranks = options.get("ranks", 1)
-    watch = steps.Watch(check.STEPS + (ranks > 1))
+    watch = watch_of(check.STEPS + (ranks > 1))
     bitsandbytes_private.clear_overrides()  # a check has a process of its own
     asked = {"gpus": {gpu: gpu_of(gpu)}, "margin": 0.03, "strict": strict, "ranks": 1} | options
     with pytest.MonkeyPatch.context() as patch:
@@ -42,7 +55,7 @@ def play(folder: Path, text: str, *argv: str, gpu: str = GPU, strict: bool = Fal
         for name, value in command.rank_environment(ranks).items() if ranks > 1 else ():
             patch.setenv(name, value)
         random = torch.random.get_rng_state()
-        with pytest.raises(steps.Enough), played_run.observe(asked, watch) as found, watch.watching():
+        with pytest.raises(Enough), played_run.observe(asked, watch) as found, watch.watching():
             runpy.run_path(str(file), run_name="__main__")
         torch.random.set_rng_state(random)
     return SimpleNamespace(**found()["estimates"][gpu], facts=found().get("facts"))

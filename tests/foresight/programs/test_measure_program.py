@@ -6,11 +6,11 @@ from dataclasses import asdict
 import pytest
 import shared_records
 import torch
+from played_scripts import Enough, watch_of
 
 from legroom.cli import measure as measure_command
 from legroom.errors import Refusal
 from legroom.foresight.programs import measured, played_cpu, process
-from legroom.foresight.programs.steps import Enough, Watch
 
 WIDTH, ROWS = 64, 32
 SCRIPT = f"""
@@ -44,7 +44,7 @@ def train(watch):
 def test_the_bytes_of_a_run_are_those_that_are_predicted():
     found = []
     for observe in (measured.observe, played_cpu.observe):
-        watch = Watch(measured.OBSERVED)
+        watch = watch_of(measured.OBSERVED)
         with watch.watching(), observe({}, watch) as finish:
             with pytest.raises(Enough):
                 train(watch)
@@ -57,7 +57,7 @@ def test_the_bytes_of_a_run_are_those_that_are_predicted():
 
 def test_a_data_loader_reads_in_processes_of_its_own():
     """The first argument of its processes is a number, and none of them trains."""
-    watch = Watch(measured.OBSERVED)
+    watch = watch_of(measured.OBSERVED)
     with watch.watching(), played_cpu.observe({}, watch) as finish, pytest.raises(Enough):
         model = torch.nn.Linear(8, 8)
         optimizer = torch.optim.SGD(model.parameters())
@@ -68,7 +68,7 @@ def test_a_data_loader_reads_in_processes_of_its_own():
 
 
 def test_a_process_that_a_script_spawns_is_measured_here():
-    watch = Watch(measured.OBSERVED)
+    watch = watch_of(measured.OBSERVED)
     with watch.watching(), measured.observe({}, watch) as finish:
         with pytest.raises(Enough):
             torch.multiprocessing.spawn(lambda rank, watch: train(watch), (watch,))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from played_scripts import Enough, watch_of
 
 from legroom.errors import Refusal
 from legroom.foresight.programs import called, steps
@@ -20,11 +21,11 @@ def stepping(one):
 
 def test_a_step_is_over_when_each_optimizer_has_stepped():
     seen = []
-    watch = steps.Watch(2)
+    watch = watch_of(2)
     watch.on_step.append(lambda number, optimizers: seen.append((number, len(optimizers))))
     with watch.watching():
         generator, discriminator = optimizer(), optimizer()
-        with pytest.raises(steps.Enough):
+        with pytest.raises(Enough):
             for _ in range(9):
                 stepping(discriminator)
                 stepping(discriminator)
@@ -34,21 +35,21 @@ def test_a_step_is_over_when_each_optimizer_has_stepped():
 
 def test_an_optimizer_that_never_steps_is_not_waited_for_without_end():
     """As of the folds of a cross-validation. What was waited for is one step, and no step is left out."""
-    seen, watch = [], steps.Watch(2)
+    seen, watch = [], watch_of(2)
     watch.on_step.append(lambda number, _: seen.append(number))
     with watch.watching():
         kept, used = optimizer(), optimizer()
-        with pytest.raises(steps.Enough):
+        with pytest.raises(Enough):
             for _ in range(steps.PATIENCE + 3):
                 stepping(used)
     assert not kept.state and seen == [1, 2]
 
 
 def test_the_line_is_the_scripts_and_an_exception_of_the_script_does_not_catch_the_stop():
-    watch = steps.Watch(1)
+    watch = watch_of(1)
     with watch.watching():
         one = optimizer()
-        with pytest.raises(steps.Enough):
+        with pytest.raises(Enough):
             try:
                 stepping(one)
             except Exception:
@@ -57,7 +58,7 @@ def test_the_line_is_the_scripts_and_an_exception_of_the_script_does_not_catch_t
 
 
 def test_a_scaler_leaves_out_steps():
-    watch = steps.Watch()
+    watch = watch_of()
     with watch.watching():
         one, scaler = optimizer(), torch.amp.GradScaler("cpu", init_scale=4.0)
         for value in (float("inf"), 1.0):
@@ -76,7 +77,7 @@ def test_a_scaler_leaves_out_steps():
 
 
 def test_nothing_is_watched_afterwards():
-    watch = steps.Watch()
+    watch = watch_of()
     with watch.watching():
         one = optimizer()
     stepping(one)

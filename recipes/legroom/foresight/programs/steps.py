@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -17,14 +17,6 @@ PATIENCE = 10  # steps of one optimizer, after which another one that has taken 
 MOST_SKIPPED = 30  # steps in a row that a gradient scaler leaves out
 
 
-class Enough(BaseException):
-    """The script has taken the steps that were wanted. `except Exception` in a script does not catch it."""
-
-
-def _raise() -> None:
-    raise Enough
-
-
 class Watch:
     """Counts the optimizer steps of everything that runs inside `watching()`.
 
@@ -32,10 +24,10 @@ class Watch:
     that was built and never steps is waited for PATIENCE steps of the others. Steps of a closure, or of a wrapper by
     Accelerate, Lightning or the Trainer, are those of the optimizer below; accumulation steps are none.
 
-    limit: after that many steps, `enough` is called, which does not return (it raises Enough unless it is given).
+    limit: after that many steps, `enough` is called, which does not return.
     """
 
-    def __init__(self, limit: int | None = None, enough: Callable[[], None] = _raise):
+    def __init__(self, limit: int | None, enough: Callable[[], NoReturn]):
         self.limit, self.enough = limit, enough
         self.before_step: list[Callable[[torch.optim.Optimizer], None]] = []  # called before an optimizer's step
         self.on_step: list[Callable[[int, list[torch.optim.Optimizer]], None]] = []  # after the last one's: its number
