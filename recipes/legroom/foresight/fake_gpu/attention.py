@@ -217,22 +217,21 @@ def backward_workspace_bytes(name: str, query: Tensor, key: Tensor, begins: Tens
     """
     if begins is not None:  # mha_varlen_bwd: 128 more a row
         tokens, heads, size = query.shape
-        wide = -(-size // 32) * 32 if size <= 192 else 256
-        shared = 2 * query.element_size() * key.shape[0] * heads * size if key.shape[1] != heads else 0
-        return 4 * heads * (tokens + 128 * (begins.shape[0] - 1)) * (wide + 1) + shared
-    if name.startswith("_flash_attention"):  # (B, T, H, D)
-        query, key = query.transpose(1, 2), key.transpose(1, 2)
-    batch, heads, length, size = query.shape
-    padded = -(-length // 128) * 128
+        padded, keys = tokens + 128 * (begins.shape[0] - 1), key.shape[0]
+    else:
+        if name.startswith("_flash_attention"):  # (B, T, H, D)
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
+        batch, heads, length, size = query.shape
+        tokens, padded, keys = batch * length, batch * -(-length // 128) * 128, batch * key.shape[2]
     if "flash_attention_backward" in name:
         # flash_api.cpp, mha_bwd: the gradient of the queries in fp32, and one sum per row. With grouped-query attention
         # also the gradients of keys and values per query head.
         wide = -(-size // 32) * 32 if size <= 192 else 256
-        shared = 2 * query.element_size() * batch * heads * key.shape[2] * size if key.shape[1] != heads else 0
-        return 4 * batch * heads * padded * (wide + 1) + shared
+        shared = 2 * query.element_size() * keys * heads * size if key.shape[1] != heads else 0
+        return 4 * heads * padded * (wide + 1) + shared
     if "efficient_attention_backward" in name:
         # kernel_backward.h: one sum per row; with 16-bit inputs also the gradient of the queries in fp32
-        return 4 * batch * heads * (length + (0 if query.dtype == torch.float32 else padded * size))
+        return 4 * heads * (tokens + (0 if query.dtype == torch.float32 else padded * size))
     if "cudnn_attention_backward" in name:  # cuDNN chooses its workspace; flash attention's is assumed
-        return 4 * batch * heads * padded * (size + 1)
+        return 4 * heads * padded * (size + 1)
     return 0
