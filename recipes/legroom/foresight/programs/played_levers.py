@@ -84,12 +84,10 @@ def optimizers_seen(optimizers: list[torch.optim.Optimizer]) -> list[dict[str, A
     ]
 
 
-@contextlib.contextmanager
-def _optimizer(kind: str | None) -> Iterator[None]:
+def _optimizer(kind: str | None) -> contextlib.AbstractContextManager:
     """Inside, Adam and AdamW of torch are another implementation, whatever name they were imported by."""
     if kind is None:
-        yield
-        return
+        return contextlib.nullcontext()
     init = torch.optim.Adam.__init__
 
     def fused(optimizer: Any, *args: Any, **settings: Any) -> None:
@@ -113,8 +111,7 @@ def _optimizer(kind: str | None) -> Iterator[None]:
         optimizer.__class__ = type(made)  # the object is the script's, whatever name it has imported the class by
         vars(optimizer).update(vars(made))
 
-    with patched(torch.optim.Adam, __init__=fused if kind == "fused" else other):
-        yield
+    return patched(torch.optim.Adam, __init__=fused if kind == "fused" else other)
 
 
 def _models(changes: Mapping[str, Any], facts: dict[str, Any]) -> Callable[[torch.nn.Module, Any], None]:
