@@ -19,6 +19,7 @@ from legroom.config import Config
 from legroom.errors import Refusal
 from legroom.options import gpu
 from legroom.parallelism import experts, four_bits
+from legroom.parallelism.pipeline_parts import layers_of
 from legroom.ranks import collectives, rank_info
 from legroom.third_party import transformers_models_private
 
@@ -127,11 +128,10 @@ def units(model: PreTrainedModel, wrap: str, min_parameters: int | None = None) 
 
 
 def _layer_units(model: PreTrainedModel) -> list[nn.Module]:
-    """The transformer layers, which are the longest ModuleList, and the embeddings if they are not tied."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    """The transformer layers, and the embeddings if they are not tied."""
     first, last = model.get_input_embeddings(), model.get_output_embeddings()
     tied = last is not None and first.weight is last.weight
-    return [*max(lists, key=len), *([] if tied else [module for module in (first, last) if module is not None])]
+    return [*layers_of(model)[1], *([] if tied else [module for module in (first, last) if module is not None])]
 
 
 def _size_units(model: nn.Module, min_parameters: int) -> list[nn.Module]:
