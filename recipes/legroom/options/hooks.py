@@ -158,9 +158,9 @@ class Behaviour:
         """What a person may not expect of this model with the lever; a line each."""
         return []
 
-    def around_step(self) -> AbstractContextManager | None:
+    def around_step(self) -> AbstractContextManager:
         """A context around the forward and the backward pass of a micro-batch."""
-        return None
+        return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,8 @@ def accelerator_arguments(cfg: Config, args: TrainingArguments) -> dict[str, Any
 def around_step(levers: list[Behaviour]) -> Iterator[None]:
     """The `around_step` of all these levers as one context manager, the first one's outermost; for one micro-batch."""
     with contextlib.ExitStack() as stack:
-        for context in (lever.around_step() for lever in levers):
-            if context is not None:
-                stack.enter_context(context)
+        for lever in levers:
+            stack.enter_context(lever.around_step())
         yield
 
 
