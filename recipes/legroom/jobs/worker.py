@@ -50,11 +50,15 @@ def main(job: launch.Job, pipe: Connection) -> None:
         code = 1
         worker_environment.lift_memory_limit()
         _note_failure(cfg, job, error, progress.phase, send)
-    if job.rank_info.is_main and not _write_record(job):
+    if job.rank_info.is_main:
+        assert job.folder is not None
         try:
-            send(RecordUnwritten(job.record))  # the parent tries again, and shows it in any case
+            record_file.write(job.record, job.folder)
         except OSError:
-            code = 1
+            try:
+                send(RecordUnwritten(job.record))  # the parent tries again, and shows it in any case
+            except OSError:
+                code = 1
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -132,13 +136,3 @@ def _report_failure(rank_info: RankInfo, failure: RankFailed, send: Send) -> Non
     elif rank_info.is_main:
         with contextlib.suppress(OSError):
             send(RankFailed.from_dict(cause))
-
-
-def _write_record(job: launch.Job) -> bool:
-    """Write the record; False if that fails."""
-    assert job.folder is not None
-    try:
-        record_file.write(job.record, job.folder)
-    except OSError:
-        return False
-    return True
