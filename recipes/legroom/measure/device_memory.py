@@ -17,11 +17,6 @@ def nvml_used_bytes() -> int | None:
     return nvml.used_bytes(host.gpus()[0].uuid) if host.gpus() else None
 
 
-def others_on_device() -> list[int]:
-    """Ids of other processes that compute on the job's GPU (empty inside most containers)."""
-    return [pid for pid in nvml.compute_process_ids(host.gpus()[0].uuid) if pid != os.getpid()]
-
-
 def host_peak_rss_bytes() -> int:
     """The largest resident set size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -68,7 +63,7 @@ def open_gpu(memory: Memory, progress: Progress) -> None:
             "torch. Update it, or choose device=cpu."
         )
     memory.device_used_at_start_bytes = used_bytes = nvml_used_bytes()
-    others = others_on_device()
+    others = [pid for pid in nvml.compute_process_ids(host.gpus()[0].uuid) if pid != os.getpid()]
     if others or (used_bytes or 0) > nvml.IDLE_GPU_BYTES:
         by = f" by process {', '.join(map(str, others))}" if others else ""
         progress.warn(
