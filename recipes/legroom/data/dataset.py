@@ -152,16 +152,10 @@ def _source(cfg: Config, task: str, vocab: int, head: Head) -> Data:
     if task == "masked_lm":
         encoder.need_mask("bytes")
     train = part([p for i, p in enumerate(paths) if i % EVAL_FILE_INTERVAL], _samples(cfg), length, length)
-    held_out = (
-        part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *data_options.window_and_stride(cfg))
-        if cfg.data.eval_samples
-        else None
-    )
-    pad = (
-        collate.stack
-        if data_options.window_and_stride(cfg) == (length, length)
-        else collate.Padding(1, length, 0, with_mask=False)
-    )
+    held_out, settings = None, data_options.window_and_stride(cfg)
+    if cfg.data.eval_samples:
+        held_out = part(paths[::EVAL_FILE_INTERVAL], cfg.data.eval_samples, *settings)
+    pad = collate.stack if settings == (length, length) else collate.Padding(1, length, 0, with_mask=False)
     made = Data(task, train, held_out, pad, encoder.vocab, tokenizer=encoder.tokenizer, warnings=warnings)
     made.masking = _masking(cfg, task, encoder)
     return made

@@ -93,10 +93,8 @@ def wrong_encoding(path: Path, encoding: str) -> str:
     """What is wrong with a file that is not in `encoding`, and what to do."""
     sample = _sample(path)
     seems = _encoding_of(sample)
-    reads = f", as which it reads '...{_reads_as(sample, seems)}...'" if seems != encoding else ""
-    advice = (
-        f"Type data.encoding={seems}, or convert it: iconv -f {seems} -t utf-8 {path.name} > new{path.suffix}"
-        if seems != encoding
-        else "It may be damaged, or no text."
-    )
+    reads, advice = "", "It may be damaged, or no text."
+    if seems != encoding:
+        reads = f", as which it reads '...{_reads_as(sample, seems)}...'"
+        advice = f"Type data.encoding={seems}, or convert it: iconv -f {seems} -t utf-8 {path.name} > new{path.suffix}"
     return f"it is not in {encoding}, and seems to be in {seems}{reads}. {advice}"

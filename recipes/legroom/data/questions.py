@@ -186,9 +186,8 @@ def _windows(
             if answers is not None:
                 answers.question_of.append(number)
                 answers.spans.append(spans)
-            types = (
-                {"token_type_ids": found["token_type_ids"][window]} if with_types and "token_type_ids" in found else {}
-            )
+            has_types = with_types and "token_type_ids" in found
+            types = {"token_type_ids": found["token_type_ids"][window]} if has_types else {}
             yield {"input_ids": ids, **types, "start_positions": first, "end_positions": last}
 
 

@@ -63,7 +63,7 @@ class Evaluation:
     f1: float | None = None  # 0 to 1: of several labels, all pairs of a row and a label; SQuAD's of answers
     exact_match: float | None = None  # 0 to 1: rows whose labels, or questions whose answer, are right
     pearson: float | None = None  # data.task=regression: correlation of the predicted numbers and the true ones
-    most_frequent_share: float | None = None  # 0 to 1, beside an accuracy: of the most frequent label of these samples
+    most_frequent_share: float | None = None  # 0 to 1: of the most frequent label of these samples
 
 
 @dataclass
