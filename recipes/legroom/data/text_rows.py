@@ -181,7 +181,6 @@ def build(
 
     Raises Refusal if there is nothing to train on.
     """
-    names: list[str] = []
     if task == "masked_lm":
         encoder.need_mask(str(cfg.data.tokenizer))
     if encoder.end is None:
@@ -192,7 +191,7 @@ def build(
     if task in OF_ROWS:
         train, evaluated, names = labelled(cfg, task, texts, held_out, encoder, head, warn)
     else:
-        train, evaluated = language_modelling(cfg, texts, held_out, encoder, one_text)
+        (train, evaluated), names = language_modelling(cfg, texts, held_out, encoder, one_text), []
     if not len(train):
         raise Refusal(f"data.path={cfg.data.path} holds no text of two tokens or more.")
     return train, evaluated, names, encoder

@@ -35,9 +35,8 @@ def page(files: str, title: str, names: Sequence[str], data: str, start: str, sh
     and the one that runs last. data: JavaScript, or a path to a script that begins with "./". shared: the address of
     the folder with the assets; None: they are in the page.
     """
-    scripts = [_script(name, shared) for name in [LIBRARY, *names]]
-    scripts.append(f'<script src="{data}"></script>' if data.startswith("./") else f"<script>{data}</script>")
-    scripts.append(_script(start, shared))
+    figures = f'<script src="{data}"></script>' if data.startswith("./") else f"<script>{data}</script>"
+    scripts = [*(_script(name, shared) for name in [LIBRARY, *names]), figures, _script(start, shared)]
     style = f"<style>{asset(STYLE)}</style>"
     if shared is not None:
         style = f'<link rel="stylesheet" href="{html.escape(shared)}/{STYLE}">'
