@@ -165,6 +165,9 @@ def test_a_model_of_conversations_stops_where_its_template_ends_an_answer(train,
     assert found.eos_token_id == [0, 7, turn] and said
     card = (run.folder / "model" / "README.md").read_text()
     assert ("GenerationConfig.from_pretrained" in card) == (words == ["adapter=lora"]), "generate has to be given it"
+    namespace: dict = {"print": lambda made: namespace.update(made=made)}
+    exec(card.rpartition("\n```")[0].rpartition("```\n")[2].replace("FOLDER", f"{run.folder}/model"), namespace)
+    assert namespace["made"][-1]["role"] == "assistant"
     if words == ["adapter=lora"]:
         assert export.main([str(run.folder), "--merge", "--device", "cpu"]) == 0
         found = transformers.GenerationConfig.from_pretrained(run.folder / "merged")

@@ -37,8 +37,13 @@ KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
     "ForQuestionAnswering": ("question-answering", "question answering"),
     "ForMaskedLM": ("fill-mask", "masked language modelling"),
 }
+WRITER = """from transformers import IMPORTS
+
+use = pipeline("text-generation", model="FOLDER", tokenizer="FOLDER")
+print(use(GIVEN, max_new_tokens=50ENDS)[0]["generated_text"])"""
+TALK = '[{"role": "user", "content": "a question"}]'
 # Of an adapter: with the base, transformers and peft take what generates from the base alone.
-ENDS = 'give `generation_config=GenerationConfig.from_pretrained("FOLDER")` to generate'
+ENDS = ', generation_config=GenerationConfig.from_pretrained("FOLDER")'
 FILES = ("data.path", "data.eval_path")
 # Sections that say nothing about the model.
 NOT_SHOWN = {"tracker", "launch", "save", "measure", "resume", "resume_allow", "objective", "hydra"}
@@ -84,6 +89,14 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
         use = called.replace("CLASS", outcome.model.architecture if outcome.model else "AutoModel")
     elif use and adapter and kind != WRITES:
         use = CLASSIFIER.replace("BASE", base if _is_id(str(pretrained)) else f"path/to/{base}")
+    elif use and kind == WRITES:
+        talks, own_ends = "chat" in (data["name"], data.get("task")), bool(adapter) and says_ends
+        lines_of_python = (
+            WRITER.replace("IMPORTS", "GenerationConfig, pipeline" if own_ends else "pipeline")
+            .replace("GIVEN", TALK if talks else '"a text"')
+            .replace("ENDS", ENDS if own_ends else "")
+        )
+        use = f"{use}\n```\n\nOr with transformers:\n\n```\n{lines_of_python}"
     front = {
         "library_name": "peft" if adapter else "transformers",
         "base_model": pretrained if pretrained and _is_id(pretrained) else None,
@@ -96,7 +109,6 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
         "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
         "Task": data["task"] if data.get("task") in ("regression", "multi_label") else kind[1],
         "The loss is on": data.get("train_on"),
-        "To end answers": ENDS if adapter and says_ends else None,
         "Training": f"{outcome.training.steps:,} steps, {outcome.training.samples:,} samples, "
         f"{config['precision']['name']}, {config['optim']['name']}, learning rate {config['train']['learning_rate']:g}",
         "Loss of the last step": outcome.training.final_loss,
