@@ -234,12 +234,17 @@ def test_an_adapter_of_a_classifier_is_merged(export, train, base, tmp_path):
 
 
 def test_how_a_gguf_file_is_made(export, base, tuned, tmp_path):
-    code, out, _ = export(tuned, "--gguf")
+    for of_bytes in (base, tuned):
+        code, _, err = export(of_bytes, "--gguf")
+        assert code == 2 and "bytes" in err
+    run = shutil.copytree(tuned, tmp_path / "run")
+    values = json.loads((run / "model/tokenizer.json").read_text())
+    values["model"]["vocab"]["word"] = 257
+    (run / "model/tokenizer.json").write_text(json.dumps(values))
+    code, out, _ = export(run, "--gguf")
     lines = [line.strip() for line in out.splitlines()]
-    assert code == 0 and any(line.endswith(f"{tuned} --merge") for line in lines), "an adapter is merged first"
-    assert any("convert_hf_to_gguf.py" in line and f"{tuned}/merged " in line for line in lines)
-    code, _, err = export(base, "--gguf")
-    assert code == 2 and "bytes" in err
+    assert code == 0 and any(line.endswith(f"{run} --merge") for line in lines), "an adapter is merged first"
+    assert any("convert_hf_to_gguf.py" in line and f"{run}/merged " in line for line in lines)
     (tmp_path / "config.json").write_text("{}")
     code, _, err = export(tmp_path, "--gguf")
     assert code == 2 and "no tokenizer" in err

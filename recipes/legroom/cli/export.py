@@ -12,6 +12,7 @@ from legroom import invocation
 from legroom.cli import console
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
+from legroom.options.data_sources import BYTE_VOCAB
 from legroom.records import saved_model
 from legroom.records.saved_model import ADAPTER_FILE
 from legroom.units import GIB
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     if asked.merge:
         _merge(asked, folder, found)
     elif asked.gguf:
-        console.say(gguf(folder, found, asked.run))
+        console.say(gguf(folder, asked.run))
     else:
         console.say(_to_hub(folder, asked.hub, asked.public, asked.run))
     return 0
@@ -57,14 +58,15 @@ def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> Non
         console.say(f"Use it: {invocation.command('chat')} {shlex.quote(str(target))}")
 
 
-def gguf(folder: Path, found: Record | None, run: Path) -> str:
+def gguf(folder: Path, run: Path) -> str:
     """How a model becomes a GGUF file: the converter is a script of llama.cpp's repository, and in no package. Raises
     Refusal for a model that its converter does not take."""
     if _classifies(folder):
         raise Refusal(f"{folder} holds a classifier, and a GGUF file is for a model that writes. Use it with Python.")
     if not (folder / "tokenizer_config.json").is_file():
         raise Refusal(f"{folder} has no tokenizer, without which there is no GGUF file. Copy that of its base into it.")
-    if found is not None and not (found.config["model"].get("pretrained") or found.config["data"].get("tokenizer")):
+    file = folder / "tokenizer.json"
+    if file.is_file() and len(json.loads(file.read_text())["model"].get("vocab", ())) == BYTE_VOCAB:
         raise Refusal(
             f"{folder} has the tokenizer of bytes that a model from random weights gets, and llama.cpp's converter "
             "knows published tokenizers. Train from one: model.pretrained=, or data.tokenizer=."
