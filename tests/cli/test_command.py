@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import yaml
 from conftest import CONF, compose, small, start_legroom
@@ -53,6 +55,16 @@ def imported(err: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+@contextlib.contextmanager
+def two_seconds_of_a_core() -> Iterator[None]:
+    """Of the processes that the block started and waited for; the clock's depend on what else the machine does."""
+    before = psutil.Process().cpu_times()
+    yield
+    after = psutil.Process().cpu_times()
+    taken = after.children_user + after.children_system - before.children_user - before.children_system
+    assert 0 < taken < 2
+
+
 def only_record(folder) -> record.Record:
     """The record of the one run below a folder."""
     paths = list(folder.rglob(record_file.FILE_NAME))
@@ -64,17 +76,15 @@ def only_record(folder) -> record.Record:
 
 
 def test_a_misspelt_key_is_refused_in_two_seconds_and_before_anything_heavy(legroom):
-    start = time.monotonic()
-    ended = legroom("precison=bf16")
-    assert time.monotonic() - start < 2
+    with two_seconds_of_a_core():
+        ended = legroom("precison=bf16")
     assert ended.code == 2 and "precision" in ended.err and "Traceback" not in ended.err
     assert ended.out == "" and len(ended.err.splitlines()) == 1
 
 
 def test_a_wrong_value_is_refused_in_two_seconds_and_before_anything_heavy(legroom):
-    start = time.monotonic()
-    ended = legroom("batch.per_device=0", "device=cpu", env={"PYTHONPROFILEIMPORTTIME": "1"})
-    assert time.monotonic() - start < 2
+    with two_seconds_of_a_core():
+        ended = legroom("batch.per_device=0", "device=cpu", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert ended.code == 2 and "batch.per_device=0" in ended.err
     assert "hydra" in imported(ended.err) and not imported(ended.err) & set(HEAVY)
 
@@ -254,9 +264,9 @@ def test_a_folder_with_another_runs_record_is_refused_and_left_alone(command, tm
 
 
 def test_help_lists_each_menu_with_its_options(legroom):
-    start = time.monotonic()
-    ended = legroom("--help", "all")
-    assert ended.code == 0 and ended.err == "" and time.monotonic() - start < 2
+    with two_seconds_of_a_core():
+        ended = legroom("--help", "all")
+    assert ended.code == 0 and ended.err == ""
     lines = ended.out.splitlines()
     for group in GROUPS:
         assert group in lines
