@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from test_data import built, decoded, ids_of, refusal
 from test_silent import KINDS, line_of, told, write
@@ -50,6 +52,23 @@ def test_forms_that_people_have_give_the_rows_of_messages(tmp_path, expected, fo
         assert ids_of(data.train) == expected, kind
         assert "2 of 2" in line_of(data, form)
         assert not any("of a row" in line for line in data.warnings), "nothing is left unread"
+
+
+@pytest.mark.parametrize("written", [json.dumps, str])
+def test_a_list_of_messages_may_be_the_text_of_a_cell(tmp_path, expected, written):
+    """As JSON, or as pandas writes it."""
+    halves = [{"prompt": row["messages"][:2], "completion": row["messages"][2:]} for row in USUAL]
+    for name, rows in (("usual", USUAL), ("halves", halves), ("sharegpt", SHAREGPT)):
+        texts = [
+            {key: value if isinstance(value, str) else written(value) for key, value in row.items()} for row in rows
+        ]
+        for kind in ("csv", "jsonl"):
+            (folder := tmp_path / name / kind).mkdir(parents=True)
+            data = built(*chat(write(folder, kind, texts)))
+            assert ids_of(data.train) == expected, (name, kind)
+            assert not any("of a row" in line for line in data.warnings), (name, kind)
+    wrong = [{"messages": "[{'role': 'user' 'content': 'Hi'}]"}]
+    assert all(word in refusal(*chat(write(tmp_path, "csv", wrong))) for word in ("line 2", "messages", ".jsonl"))
 
 
 def test_a_prompt_and_a_completion_may_be_lists_of_messages(tmp_path, expected):

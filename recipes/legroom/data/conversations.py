@@ -6,7 +6,10 @@ as the tools that are called), in a datasets.Dataset with the columns `messages`
 called, or null) and `place` (the file and the row, for messages about it).
 """
 
+import ast
+import contextlib
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +29,8 @@ TOOLS = "tools"  # the column, as transformers and datasets of the hub call it
 LABEL = "label"  # the column of true and false answers, beside prompt and completion
 WEIGHT = "weight"  # key of an answer, as OpenAI's files have it: 0 where it is not learned
 OF_TOOLS = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}  # key of a message -> role that has it
+# How a list of messages begins that a table of texts holds in a cell.
+AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]\s*:""")
 TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
     {"messages": [{"role": TEXT, "content": TEXT, "more": TEXT}], "tools": TEXT, "place": TEXT}
@@ -116,6 +121,7 @@ def conversation(
         messages, column = row.get(SHAREGPT), SHAREGPT
     if messages is None:
         raise Refusal(f"{where}: {_no_conversation(row, columns)}")
+    messages = _listed(messages, f"{where}: {column}")
     if not isinstance(messages, list):
         raise Refusal(f"{where}: {column} is {text_files.shown(messages)}, not a list of messages.")
     if not messages:
@@ -128,9 +134,23 @@ def conversation(
 
 def _part(value: Any, role: str, where: str, unread: text_files.Unread) -> list[Message]:
     """A prompt (role: user) or a completion (assistant): a text, or messages, as TRL has them."""
+    value = _listed(value, where)
     if not isinstance(value, list) or not any(isinstance(each, dict) and "role" in each for each in value):
         return [_said(role, _content(value, role, where))]
     return [_message(each, f"{where}, message {n}", unread, role == "user") for n, each in enumerate(value, 1)]
+
+
+def _listed(value: Any, where: str) -> Any:
+    """The list of messages that a text is: JSON, or Python's, as pandas writes it. Other values as they are."""
+    if not isinstance(value, str) or not AS_TEXT.match(value):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(value)
+    raise Refusal(
+        f"{where} is {text_files.shown(value)}: a list of messages as text, which is neither JSON nor Python's. "
+        "Save the rows as .jsonl or .parquet."
+    )
 
 
 def _said(role: str, content: str) -> Message:
