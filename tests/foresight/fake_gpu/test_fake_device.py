@@ -82,8 +82,14 @@ def test_in_inference_mode_operations_are_the_same(gpu):
         lambda x: x.unfold(0, 2, 1),
         lambda x: torch.einsum("ij,kj->ik", x, x),
         lambda x: x.repeat(2, 1).contiguous(),
+        lambda x: torch.nn.functional.mse_loss(x, x),
+        lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"),
+        lambda x: torch.nn.functional.smooth_l1_loss(x, x),
+        lambda x: torch.nn.functional.binary_cross_entropy(x, x, reduction="sum"),
+        lambda x: torch.nn.functional.soft_margin_loss(x, x),
+        lambda x: torch.nn.functional.huber_loss(x, x),
     ],
-    ids=range(15),
+    ids=range(21),
 )
 def test_shapes_strides_and_views_are_those_of_the_cpu(gpu, run):
     real, fake = torch.ones(6, 4), ones(gpu, 6, 4)

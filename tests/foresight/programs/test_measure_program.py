@@ -7,6 +7,7 @@ import pytest
 import shared_records
 import torch
 from played_scripts import Enough, watch_of
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from legroom.cli import measure as measure_command
 from legroom.errors import Refusal
@@ -35,13 +36,26 @@ def train(watch):
     optimizer = torch.optim.AdamW(model.parameters())
     rows = torch.randn(16, wide)
     while True:
-        loss = model(rows).square().mean()
+        loss = torch.nn.functional.mse_loss(model(rows), rows)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def test_the_bytes_of_a_run_are_those_that_are_predicted():
+def train_on_its_own_answers(watch):
+    """As distillation and reinforcement learning do. No row may end early."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=2000, eos_token_id=None, pad_token_id=0))
+    optimizer = torch.optim.SGD(model.parameters())
+    prompts = torch.full((8, 5), 7)
+    while True:
+        rows = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=4, do_sample=False)
+        model(rows, labels=rows).loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("train", [train, train_on_its_own_answers])
+def test_the_bytes_of_a_run_are_those_that_are_predicted(train):
     found = []
     for observe in (measured.observe, played_cpu.observe):
         watch = watch_of(measured.OBSERVED)
@@ -50,7 +64,7 @@ def test_the_bytes_of_a_run_are_those_that_are_predicted():
                 train(watch)
             found.append(finish())
     real, predicted = found
-    assert predicted["tensor_bytes"] == real["peak_tensor_bytes"] > 4 * real["parameters_bytes"]
+    assert predicted["tensor_bytes"] == real["peak_tensor_bytes"] > 2 * real["parameters_bytes"]
     for part in ("parameters", "gradients", "optimizer", "activations", "other"):
         assert predicted[f"{part}_bytes"] == real[f"{part}_bytes"], part
 

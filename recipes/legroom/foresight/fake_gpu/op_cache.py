@@ -21,6 +21,8 @@ aten = torch.ops.aten
 NEW_TENSOR, ARGUMENT, VIEW, CONSTANT = range(4)
 # Descriptions of operations without an inferred result: a number is read from the device; ranks exchange tensors.
 READ, COLLECTIVE = ("read",), ("collective",)
+# Losses whose mean or sum has the memory of the loss of each element: aten/src/ATen/native/Loss.cpp and cuda/Loss.cu.
+UNREDUCED_MEMORY = {"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"}
 CONSTANT_TYPES = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -90,6 +92,8 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
         raise UnknownOperation(f"the fake device cannot infer {func}: {str(error).splitlines()[0]}") from error
     if grouped:
         result = result.to(tensors[0].dtype)
+    if name in UNREDUCED_MEMORY and not result.dim():
+        result = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).as_strided((), ())
     argument_of = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
     storage_of = {storage_key(metas[id(tensor)].untyped_storage()): index for index, tensor in enumerate(tensors)}
     return _describe(result, argument_of, storage_of)

@@ -90,7 +90,7 @@ class OpTrace:
         module = None if self.origins is None else self.origins.module
         tally.add(func, args, kwargs, result, phase, signature, caller, module)
         if self.fake.capability is not None:
-            self._add_workspace(func, args, phase)
+            self._add_workspace(func, args, result, phase)
         elif op_name(func) == "_reduce_scatter_base_":  # gloo, on a CPU, copies its input; NCCL does not
             copy = self.fake.compute(torch.ops.aten.empty_like.default, args[1])
             self.log.record(copy, OTHER)
@@ -98,7 +98,7 @@ class OpTrace:
     def on_subclass(self, func: Any) -> None:
         self.ledger.on_subclass(func)
 
-    def _add_workspace(self, func: Any, args: Any, phase: str) -> None:
+    def _add_workspace(self, func: Any, args: Any, result: Any, phase: str) -> None:
         name = op_name(func)
         if name in PRODUCTS:
             # On a GPU the backward pass runs in a thread of its own, and each thread has a cuBLAS handle.
@@ -110,6 +110,8 @@ class OpTrace:
         elif name.endswith("attention_backward"):
             size = attention.backward_workspace_bytes(name, *args[1:3], *args[6 : 7 * (args[1].dim() == 3)])
             self.workspaces.append(Workspace(len(self.log.events), size, kept=False))
+        elif name in ("mse_loss", "smooth_l1_loss") and not result.dim():  # the loss of each element, once more
+            self.workspaces.append(Workspace(len(self.log.events), result.untyped_storage().nbytes(), kept=False))
 
     # --- around the step ---
 

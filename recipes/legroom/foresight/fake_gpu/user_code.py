@@ -135,7 +135,8 @@ class UserCode(TorchFunctionMode):
         """isnan and its like: no number is infinite, as far as anybody knows."""
         result = func(*args, **kwargs)
         if result.numel() <= known_values.MAX_ELEMENTS:
-            result.known_value = torch.full(result.shape, _FINITE[func])
+            with self.fake.observed_by(None):  # the program has no such tensor
+                result.known_value = torch.full(result.shape, _FINITE[func])
         return result
 
 

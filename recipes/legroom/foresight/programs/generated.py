@@ -39,7 +39,8 @@ def to_the_end(decisions: Decisions) -> contextlib.AbstractContextManager[None]:
             prompt = None
         if steps:  # beams are cut to a length that only a run computes
             rows = rows.new_empty(len(rows), len(steps) + (1 if prompt is None else prompt.shape[1]))
-        rows.known_value = _assumed(model, rows, prompt)  # type: ignore[attr-defined]
+        with decisions.fake.observed_by(None):  # the program has no such tensor
+            rows.known_value = _assumed(model, rows, prompt)  # type: ignore[attr-defined]
         if isinstance(found, torch.Tensor):
             return rows
         found.sequences = rows
