@@ -10,10 +10,10 @@ import tempfile
 import threading
 from typing import IO
 
-from legroom.machine import host, interpreter
+from legroom.machine import interpreter
 from legroom.records.printable import printable
 
-FORK_SERVER_CODE = "import sys; from legroom.jobs.fork_server import serve; serve(int(sys.argv[1]), {eight_bit})"
+FORK_SERVER_CODE = "import sys; from legroom.jobs.fork_server import serve; serve(int(sys.argv[1]))"
 
 
 class ServerEnded(Exception):
@@ -30,9 +30,9 @@ class ForkServer:
         self._control, server_end = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server may write)
         with server_end:
-            # Importing bitsandbytes initializes CUDA, which does not survive a fork.
-            code = FORK_SERVER_CODE.format(eight_bit=not host.gpus() and host.has("bitsandbytes"))
-            self._process = interpreter.start_python(code, server_end, stdout=subprocess.DEVNULL, stderr=self._errors)
+            self._process = interpreter.start_python(
+                FORK_SERVER_CODE, server_end, stdout=subprocess.DEVNULL, stderr=self._errors
+            )
         self._lock = threading.Lock()  # replies come in the order of the requests
         self.pid = self._process.pid
 

@@ -1,6 +1,5 @@
 """The fork server: imports the libraries once and forks a worker for each request of its parent."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -10,11 +9,12 @@ from legroom.jobs import worker
 from legroom.training import preload
 
 
-def serve(descriptor: int, eight_bit: bool) -> None:
+def serve(descriptor: int) -> None:
     """Import what every job needs, then fork a worker for each request until the parent closes its end. Never returns.
 
-    descriptor: the socket of the requests. eight_bit: import bitsandbytes too, after the first fork, since few jobs
-    need it. CUDA and NVML must not be initialized here: a process that has done so cannot fork workers that use them.
+    descriptor: the socket of the requests. What few jobs need (bitsandbytes) they import themselves: here it would take
+    a core from the job that is measured meanwhile. CUDA and NVML must not be initialized here: a process that has done
+    so cannot fork workers that use them.
     """
     control = socket.socket(fileno=descriptor)
     preload.import_libraries()
@@ -27,10 +27,6 @@ def serve(descriptor: int, eight_bit: bool) -> None:
             _fork_worker(control, *descriptors)
         for each in descriptors:
             os.close(each)
-        if eight_bit:
-            eight_bit = False
-            with contextlib.suppress(Exception):  # a job that needs it imports it again, and its record has the error
-                preload.import_libraries(eight_bit=True)
 
 
 def _fork_worker(control: socket.socket, pipe: int, log: int, exit_channel: int) -> NoReturn:
