@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import transformers
@@ -101,17 +102,20 @@ def test_a_classifier_is_used_by_a_line_of_python(train, tmp_path):
     file.write_text("text,label\n" + "".join(f"day {kind},{kind}\n" for kind in ("good", "bad", "odd") * 2))
     words = ["data=text", f"data.path={file}", "data.eval_fraction=0", "measure.ledger=false", "model.classes=3"]
     whole = train("model=bert_tiny", *words, "save.final=true")
-    namespace: dict = {}
+    namespace: dict = {"print": lambda found: namespace.update(found=found)}
     line = brief.brief(whole.record, whole.folder).splitlines()[-1].partition("Use it: ")[2]
-    exec(line.replace("; pipeline", "; found = pipeline"), namespace)
+    python, flag, code = shlex.split(line)
+    assert (python, flag) == ("python", "-c")
+    exec(code, namespace)
     assert namespace["found"][0]["label"] in ("good", "bad", "odd")
     texts = train("model=gpt2_tiny", "model.vocab=257", "data=source", "save.final=true", "measure.ledger=false")
     words += [f"model.pretrained={texts.folder}/model", "data.task=classification", "adapter=lora"]
     beside = train(*words)
     assert brief.brief(beside.record, beside.folder).splitlines()[-1].endswith("README.md shows")
     code = (beside.folder / "model" / "README.md").read_text().rpartition("```\nfrom")[2].partition("```")[0]
-    code = code.replace("path/to", str(texts.folder)).replace("FOLDER", f"{beside.folder}/model")
-    exec("from" + code.replace("\npipeline", "\nfound = pipeline"), namespace)
+    code = code.replace("BASE", f"{texts.folder}/model").replace("FOLDER", f"{beside.folder}/model")
+    namespace.pop("found")
+    exec("from" + code, namespace)
     assert namespace["found"][0]["label"] in ("good", "bad", "odd")
 
 

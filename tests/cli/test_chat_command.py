@@ -81,7 +81,9 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
         (("chat", "latest"), "latest is no folder"),
         (("export", "latest", "--merge"), "latest is no folder"),
         (("chat", "classifier"), "classifies texts"),
-        (("chat", "whole", "--compare"), "none to compare"),
+        (("chat", "whole", "--compare"), "not what it was before"),
+        (("export", "adapter", "--gguf"), "holds a classifier"),
+        (("export", "whole", "--merge"), "Use it as it is: python scripts/chat.py whole"),
     ],
     ids=" ".join,
 )
@@ -90,6 +92,8 @@ def test_what_cannot_be_is_refused_before_libraries_are_imported(words, said, tm
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text(json.dumps({"architectures": [kind]}))
         (tmp_path / folder / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"task_type": "SEQ_CLS"}))
     command, *arguments = words
     code = "import sys\nfrom legroom.cli.commands import run\n"
     code += f"print(run({command!r}, {arguments}), 'torch' in sys.modules)"

@@ -882,6 +882,19 @@ def test_two_equal_jobs_do_not_differ_and_a_table_names_its_steps():
     assert not any("No job differs" in line for line in tables.remarks(other))
 
 
+def test_options_that_mean_the_same_are_one_row_and_named():
+    records = []
+    for typed in (["model.attention=auto", "train.seed=1"], ["model.attention=sdpa", "train.seed=2"]):
+        records.append(job(*typed))
+        records[-1].overrides = typed
+    made = rows.table(records)
+    same = "These mean the same here, and are one row: model.attention=auto; model.attention=sdpa."
+    assert len(made.rows) == 1 and same in tables.remarks(made)
+    for each, seed in zip(records, (1, 2)):
+        each.overrides = [f"train.seed={seed}"]
+    assert not any("mean the same" in line for line in tables.remarks(rows.table(records)))
+
+
 def test_steps_that_are_alike_say_nothing_of_another_run():
     """One run of each: what differs by less than equal jobs did, is not called different."""
     jobs = [job(f"optim={name}", speed=speed) for name, speed in (("adamw", 10.0), ("sgd", 9.6), ("lion", 9.4))]

@@ -22,8 +22,9 @@ NOT_COPIED = ("adapter_*", "*.safetensors", "config.json", model_card.FILE_NAME)
 COMPARED_TOKENS = 32
 
 
-def merge(folder: Path, found: Record | None, target: Path, device: str) -> list[str]:
-    """Write base and adapter as one model, open it again and compare. Returns what was assumed, a line each.
+def merge(folder: Path, found: Record | None, target: Path, device: str) -> tuple[list[str], bool]:
+    """Write base and adapter as one model, open it again and compare. Returns what was assumed, a line each, and
+    whether they could not be compared, which is one of the lines.
 
     folder: with the adapter. found: the record of its run. target: a folder that is not there. Raises Refusal, and
     nothing is left then.
@@ -39,7 +40,8 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> list
         task, bits = trained.KINDS[next(iter(kinds))], found is not None and found.config["adapter"].get("bits")
         ids = torch.arange(COMPARED_TOKENS) % model.get_input_embeddings().num_embeddings
         rounded = bool(bits) or dtype != torch.float32
-        notes += [warning] if (warning := reopened.check(partial, model, weights, task, ids, rounded)) else []
+        unsure = reopened.check(partial, model, weights, task, ids, rounded)
+        notes += [unsure] if unsure else []
         talks = found is not None and has_conversations(from_dict(found.config))
         if talks or (folder / GENERATION_CONFIG_NAME).is_file():  # which conversations alone leave beside an adapter
             notes += merged.save_end_tokens(partial, unwrap.base_model(model), AutoTokenizer.from_pretrained(partial))
@@ -54,7 +56,7 @@ def merge(folder: Path, found: Record | None, target: Path, device: str) -> list
         shutil.rmtree(partial, ignore_errors=True)
     if bits:
         notes.append(f"the weights are those in {bits} bits, dequantised, with the adapter added.")
-    return notes
+    return notes, bool(unsure)
 
 
 def _write_card(folder: Path, found: Record, partial: Path) -> None:

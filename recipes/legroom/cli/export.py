@@ -13,7 +13,7 @@ from legroom.cli import console
 from legroom.errors import Refusal
 from legroom.machine import worker_environment
 from legroom.options.data_sources import BYTE_VOCAB
-from legroom.records import saved_model
+from legroom.records import model_card, saved_model
 from legroom.records.saved_model import ADAPTER_FILE
 from legroom.units import GIB
 
@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
 
 def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> None:
     if not (folder / ADAPTER_FILE).is_file():
-        raise Refusal(f"{folder} holds a whole model already, with no adapter to add. Use it as it is.")
+        raise Refusal(
+            f"{folder} holds a whole model already, with no adapter to add. Use it as it is: {_usage(folder)}"
+        )
     target = (asked.to or _merged_folder(folder)).expanduser()
     if target.exists():
         raise Refusal(f"{target} exists. Remove it, or name another folder: --to FOLDER.")
@@ -49,13 +51,20 @@ def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> Non
         from legroom.checkpoint import exported
         from legroom.machine import host
 
-        notes = exported.merge(folder, found, target, asked.device or ("cuda" if host.gpus() else "cpu"))
+        notes, unsure = exported.merge(folder, found, target, asked.device or ("cuda" if host.gpus() else "cpu"))
     for line in notes:
         console.say(f"Note: {line}")
     gib = sum(path.stat().st_size for path in target.glob("*.safetensors")) / GIB
-    console.say(f"Model: {target}, {gib:.3g} GiB; opened again and compared with base and adapter, unless noted.")
-    if not _classifies(target):
-        console.say(f"Use it: {invocation.command('chat')} {shlex.quote(str(target))}")
+    alike = "" if unsure else "; opened again, it answers as base and adapter do"
+    console.say(f"Model: {target}, {gib:.3g} GiB{alike}.")
+    console.say(f"Use it: {_usage(target)}")
+
+
+def _usage(folder: Path) -> str:
+    card = folder / model_card.FILE_NAME
+    if not _classifies(folder):
+        return f"{invocation.command('chat')} {shlex.quote(str(folder))}"
+    return f"as {card} shows" if card.is_file() else "with transformers' pipeline"
 
 
 def gguf(folder: Path, run: Path) -> str:
@@ -143,9 +152,10 @@ def _base(folder: Path) -> str | None:
 
 
 def _classifies(folder: Path) -> bool:
-    file = folder / "config.json"
-    names = json.loads(file.read_text()).get("architectures") or [] if file.is_file() else []
-    return any(name.endswith("ForSequenceClassification") for name in names)
+    files = [file for file in (folder / "config.json", folder / ADAPTER_FILE) if file.is_file()]
+    settings = json.loads(files[0].read_text()) if files else {}
+    names = settings.get("architectures") or []
+    return settings.get("task_type") == "SEQ_CLS" or any(name.endswith("ForSequenceClassification") for name in names)
 
 
 def _parser() -> argparse.ArgumentParser:

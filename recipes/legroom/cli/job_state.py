@@ -15,6 +15,7 @@ class SweepState:
     ended: int = 0
     seconds: list[float] = field(default_factory=list)  # of the jobs that ran here
     began: float = 0.0  # when the running job did
+    numbers: dict[str, int] = field(default_factory=dict)  # config_key -> the number of the job that had it first
 
     def seconds_left(self) -> float | None:
         """Until the sweep's end, if the jobs to come take as long as those before; None while that is not known."""

@@ -178,7 +178,7 @@ class Followed:
         outcome = record_file.from_values(note["record"])
         hint = advice.untried(config.from_dict(outcome.config)) if status == "oom" else None
         outcome = post_mortem.write_post_mortem(launch.Job(outcome, folder / note["key"]), status, message, hint)
-        line = sweeps.job_line(outcome, self.number + 1, label, False)
+        line = sweeps.job_line(outcome, self.number + 1, label)
         sweep.note(folder, self.number, note["key"], outcome.status, [line])
 
 

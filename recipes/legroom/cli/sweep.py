@@ -219,8 +219,8 @@ def end_with_command(sweep: Sweep) -> None:
         sweep.end_with_command(signal.SIGKILL)
 
 
-def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -> str:
-    """A job of a sweep in one line. before: an earlier command ran it."""
+def job_line(outcome: Record, number: int, overrides: list[str], before: str = "") -> str:
+    """A job of a sweep in one line. before: when its result was made, if this job did not run."""
     memory = outcome.memory
     used = memory.device_used_bytes or memory.peak_tensor_bytes
     parts = [
@@ -228,7 +228,7 @@ def job_line(outcome: Record, number: int, overrides: list[str], before: bool) -
         f"{used / MIB:.0f} MiB" if used else "",
         # Why a job was refused is said once for all of them, under the table.
         outcome.error.message.splitlines()[0] if outcome.error and outcome.status != "refused" else "",
-        "(done before)" if before else "",
+        f"({before})" if before else "",
     ]
     return f"{number:>3}  {shown_status(outcome):<13}{' '.join(overrides)}  {'  '.join(filter(None, parts))}".rstrip()
 

@@ -65,7 +65,9 @@ def run_in_sweep(
             else:
                 outcome = before
             state.job_ends(ran=before is None)
-            line = sweeps.job_line(outcome, number + 1, label, before is not None)
+            first = state.numbers.setdefault(outcome.config_key, number + 1)
+            again = f"the same as job {first}" if first != number + 1 else "done before"
+            line = sweeps.job_line(outcome, number + 1, label, again if before is not None else "")
             console.say(line)
             sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])
         except Refusal as refusal:  # another command holds the lock of the job's folder
@@ -74,7 +76,7 @@ def run_in_sweep(
             return "refused", None
         except OSError as error:
             if isinstance(error, post_mortem.UnwrittenRecord):
-                console.say(sweeps.job_line(error.record, number + 1, label, False))
+                console.say(sweeps.job_line(error.record, number + 1, label))
             console.say_problems([single_run.unwritable(error, "hydra.sweep.dir")])
             return "failed", None
         if outcome.status == "preempted":

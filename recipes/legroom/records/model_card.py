@@ -1,5 +1,6 @@
 """A saved model's card (README.md in its folder), and what to type to use the model."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ CLASSIFIER = """from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
 base = AutoModelForSequenceClassification.from_pretrained("BASE", config=AutoConfig.from_pretrained("FOLDER"))
-model = PeftModel.from_pretrained(base, "FOLDER")
-pipeline("text-classification", model=model, tokenizer="FOLDER")("a text")"""  # of an adapter
+model = PeftModel.from_pretrained(base, "FOLDER")  # has the layer that is said to be missing
+print(pipeline("text-classification", model=model, tokenizer="FOLDER")("a text"))"""  # of an adapter
 IDS = """import torch
 from transformers import CLASS
 
@@ -40,7 +41,7 @@ KINDS = {  # the end of a class's name -> the pipeline of transformers, the task
 WRITER = """from transformers import IMPORTS
 
 use = pipeline("text-generation", model="FOLDER", tokenizer="FOLDER")
-print(use(GIVEN, max_new_tokens=50ENDS)[0]["generated_text"])"""
+print(use(GIVEN, max_new_tokens=50, do_sample=FalseENDS)[0]["generated_text"])"""
 TALK = '[{"role": "user", "content": "a question"}]'
 # Of an adapter: with the base, transformers and peft take what generates from the base alone.
 ENDS = ', generation_config=GenerationConfig.from_pretrained("FOLDER")'
@@ -60,10 +61,9 @@ def usage(outcome: Record, run: str, chat: str) -> str | None:
     folder = str(Path(run, "model"))
     if _adapter(config) or called:
         return f"as {Path(folder, FILE_NAME)} shows"
-    use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={folder!r})'
-    if kind[0] == "fill-mask":
-        return f'{use}; use("a text with " + use.tokenizer.mask_token)'
-    return use.replace("use = ", "") + '("a text")'
+    given = '"a text with " + use.tokenizer.mask_token' if kind[0] == "fill-mask" else '"a text"'
+    use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={json.dumps(folder)})'
+    return f"python -c {shlex.quote(f'{use}; print(use({given}))')}"
 
 
 def write(outcome: Record, folder: Path, rows: int | None) -> None:
@@ -88,7 +88,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     if use and (called := _called(outcome)):
         use = called.replace("CLASS", outcome.model.architecture if outcome.model else "AutoModel")
     elif use and adapter and kind != WRITES:
-        use = CLASSIFIER.replace("BASE", base if _is_id(str(pretrained)) else f"path/to/{base}")
+        use = CLASSIFIER.replace("BASE", base) if _is_id(str(pretrained)) else CLASSIFIER
     elif use and kind == WRITES:
         talks, own_ends = "chat" in (data["name"], data.get("task")), bool(adapter) and says_ends
         lines_of_python = (
@@ -97,6 +97,10 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
             .replace("ENDS", ENDS if own_ends else "")
         )
         use = f"{use}\n```\n\nOr with transformers:\n\n```\n{lines_of_python}"
+    bits = config.get("adapter", {}).get("bits")
+    what = f"an adapter ({adapter}{f', of the base in {bits} bits' if bits else ''})" if adapter else "the whole model"
+    if not adapter and config.get("adapter", {}).get("name", "none") != "none":
+        what += f": the base with an adapter ({config['adapter']['name']}) added" + ", in 16 or 32 bits" * bool(bits)
     front = {
         "library_name": "peft" if adapter else "transformers",
         "base_model": pretrained if pretrained and _is_id(pretrained) else None,
@@ -105,7 +109,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     }
     facts = {
         "Base": base,
-        "What is here": f"an adapter ({adapter})" if adapter else "the whole model",
+        "What is here": what,
         "Data": about if rows is None else f"{about}; {rows:,} rows to train on",
         "Task": data["task"] if data.get("task") in ("regression", "multi_label") else kind[1],
         "The loss is on": data.get("train_on"),
@@ -120,7 +124,8 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     lines += [f"# {base}, trained on {about}", ""]
     lines += [f"- {key}: {value}" for key, value in facts.items() if value is not None]
     lines += ["", "Command:", "", "```", " ".join([invocation.command(anywhere=True), *typed]), "```", ""]
-    lines += ["Use it, FOLDER being the folder of this file:", "", "```", use, "```", ""] if use else []
+    folders = "FOLDER is the folder of this file" + ", BASE that of the base model" * ('"BASE"' in (use or ""))
+    lines += [f"Use it ({folders}):", "", "```", use, "```", ""] if use else []
     return "\n".join(lines)
 
 
@@ -150,8 +155,9 @@ def _is_id(name: str) -> bool:
 
 
 def _public(name: str) -> str:
-    """An id of the hub as it was typed; of a folder or a file its last part."""
-    return name if _is_id(name) else Path(name).expanduser().absolute().name
+    """An id of the hub as it was typed; of a folder or a file its last part, and of a run's model the run's name."""
+    path = Path(name).expanduser().absolute()
+    return name if _is_id(name) else f".../{path.parent.name}/model" if path.name == "model" else path.name
 
 
 def _shown(override: str, from_hub: bool) -> str | None:

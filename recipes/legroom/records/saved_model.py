@@ -91,7 +91,8 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
     if adapter.is_file():
         kind = _settings(adapter).get("task_type")
         if kind != "CAUSAL_LM":
-            raise Refusal(f"{folder} has an adapter for {kind}, which says nothing. {_instead(folder)}")
+            kind = "classifies texts" if kind == "SEQ_CLS" else f"is for {kind}"
+            raise Refusal(f"{folder} has an adapter that {kind} and says nothing. {_instead(folder)}")
     else:
         check_speaks(str(folder), _settings(folder / "config.json").get("architectures") or [])
     if not (folder / "tokenizer_config.json").is_file():
@@ -102,6 +103,11 @@ def check_talks(folder: Path, found: Record | None, compare: bool) -> None:
             )
         raise Refusal(f"{folder} has no tokenizer (tokenizer_config.json). Copy that of its base into it.")
     pretrained = found is not None and found.config["model"].get("pretrained")
+    if compare and not adapter.is_file() and found is None:
+        raise Refusal(
+            f"--compare: {folder} holds a whole model, and not what it was before. Give the run that trained it, or "
+            "leave --compare out."
+        )
     if compare and not adapter.is_file() and not pretrained:
         raise Refusal(
             "--compare: this model was not trained from pretrained weights, so there is none to compare. Leave it out."

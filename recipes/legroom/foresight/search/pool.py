@@ -27,8 +27,9 @@ def worker_pool(cfg: Config) -> Iterator[ProcessPoolExecutor]:
     environment = dict(os.environ)
     worker_environment.prepare(cfg, rank_info.RankInfo())
     with worker_environment.quiet_libraries():
-        # bitsandbytes initialises CUDA when it is imported, and CUDA does not survive a fork.
-        preload.import_libraries(not host.gpus() and host.has("bitsandbytes"))
+        preload.import_libraries()
+        if not host.gpus() and host.has("bitsandbytes"):  # its import initialises CUDA, which does not survive a fork
+            import bitsandbytes  # noqa: F401
     import transformers
 
     transformers.logging.disable_progress_bar()
