@@ -172,7 +172,7 @@ CASES = [
     Case(
         "timm",
         "pytorch-image-models",
-        "{repository}/train.py --data-dir images --model resnet18 --num-classes 2 --batch-size 4 --workers 0 "
+        "{repository}/train.py --data-dir images --model resnet18 --num-classes 2 --batch-size 4 --workers 1 "
         "--img-size 64 --epochs 1 --warmup-epochs 0",
         ("images",),
         cpu="--device cpu",

@@ -280,6 +280,16 @@ def test_rows_of_different_lengths_are_told(tmp_path, lengths, said):
     assert [said in note for note in notes if "longer rows" in note] == [True] * bool(said)
 
 
+def test_a_data_loader_refuses_what_it_refuses_on_a_gpu(tmp_path):
+    """Its rows are read without processes, whatever it was told of them."""
+    text = loop().replace("for step in", "from torch.utils.data import DataLoader\nloader = {}\nfor step in")
+    told = "DataLoader(range(9), {} persistent_workers=True, pin_memory=True)"
+    workers = "num_workers=2, timeout=3, prefetch_factor=4, multiprocessing_context='spawn',"
+    assert play(tmp_path, text.format(f"list({told.format(workers)})"))
+    with pytest.raises(ValueError, match="persistent_workers option needs"):
+        play(tmp_path, text.format(told.format("")))
+
+
 # --- numbers that nobody computed -------------------------------------------------------------------
 
 

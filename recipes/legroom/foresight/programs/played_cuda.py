@@ -227,13 +227,9 @@ def _in_this_process() -> Callable:
 
     @functools.wraps(init)
     def init_here(self: Any, *args: Any, **settings: Any) -> None:
-        args = (*args[:5], 0, *args[6:]) if len(args) > 5 else args  # num_workers
-        settings |= {} if len(args) > 5 else {"num_workers": 0}
-        for name, value in {"pin_memory": False, "persistent_workers": False, "prefetch_factor": None}.items():
-            if name in settings:
-                settings[name] = value
-        settings.pop("multiprocessing_context", None)
-        settings.pop("timeout", None)
-        init(self, *args, **settings)
+        init(self, *args, **settings)  # refuses what it would refuse
+        self.multiprocessing_context = None
+        here = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False}
+        vars(self).update(here, timeout=0)  # a loader forbids to set some of them
 
     return init_here
