@@ -84,16 +84,20 @@ def test_a_model_without_a_template_continues_the_text_and_has_nothing_to_compar
         (("chat", "whole", "--compare"), "not what it was before"),
         (("export", "adapter", "--gguf"), "holds a classifier"),
         (("export", "whole", "--merge"), "Use it as it is: python scripts/chat.py whole"),
+        (("export", "masked", "--merge"), "Use it as it is: with transformers"),
+        (("chat", "masked"), "writes no texts"),
     ],
     ids=" ".join,
 )
 def test_what_cannot_be_is_refused_before_libraries_are_imported(words, said, tmp_path):
-    for folder, kind in (("classifier", "BertForSequenceClassification"), ("whole", "GPT2LMHeadModel")):
+    kinds = {"classifier": "BertForSequenceClassification", "whole": "GPT2LMHeadModel", "masked": "BertForMaskedLM"}
+    for folder, kind in kinds.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text(json.dumps({"architectures": [kind]}))
         (tmp_path / folder / "tokenizer_config.json").write_text("{}")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"task_type": "SEQ_CLS"}))
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "adapter")  # of the base, as it is saved
     command, *arguments = words
     code = "import sys\nfrom legroom.cli.commands import run\n"
     code += f"print(run({command!r}, {arguments}), 'torch' in sys.modules)"

@@ -73,7 +73,7 @@ def test_another_sweep_into_the_same_folder_adds_to_it(command, tmp_path):
 def test_a_record_of_another_job_or_of_wrong_types_is_not_taken_for_the_jobs_own(command, tmp_path):
     arguments = ["-m", *SWEEP, "recipe=accelerate", "train.seed=0,1,2,1", f"hydra.sweep.dir={tmp_path}/s"]
     ended = command(*arguments)
-    assert ended.code == 0 and "(the same as job 2)" in ended.out
+    assert ended.code == 0 and "(the same as job 2, not run again)" in ended.out
     files = {record_file.read(path.parent).config["train"]["seed"]: path for path in tmp_path.glob("s/*/result.json")}
     shutil.copy(files[0], files[1])
     values = json.loads(files[2].read_text())

@@ -67,6 +67,12 @@ def test_a_list_of_messages_may_be_the_text_of_a_cell(tmp_path, expected, writte
             data = built(*chat(write(folder, kind, texts)))
             assert ids_of(data.train) == expected, (name, kind)
             assert not any("of a row" in line for line in data.warnings), (name, kind)
+    answers = ['[{"value": "Paris", "type": "city"}]', '[{"role": "engineer", "name": "Ann"}]', "[{'role': {1, 2}}]"]
+    answers += ['[{"role": "user", "content": prompt}]\nprint(1)', "[{'content': 'yo', 1: 2}]", '[{"role": "user"}]']
+    kept = built(*chat(write(tmp_path, "jsonl", [{"prompt": "Tell", "completion": text} for text in answers])))
+    assert all(text in decoded(row["input_ids"].tolist()) for text, row in zip(answers, kept.train)), (
+        "an answer is as it was written"
+    )
     wrong = [{"messages": "[{'role': 'user' 'content': 'Hi'}]"}]
     assert all(word in refusal(*chat(write(tmp_path, "csv", wrong))) for word in ("line 2", "messages", ".jsonl"))
 

@@ -890,9 +890,10 @@ def test_options_that_mean_the_same_are_one_row_and_named():
     made = rows.table(records)
     same = "These mean the same here, and are one row: model.attention=auto; model.attention=sdpa."
     assert len(made.rows) == 1 and same in tables.remarks(made)
-    for each, seed in zip(records, (1, 2)):
-        each.overrides = [f"train.seed={seed}"]
-    assert not any("mean the same" in line for line in tables.remarks(rows.table(records)))
+    for key in ("train.seed", "++train.seed", "launch.timeout_seconds", "measure.operations"):
+        for each, value in zip(records, (1, 2)):
+            each.overrides = [f"{key}={value}"]
+        assert not any("mean the same" in line for line in tables.remarks(rows.table(records))), key
 
 
 def test_steps_that_are_alike_say_nothing_of_another_run():

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom import invocation
 from legroom.cli import console
@@ -61,10 +61,10 @@ def _merge(asked: argparse.Namespace, folder: Path, found: Record | None) -> Non
 
 
 def _usage(folder: Path) -> str:
-    card = folder / model_card.FILE_NAME
-    if not _classifies(folder):
+    if any(name.endswith(saved_model.LANGUAGE_MODELS) for name in _settings(folder).get("architectures") or []):
         return f"{invocation.command('chat')} {shlex.quote(str(folder))}"
-    return f"as {card} shows" if card.is_file() else "with transformers' pipeline"
+    card = folder / model_card.FILE_NAME
+    return f"see {card}" if card.is_file() else "with transformers"
 
 
 def gguf(folder: Path, run: Path) -> str:
@@ -152,10 +152,17 @@ def _base(folder: Path) -> str | None:
 
 
 def _classifies(folder: Path) -> bool:
-    files = [file for file in (folder / "config.json", folder / ADAPTER_FILE) if file.is_file()]
-    settings = json.loads(files[0].read_text()) if files else {}
+    settings = _settings(folder)
     names = settings.get("architectures") or []
-    return settings.get("task_type") == "SEQ_CLS" or any(name.endswith("ForSequenceClassification") for name in names)
+    return settings.get("task_type") == "SEQ_CLS" or any("ForSequenceClassification" in name for name in names)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What config.json says, which beside an adapter is the base's, and what the adapter's file says."""
+    settings: dict[str, Any] = {}
+    for file in (folder / "config.json", folder / ADAPTER_FILE):
+        settings |= json.loads(file.read_text()) if file.is_file() else {}
+    return settings
 
 
 def _parser() -> argparse.ArgumentParser:

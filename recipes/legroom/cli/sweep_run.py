@@ -66,7 +66,7 @@ def run_in_sweep(
                 outcome = before
             state.job_ends(ran=before is None)
             first = state.numbers.setdefault(outcome.config_key, number + 1)
-            again = f"the same as job {first}" if first != number + 1 else "done before"
+            again = f"the same as job {first}, not run again" if first != number + 1 else "done before"
             line = sweeps.job_line(outcome, number + 1, label, again if before is not None else "")
             console.say(line)
             sweep.note(folder, number, outcome.config_key, outcome.status, [line] if in_task else [])

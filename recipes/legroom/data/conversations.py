@@ -29,8 +29,9 @@ TOOLS = "tools"  # the column, as transformers and datasets of the hub call it
 LABEL = "label"  # the column of true and false answers, beside prompt and completion
 WEIGHT = "weight"  # key of an answer, as OpenAI's files have it: 0 where it is not learned
 OF_TOOLS = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}  # key of a message -> role that has it
-# How a list of messages begins that a table of texts holds in a cell.
-AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]\s*:""")
+OBJECTS = re.compile(r"\s*\[\s*\{")  # how a list of messages begins that a table of texts holds in a cell
+LONGEST_LITERAL = 1_000_000  # characters; Python's parser takes 200 bytes of memory for each
+SAVED_AS_TEXT = "messages that were saved as text"
 TEXT = datasets.Value("string")
 FEATURES = datasets.Features(
     {"messages": [{"role": TEXT, "content": TEXT, "more": TEXT}], "tools": TEXT, "place": TEXT}
@@ -46,7 +47,7 @@ class Columns:
     completion: str = "completion"
 
     def of_kind(self, kind: str) -> list[str]:
-        """Those that files of a kind are asked for: fields of .csv hold texts alone. Of tables all are read that any
+        """Those that files of a kind are asked for: fields of .csv are texts. Of tables all are read that any
         form of a conversation has."""
         if kind in text_files.DEFAULT_SEPARATOR:
             return [self.prompt, self.completion]
@@ -88,10 +89,7 @@ def _tools(value: Any, where: str) -> str | None:
     """The tools of a row as JSON, or None. They may be a text that is JSON, as in files of columns."""
     if value in (None, "", [], text_files.NOT_READ):
         return None
-    try:
-        tools = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        tools = None
+    tools = _read(value) if isinstance(value, str) else value
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refusal(f"{where}: {TOOLS} is {text_files.shown(value)}, not a list of objects, one for each tool.")
     return json.dumps(tools) if tools else None
@@ -112,45 +110,62 @@ def conversation(
     if messages is None and columns.prompt in row and columns.completion in row:
         if row.get(LABEL) is False:
             raise Refusal(f"{where}: {LABEL} is false. TRL's KTOTrainer unlearns wrong answers; take them out here.")
-        asked = _part(row[columns.prompt], "user", f"{where}: {columns.prompt}", unread)
-        answered = _part(row[columns.completion], "assistant", f"{where}: {columns.completion}", unread)
-        return asked + answered, (columns.prompt, columns.completion), ""
+        halves = {columns.prompt: "user", columns.completion: "assistant"}
+        values = {name: _listed(row[name]) for name in halves}
+        said = [_part(values[name], role, f"{where}: {name}", unread) for name, role in halves.items()]
+        as_text = any(values[name] is not row[name] for name in halves)
+        return said[0] + said[1], tuple(halves), SAVED_AS_TEXT if as_text else ""
     if messages is None and row.get(ALPACA[0]) is not None and ALPACA[2] in row:
         return _alpaca(row, where), (*ALPACA, SYSTEM), f"Alpaca ({ALPACA[0]}, an empty line, {ALPACA[1]}; {ALPACA[2]})"
     if messages is None:
         messages, column = row.get(SHAREGPT), SHAREGPT
     if messages is None:
         raise Refusal(f"{where}: {_no_conversation(row, columns)}")
-    messages = _listed(messages, f"{where}: {column}")
+    as_text = isinstance(messages, str) and OBJECTS.match(messages) is not None
+    if as_text and (messages := _read(messages)) is None:
+        raise Refusal(
+            f"{where}: {column} is {text_files.shown(row[column])}: a list of messages as text, which is neither JSON "
+            "nor Python's. Save the rows as .jsonl or .parquet."
+        )
     if not isinstance(messages, list):
         raise Refusal(f"{where}: {column} is {text_files.shown(messages)}, not a list of messages.")
     if not messages:
         raise Refusal(f"{where}: {column} is an empty list.")
     found = [_message(message, f"{where}, message {number}", unread) for number, message in enumerate(messages, 1)]
     if "from" not in messages[0]:
-        return found, (column,), ""
+        return found, (column,), SAVED_AS_TEXT if as_text else ""
     return _system(row, where) * (found[0]["role"] != "system") + found, (column, SYSTEM), "ShareGPT (from, value)"
 
 
 def _part(value: Any, role: str, where: str, unread: text_files.Unread) -> list[Message]:
     """A prompt (role: user) or a completion (assistant): a text, or messages, as TRL has them."""
-    value = _listed(value, where)
-    if not isinstance(value, list) or not any(isinstance(each, dict) and "role" in each for each in value):
+    if not isinstance(value, list) or not any(isinstance(each, dict) and {"role", "from"} & {*each} for each in value):
         return [_said(role, _content(value, role, where))]
     return [_message(each, f"{where}, message {n}", unread, role == "user") for n, each in enumerate(value, 1)]
 
 
-def _listed(value: Any, where: str) -> Any:
-    """The list of messages that a text is: JSON, or Python's, as pandas writes it. Other values as they are."""
-    if not isinstance(value, str) or not AS_TEXT.match(value):
+def _read(text: str) -> Any:
+    """What a text says in JSON or as Python writes it, which pandas does; None where it says nothing."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text, strict=False)
+    if len(text) <= LONGEST_LITERAL:
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return json.loads(json.dumps(ast.literal_eval(text)))  # which knows no sets and no bytes
+    return None
+
+
+def _listed(value: Any) -> Any:
+    """The messages that a text is; other values, and other texts, as they are. An answer may be a list of objects."""
+    messages = _read(value) if isinstance(value, str) and OBJECTS.match(value) else None
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         return value
-    for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(value)
-    raise Refusal(
-        f"{where} is {text_files.shown(value)}: a list of messages as text, which is neither JSON nor Python's. "
-        "Save the rows as .jsonl or .parquet."
-    )
+    said = [{"content", "value", "tool_calls"} & {*each} for each in messages]
+    return messages if all(said) and all(_role(each) in ROLES for each in messages) else value
+
+
+def _role(message: dict[str, Any]) -> Any:
+    role = message.get("role", message.get("from"))
+    return FROM.get(role, role) if isinstance(role, str) and "role" not in message else role
 
 
 def _said(role: str, content: str) -> Message:
@@ -173,7 +188,7 @@ def _alpaca(row: dict[str, Any], where: str) -> list[Message]:
 def _no_conversation(row: dict[str, Any], columns: Columns) -> str:
     """What is said of a row that is in none of the forms."""
     if CHOSEN in row and REJECTED in row:
-        chosen = row[CHOSEN]
+        chosen = _listed(row[CHOSEN])
         first = chosen[0] if isinstance(chosen, list) and chosen else None
         typed = f"data=text data.text_column={CHOSEN} (data=hub: data.task=language_modelling)"
         if isinstance(first, dict) and first.get("role", first.get("from")) not in ("assistant", "gpt"):
@@ -198,8 +213,7 @@ def _message(message: Any, where: str, unread: text_files.Unread, in_prompt: boo
     if not isinstance(message, dict):
         raise Refusal(f"{where} is {text_files.shown(message)}, not an object with role and content.")
     names = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
-    role = message.get(names[0])
-    role = FROM.get(role, role) if names[0] == "from" and isinstance(role, str) else role
+    role = _role(message)
     if role not in ROLES:
         known = "it has no role" if role is None else f"the role {role!s:.40} is not known"
         keys = f" (its keys: {', '.join(list(message)[:8])})" if role is None else ""

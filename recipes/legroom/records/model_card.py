@@ -7,6 +7,7 @@ from typing import Any
 
 from legroom import invocation
 from legroom.machine import host
+from legroom.records import record_file, run_folder
 from legroom.records.record import Record, quality
 
 FILE_NAME = "README.md"
@@ -62,7 +63,8 @@ def usage(outcome: Record, run: str, chat: str) -> str | None:
     if _adapter(config) or called:
         return f"as {Path(folder, FILE_NAME)} shows"
     given = '"a text with " + use.tokenizer.mask_token' if kind[0] == "fill-mask" else '"a text"'
-    use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={json.dumps(folder)})'
+    quoted = json.dumps(folder, ensure_ascii=False)
+    use = f'from transformers import pipeline; use = pipeline("{kind[0]}", model={quoted})'
     return f"python -c {shlex.quote(f'{use}; print(use({given}))')}"
 
 
@@ -73,7 +75,8 @@ def write(outcome: Record, folder: Path, rows: int | None) -> None:
 
 
 def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
-    """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone.
+    """The card. It names no folder of this machine: of a base that is no id of the hub, the last folder alone, or
+    the name of its run.
 
     says_ends: generation_config.json, which an adapter has of conversations alone, says at which tokens answers end.
     """
@@ -100,7 +103,7 @@ def text(outcome: Record, rows: int | None, says_ends: bool = False) -> str:
     bits = config.get("adapter", {}).get("bits")
     what = f"an adapter ({adapter}{f', of the base in {bits} bits' if bits else ''})" if adapter else "the whole model"
     if not adapter and config.get("adapter", {}).get("name", "none") != "none":
-        what += f": the base with an adapter ({config['adapter']['name']}) added" + ", in 16 or 32 bits" * bool(bits)
+        what += f": the base with an adapter ({config['adapter']['name']}) added" + ", dequantised" * bool(bits)
     front = {
         "library_name": "peft" if adapter else "transformers",
         "base_model": pretrained if pretrained and _is_id(pretrained) else None,
@@ -155,9 +158,10 @@ def _is_id(name: str) -> bool:
 
 
 def _public(name: str) -> str:
-    """An id of the hub as it was typed; of a folder or a file its last part, and of a run's model the run's name."""
+    """An id of the hub as it was typed; of a folder or a file its last part, of a run's model the run's name too."""
     path = Path(name).expanduser().absolute()
-    return name if _is_id(name) else f".../{path.parent.name}/model" if path.name == "model" else path.name
+    of_a_run = path.name == run_folder.MODEL_FOLDER and (path.parent / record_file.FILE_NAME).is_file()
+    return name if _is_id(name) else f".../{path.parent.name}/{path.name}" if of_a_run else path.name
 
 
 def _shown(override: str, from_hub: bool) -> str | None:

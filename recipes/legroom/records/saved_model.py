@@ -118,7 +118,8 @@ def check_speaks(name: str, classes: Iterable[str]) -> None:
     """Raises Refusal for a model whose classes are not those of a language model."""
     kinds = [*classes]
     if kinds and not any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
-        raise Refusal(f"{name} is a {kinds[0]}, which classifies texts and says nothing. {_instead(Path(name))}")
+        does = "classifies texts and says nothing" if "Classification" in kinds[0] else "writes no texts"
+        raise Refusal(f"{name} is a {kinds[0]}, which {does}. {_instead(Path(name))}")
 
 
 def _instead(folder: Path) -> str:

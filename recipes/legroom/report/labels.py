@@ -12,6 +12,7 @@ from legroom.records.record import Record
 
 # Facts of a job that was refused before they were determined.
 NOT_RESOLVED = (("train.learning_rate", "null"), ("model.attention", model_options.AUTO))
+REPEATS = ("train.seed=", "measure.repeat", "hydra.")  # what may differ between the repeats of a job
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes")
 
 
@@ -110,3 +111,14 @@ def label_of(values: dict[str, str], keys: list[str], used: set[tuple[str | None
         if value is not None and not unused and (key, value) != ("experiment", "null"):
             label[key] = value
     return label
+
+
+def synonyms(runs: list[Record]) -> str:
+    """What was typed for the runs of one row where that differs, beside the seeds; empty where it does not."""
+
+    def names(word: str) -> bool:
+        return not word.startswith(REPEATS) and LABEL in identity_of(word.partition("=")[0])
+
+    typed = [{word for each in run.overrides if names(word := each.lstrip("+~"))} for run in runs]
+    different = {" ".join(sorted(each - set.intersection(*typed))) for each in typed}
+    return "; ".join(sorted(different)) if len(different) > 1 and "" not in different else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from legroom.records.record import DOES_NOT_FIT, STATUSES, TIGHT, Record, verdict_of
 from legroom.report import predicted
-from legroom.report.labels import PACKAGES
+from legroom.report.labels import PACKAGES, synonyms
 from legroom.report.rows import MAX_KEY_COLUMNS, Row, Spread, Table
 
 # Stated once above the table when all jobs have the same value.
@@ -28,7 +28,6 @@ CONTEXT = (
     *PACKAGES,
     "git_revision",
 )
-REPEATS = ("train.seed=", "measure.repeat", "hydra.")  # what may differ between the repeats of a job
 BETWEEN_RUNS = 0.05  # of a speed: the same job, run again on the same machine, was up to so much slower or faster
 LEAST_STEPS = 5  # of which a spread is said
 COST = "cost of 1M tokens"  # in the currency of gpu.price_per_hour
@@ -184,13 +183,6 @@ def _evaluation(row: Row) -> str:
     return ", ".join(f"{key} {formats[key](spread.median)}" for key, spread in spreads if spread)
 
 
-def _synonyms(row: Row) -> str:
-    """What was typed for the runs of a row where that differs, beside the seeds; empty where it does not."""
-    typed = [{word for word in run.overrides if not word.startswith(REPEATS)} for run in row.runs]
-    different = {" ".join(sorted(each - set.intersection(*typed))) for each in typed}
-    return "; ".join(sorted(different)) if len(different) > 1 and "" not in different else ""
-
-
 # --- remarks -------------------------------------------------------------------------------------------
 
 
@@ -210,7 +202,7 @@ def remarks(made: Table) -> list[str]:
         lines.append(f"{made.memory_name.capitalize()} is {made.memory_meaning}.")
     if any(len(row.runs) > 1 for row in made.rows):
         lines.append("Repeats of a job are one row: the median (the least to the most).")
-    lines += [f"These mean the same here, and are one row: {same}." for row in made.rows if (same := _synonyms(row))]
+    lines += [f"These mean the same here, and are one row: {same}." for row in made.rows if (same := synonyms(row.runs))]
     if any(_predicted(row, predicted.step_seconds) for row in made.rows):
         lines.append(predicted.LIKELY)
     waiting = [row.label["gpu"] for row in made.rows if made.of_gpus and row.waits]

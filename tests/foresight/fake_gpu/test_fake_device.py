@@ -11,6 +11,7 @@ from legroom.errors import UnknownOperation
 from legroom.foresight.fake_gpu import op_cache
 from legroom.foresight.fake_gpu.device import FakeDevice
 from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
+from legroom.foresight.fake_gpu.op_trace import OpTrace
 from legroom.third_party.torch_private import op_name, storage_key
 
 
@@ -84,12 +85,13 @@ def test_in_inference_mode_operations_are_the_same(gpu):
         lambda x: x.repeat(2, 1).contiguous(),
         lambda x: torch.nn.functional.mse_loss(x, x),
         lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"),
+        lambda x: torch.nn.functional.mse_loss(x[:0], x[:0], reduction="sum"),
         lambda x: torch.nn.functional.smooth_l1_loss(x, x),
         lambda x: torch.nn.functional.binary_cross_entropy(x, x, reduction="sum"),
         lambda x: torch.nn.functional.soft_margin_loss(x, x),
         lambda x: torch.nn.functional.huber_loss(x, x),
     ],
-    ids=range(21),
+    ids=range(22),
 )
 def test_shapes_strides_and_views_are_those_of_the_cpu(gpu, run):
     real, fake = torch.ones(6, 4), ones(gpu, 6, 4)
@@ -111,6 +113,15 @@ def _tensors(result):
 
 def _storage(tensor):
     return storage_key(tensor.untyped_storage())
+
+
+def test_a_mean_of_squares_takes_the_loss_of_each_element_twice_for_a_moment():
+    model = torch.nn.Linear(4, 4, bias=False, device="meta")
+    with FakeDevice((8, 0)) as fake, OpTrace(fake, model, torch.optim.SGD(model.parameters())) as trace:
+        x = torch.empty(6, 4, device=fake.device)
+        torch.nn.functional.mse_loss(x, x)
+        torch.nn.functional.mse_loss(x, x, reduction="none")
+    assert [each.bytes for each in trace.workspaces] == [x.nbytes]
 
 
 def test_gradients_and_their_shapes(gpu):

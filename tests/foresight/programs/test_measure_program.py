@@ -35,7 +35,8 @@ def train(watch):
     model = torch.nn.Sequential(torch.nn.Linear(wide, wide), torch.nn.GELU(), torch.nn.Linear(wide, wide))
     optimizer = torch.optim.AdamW(model.parameters())
     rows = torch.randn(16, wide)
-    while True:
+    finite = torch.isfinite(rows[0])  # whose values are assumed where it is predicted
+    while finite is not None:
         loss = torch.nn.functional.mse_loss(model(rows), rows)
         loss.backward()
         optimizer.step()
@@ -64,7 +65,7 @@ def test_the_bytes_of_a_run_are_those_that_are_predicted(train):
                 train(watch)
             found.append(finish())
     real, predicted = found
-    assert predicted["tensor_bytes"] == real["peak_tensor_bytes"] > 2 * real["parameters_bytes"]
+    assert predicted["tensor_bytes"] == real["peak_tensor_bytes"] > 2 * real["parameters_bytes"] > 0
     for part in ("parameters", "gradients", "optimizer", "activations", "other"):
         assert predicted[f"{part}_bytes"] == real[f"{part}_bytes"], part
 

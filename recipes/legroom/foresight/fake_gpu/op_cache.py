@@ -93,7 +93,8 @@ def infer_result(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
     if grouped:
         result = result.to(tensors[0].dtype)
     if name in UNREDUCED_MEMORY and not result.dim():
-        result = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).as_strided((), ())
+        unreduced = result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
+        result = unreduced.as_strided((), ()) if unreduced.numel() else result
     argument_of = {id(metas[id(tensor)]): index for index, tensor in enumerate(tensors)}
     storage_of = {storage_key(metas[id(tensor)].untyped_storage()): index for index, tensor in enumerate(tensors)}
     return _describe(result, argument_of, storage_of)
