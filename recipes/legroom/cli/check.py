@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from legroom import invocation, units
-from legroom.cli import check_levers
+from legroom.cli import check_levers, console
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
 from legroom.foresight.programs import check, command, program_record, script_batch, try_levers
@@ -104,11 +104,11 @@ def _on_cpu(asked: argparse.Namespace) -> int:
     settings = check.Settings(strict=asked.strict, seconds=asked.seconds, offline=asked.offline)
     found, outcome = check.on_cpu(program, settings, Progress(program.name) if not asked.json else lambda _: None)
     if asked.json:
-        print(json.dumps({"cpu": found}, indent=1))
+        console.say(json.dumps({"cpu": found}, indent=1))
         return 0
     parts = units.in_one([(name, found[f"{part}_bytes"]) for name, part in PARTS])
-    print(f"{program.name} on a CPU: {units.size(found['tensor_bytes'])} of live tensors at the peak\n  {parts}")
-    print("".join(f"  note: {note}\n" for note in [*found["notes"], *outcome.notes]), end="")
+    head = f"{program.name} on a CPU: {units.size(found['tensor_bytes'])} of live tensors at the peak\n  {parts}"
+    console.say("\n".join([head, *(f"  note: {note}" for note in [*found["notes"], *outcome.notes])]))
     return 0
 
 
@@ -146,7 +146,7 @@ def _checked(asked: argparse.Namespace, options: list[str]) -> int:
         if asked.into is not None:
             print(f"written: {program_record.write(asked.into, runs, records)}", file=sys.stderr)
     for text in [json.dumps(found, indent=1)] if asked.json else map(_shorter, said):
-        print(text)
+        console.say(text)
     return _code(runs, asked.budget)
 
 
@@ -173,9 +173,10 @@ def _beside(asked: Any, settings: check.Settings, runs: list, found: dict, recor
 
 def _print(estimates: dict[str, StepEstimate], names: list[str], runs: list[check.Checked]) -> None:
     for index, name in enumerate(name for name in names if name in estimates):
-        print("\n" * (index > 0) + text_of(estimates[name]))
+        console.say("\n" * (index > 0) + text_of(estimates[name]))
     notes = dict.fromkeys(note for run in runs for note in run.outcome.notes)
-    print("".join(f"  note: {note}\n" for note in notes), end="")
+    for note in notes:
+        console.say(f"  note: {note}")
 
 
 def _code(runs: list[check.Checked], budget: float) -> int:

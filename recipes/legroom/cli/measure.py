@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from legroom import invocation
+from legroom.cli import console
 from legroom.cli.check import Progress, parsed, parser_of, tail_of
 from legroom.cli.commands import REFUSED
 from legroom.errors import Refusal
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
         return REFUSED
     if asked.share is not None:
         measure.write_shared(done, asked.share)
-    print(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
+    console.say(json.dumps(done.found | {"predicted": done.predicted}) if asked.json else text_of(done, program))
     return 0
 
 

@@ -202,7 +202,8 @@ def remarks(made: Table) -> list[str]:
         lines.append(f"{made.memory_name.capitalize()} is {made.memory_meaning}.")
     if any(len(row.runs) > 1 for row in made.rows):
         lines.append("Repeats of a job are one row: the median (the least to the most).")
-    lines += [f"These mean the same here, and are one row: {same}." for row in made.rows if (same := synonyms(row.runs))]
+    same = filter(None, (synonyms(row.runs) for row in made.rows))
+    lines += [f"These mean the same here, and are one row: {each}." for each in same]
     if any(_predicted(row, predicted.step_seconds) for row in made.rows):
         lines.append(predicted.LIKELY)
     waiting = [row.label["gpu"] for row in made.rows if made.of_gpus and row.waits]
