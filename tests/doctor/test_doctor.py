@@ -14,7 +14,7 @@ from fake_nvml import GIB, FakeNvml, gpu, healthy, rows, visit  # noqa: F401
 
 from legroom.cli import doctor
 from legroom.doctor import checks, lines, probe
-from legroom.machine import host
+from legroom.machine import host, requirements
 
 # --- the network between machines --------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def test_torch_and_nvml_that_disagree_on_a_name_are_quoted_both(visit):
     ],
 )
 def test_versions_are_compared_as_numbers(version, bound, below):
-    assert checks.is_below(version, bound) == below
+    assert requirements.is_below(version, bound) == below
 
 
 PROJECT = """

@@ -14,6 +14,7 @@ import legroom
 from legroom import invocation, levers
 from legroom.cli.exit_codes import INTERRUPTED, REFUSED
 from legroom.errors import Refusal
+from legroom.machine import requirements
 
 # Name -> (the module whose `main` takes the arguments and returns the exit code, what it does).
 COMMANDS = {
@@ -60,10 +61,17 @@ def run(name: str, arguments: list[str]) -> int:
             signal.signal(number, _stop)
     if name == "estimate":
         arguments = ["recipe=estimate", *arguments]
-    try:
+
+    def main(arguments: list[str]) -> int:
         if name != "doctor":  # it also runs where the packages that rules import are missing
+            wrong = requirements.missing() if not {"-h", "--help", "--version"} & {*arguments} else []
+            if wrong:
+                raise Refusal("\n".join(wrong))
             levers.load_rules()
-        return answered(importlib.import_module(COMMANDS[name][0]).main, arguments)
+        return importlib.import_module(COMMANDS[name][0]).main(arguments)
+
+    try:
+        return answered(main, arguments)
     except KeyboardInterrupt:  # during imports: no job was started
         return INTERRUPTED
 

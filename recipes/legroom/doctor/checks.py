@@ -9,21 +9,18 @@ import re
 import shutil
 import subprocess
 import sysconfig
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from legroom.doctor import probe
-from legroom.machine import host, nvml
+from legroom.machine import host, nvml, requirements
 from legroom.machine.nvml import Card, Driver
 from legroom.paths import CHECKOUT, CONF
 from legroom.units import GIB
 
 LEAST_FREE_BYTES = GIB  # with less, saved models and compiled kernels soon fill the disk
 LINKS_SECONDS = 10
-NAME = "legroom"  # of the distribution
 ALSO = ("wandb", "flash-attn")  # useful packages that pyproject.toml may not list
 
 
@@ -42,7 +39,7 @@ class Package:
         """The pip command that installs it."""
         if self.extra == "":
             return f"pip install {self.name}" + (" --no-build-isolation" if self.name == "flash-attn" else "")
-        where, name = ("", NAME) if CHECKOUT is None else ("-e ", ".")
+        where, name = ("", requirements.NAME) if CHECKOUT is None else ("-e ", ".")
         return f"pip install {where}'{name}[{self.extra}]'" if self.extra else f"pip install {where}{name}"
 
 
@@ -111,50 +108,15 @@ def examine() -> Findings:
     )
 
 
-def packages(pyproject: Path | None = CHECKOUT and CHECKOUT / "pyproject.toml") -> tuple[str, list[Package]]:
-    """The lowest Python, and each package that the project needs or can use.
-
-    pyproject: None where legroom was installed, whose metadata say the same.
-    """
-    lowest_python, lines = _installed_requirements() if pyproject is None else _requirements(pyproject)
+def packages(pyproject: Path | None = requirements.PYPROJECT) -> tuple[str, list[Package]]:
+    """The lowest Python, and each package that the project needs or can use. pyproject: as for `listed`."""
+    lowest_python, needed = requirements.listed(pyproject)
     found: dict[str, Package] = {}
-    for extra, line in lines:
-        requirement = re.match(r"([\w.-]+)[^>;]*(?:>=\s*([\w.]+))?", line)
-        assert requirement, line
-        name, bound = requirement.groups()
-        if name != NAME and extra != "dev":  # an extra lists other extras
-            found.setdefault(name, Package(name, host.version(name), bound, extra))
+    for extra, name, bound in needed:
+        found.setdefault(name, Package(name, host.version(name), bound, extra))
     for name in ALSO:
         found.setdefault(name, Package(name, host.version(name), None, ""))
-    return lowest_python.removeprefix(">="), list(found.values())
-
-
-def _requirements(pyproject: Path) -> tuple[str, list[tuple[str | None, str]]]:
-    """The lowest Python, and (extra, requirement) of each line of a pyproject.toml."""
-    project = tomllib.loads(pyproject.read_text())["project"]
-    groups = {None: project["dependencies"], **project.get("optional-dependencies", {})}
-    return project["requires-python"], [(extra, line) for extra, group in groups.items() for line in group]
-
-
-def _installed_requirements() -> tuple[str, list[tuple[str | None, str]]]:
-    """The same from the metadata of the installed package."""
-    lines = []
-    for line in metadata.requires(NAME) or []:
-        extra = re.search(r"""extra\s*==\s*["']([\w-]+)""", line)
-        lines.append((extra[1] if extra else None, line))
-    return metadata.metadata(NAME)["Requires-Python"], lines
-
-
-def is_below(version: str | None, bound: str | None) -> bool:
-    """Whether a release is older than a bound. 2.11 equals 2.11.0; a suffix (rc1, +cpu) is ignored."""
-
-    def release(text: str) -> list[int]:
-        numbers = [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])]
-        while numbers and not numbers[-1]:
-            numbers.pop()
-        return numbers
-
-    return version is not None and bound is not None and release(version) < release(bound)
+    return lowest_python, list(found.values())
 
 
 def examine_host() -> Host:

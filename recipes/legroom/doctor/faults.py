@@ -4,7 +4,8 @@ import platform
 
 from legroom import invocation
 from legroom.doctor import probe
-from legroom.doctor.checks import LEAST_FREE_BYTES, Findings, is_below
+from legroom.doctor.checks import LEAST_FREE_BYTES, Findings
+from legroom.machine.requirements import is_below
 from legroom.units import GIB
 
 

@@ -6,7 +6,7 @@ from legroom.doctor import checks, faults, probe
 from legroom.doctor.checks import Findings, Package
 from legroom.doctor.gpu_page import card_section, links_section
 from legroom.doctor.lines import NOT_AVAILABLE, Page, cell
-from legroom.machine import host
+from legroom.machine import host, requirements
 from legroom.units import GIB
 
 VERSION_COLUMN = 14
@@ -86,7 +86,7 @@ def version_row(found: Findings, package: Package) -> tuple[str, str]:
             return "not installed; needed", "red"
         return f"not installed; for {PURPOSES.get(package.name, 'some use')}", ""
     notes = [f"{package.bound} or newer"] if package.bound else []
-    broken = bool(checks.is_below(package.version, package.bound) or package.error)
+    broken = bool(requirements.is_below(package.version, package.bound) or package.error)
     if package.name == "torch":
         if "error" not in found.probes.get("torch", {"error": ""}):
             notes.append(f"built for CUDA {found.torch_cuda}" if found.torch_cuda else "CPU build")

@@ -1,0 +1,34 @@
+"""A package that another one's installation has exchanged is named before anything runs."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from legroom.cli import commands
+from legroom.machine import requirements
+
+
+@pytest.mark.parametrize(
+    "installed, said", [("4.57.1", "transformers 4.57.1 is installed"), (None, "is not installed")]
+)
+@pytest.mark.parametrize("command", [["check", "train.py"], ["train"], ["chat", "run"]])
+def test_a_package_that_is_too_old_is_refused_by_every_command(monkeypatch, capsys, installed, said, command):
+    version = metadata.version
+
+    def known(name):
+        if name != "transformers":
+            return version(name)
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", known)
+    assert commands.run(command[0], command[1:]) == 2
+    refused = capsys.readouterr().err
+    assert said in refused and "pip install 'transformers>=5" in refused and refused.count("refused: ") == 1
+
+
+def test_what_the_tests_run_with_is_recent_enough():
+    assert requirements.missing() == []
