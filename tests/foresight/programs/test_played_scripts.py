@@ -149,6 +149,16 @@ def test_what_is_asked_of_the_card_besides_is_answered(tmp_path, capsys):
     assert "300000 100 60 1410 {}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [".cuda(1)", '.to(torch.device("cuda", 1))', ".to(1)", '; model.to("cuda:1")', "; torch.cuda.set_device(1)"],
+)
+def test_another_gpu_is_refused(tmp_path, moved):
+    """The memory of two would be one's."""
+    with pytest.raises(Refusal, match=r"script.py:\d+: the script asks for cuda:1, and one GPU is followed"):
+        play(tmp_path, loop(moved=moved))
+
+
 @pytest.mark.parametrize("name", ["CUDAGraph", "MemPool", "graph", "_compile_kernel"])
 def test_what_the_card_alone_can_do_is_refused(tmp_path, name):
     with pytest.raises(Refusal, match=f"{name} is not followed. Ask with"):

@@ -22,6 +22,7 @@ from legroom.errors import Refusal
 from legroom.foresight.fake_gpu import known_values, library_patches
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
 from legroom.foresight.fake_gpu.device import FakeDevice
+from legroom.foresight.fake_gpu.fake_storages import DEVICE_TYPE
 from legroom.foresight.fake_gpu.unknown_numbers import UnknownFloat
 from legroom.foresight.places import own_line, reading_line
 from legroom.third_party import accelerate_private, torch_private, transformers_trainer_private
@@ -70,6 +71,18 @@ def _one_gpu() -> Iterator[None]:
         yield
 
 
+def check_index(device: Any = None) -> None:
+    """Raises Refusal for another GPU than the first, in every way to say one: its memory would count as the first's."""
+    if isinstance(device, str):
+        device = device.rpartition(":")[2]
+    index = getattr(device, "index", None) if isinstance(device, torch.device) else device
+    if index not in (None, "cuda", "", 0, "0", -1):
+        raise Refusal(
+            f"{reading_line() or known_values.reader()}: the script asks for cuda:{index}, and one GPU is followed, "
+            "cuda:0. CUDA_VISIBLE_DEVICES chooses another card; several GPUs want a process each (torchrun)."
+        )
+
+
 class UserCode(TorchFunctionMode):
     """Sees every function and method of torch that Python code calls, before torch checks its arguments."""
 
@@ -95,6 +108,7 @@ class UserCode(TorchFunctionMode):
         if func is torch.device:  # it takes the name of a type, and no device
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
+            check_index(*args[1:2], *([kwargs["device"]] if "device" in kwargs else []))
             return first.to(self.fake.device)  # pyright: ignore[reportOptionalMemberAccess]
         if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
             return first
@@ -103,10 +117,12 @@ class UserCode(TorchFunctionMode):
     def _device(self, value: Any) -> Any:
         """The fake device for every way to say cuda."""
         is_cuda = (
-            value.type == "cuda"
+            value.type in ("cuda", DEVICE_TYPE)  # a module takes a number for the accelerator's
             if isinstance(value, torch.device)
             else isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
         )
+        if is_cuda:
+            check_index(value)
         return self.fake.device if is_cuda else value
 
     def _read(self, func: Callable, args: Any, kwargs: Any) -> Any:

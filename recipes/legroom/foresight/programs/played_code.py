@@ -75,7 +75,7 @@ class PlayedCode(UserCode):
             named = args and isinstance(args[0], int) and not isinstance(args[0], bool)
             return torch.device("cuda", args[0]) if named else func(*args, **kwargs)
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
-            args = (first, HERE, *args[2:])
+            args = (first, torch.device("cuda", args[1]), *args[2:])
         if func is torch.Tensor.share_memory_:  # on a GPU it is shared, and a host's without memory has none to share
             return first
         if func is torch.Tensor.type and self.fake.capability is not None:
@@ -86,7 +86,7 @@ class PlayedCode(UserCode):
             assert first is not None
             return played_types.made(first.dtype, *args[1:], device=self.fake.device)
         if type(kwargs.get("device")) is int:
-            kwargs = kwargs | {"device": HERE}
+            kwargs = kwargs | {"device": torch.device("cuda", kwargs["device"])}
         if func in _COMPARED and any(isinstance(one, torch.Tensor) and fake_storages.is_fake(one) for one in args[:2]):
             return self.decisions.no()
         name = getattr(func, "__name__", "")

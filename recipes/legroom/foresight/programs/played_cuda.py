@@ -23,6 +23,7 @@ from transformers.utils import import_utils
 from legroom.config import Gpu
 from legroom.errors import Refusal
 from legroom.foresight.fake_gpu.backend import Stream, no_stream
+from legroom.foresight.fake_gpu.user_code import check_index
 from legroom.foresight.memory import allocator
 from legroom.foresight.programs import played_types
 from legroom.foresight.programs.played_code import HERE, Decisions, PlayedCode
@@ -123,6 +124,7 @@ def _answers(gpu: Gpu, meter: Meter, count: int) -> dict[str, Any]:
         "stream": no_stream,
         "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+        "set_device": check_index,
         "device": _DeviceContext,
         "device_of": _DeviceContext,
         "mem_get_info": meter.free_and_total,
@@ -160,6 +162,7 @@ class _DeviceContext(contextlib.nullcontext):
 
     def __init__(self, device: Any = None):
         super().__init__()
+        check_index(None if isinstance(device, torch.Tensor) else device)
         self.idx, self.prev_idx = 0, 0
 
 
