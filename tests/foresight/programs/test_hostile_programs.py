@@ -53,8 +53,19 @@ SCRIPTS = {
     "is_ended_by_its_alarm": ("import signal, time; signal.alarm(1); time.sleep(300)", {KILLED}, "SIGALRM"),
     "becomes_another_program": (
         "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(300)'])",
+        {process.REFUSED},
+        "leaves the training to another command. Ask for that one: ",
+    ),
+    "becomes_one_by_other_ways": (
+        "import ctypes, sys\ngiven = [sys.executable.encode(), b'-c', b'import time; time.sleep(300)', None]\n"
+        "ctypes.CDLL(None).execv(given[0], (ctypes.c_char_p * 4)(*given))",
         {TIMEOUT},
         "limit",
+    ),
+    "starts_a_launcher": (
+        "import subprocess, sys; subprocess.run([sys.executable, '-m', 'torch.distributed.run', 'train.py'])",
+        {process.REFUSED},
+        "-m torch.distributed.run train.py",
     ),
     "says_how_it_ended": (
         "import json, os\nodd = [{'kind': 'end', 'status': 7}, {'kind': 'end'}, {'kind': 'step'}, {'kind': 'note'}]\n"

@@ -10,6 +10,8 @@ import errno
 import functools
 import io
 import os
+import re
+import shlex
 import shutil
 import stat
 import sys
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from legroom.errors import Refusal
 from legroom.third_party.patching import patched
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -27,6 +30,9 @@ REMOVES = ("remove", "unlink", "rmdir")
 MOVES = ("rename", "replace", "link", "symlink")
 LOOKS = ("stat", "lstat", "access", "readlink", "chdir")
 AUDITED = {f"os.{name}" for name in {*CHANGES, *REMOVES, *MOVES} - {"mkfifo", "unlink", "replace"}}
+LAUNCHES = re.compile(
+    r"(^|[\s/])(torchrun|accelerate(-| )launch|deepspeed)\s|-m (torch\.distributed\.(run|launch)|accelerate\.)"
+)
 _real: dict[str, Callable] = {
     name: getattr(os, name) for name in (*CHANGES, *REMOVES, *MOVES, *LOOKS, "open", "listdir")
 }
@@ -41,6 +47,7 @@ class WrittenFiles:
         self.allowed = (str(folder), *allowed)
         self.note = note
         self.removed: set[str] = set()
+        self.process_id = os.getpid()
 
     # --- where a path is ---
 
@@ -194,6 +201,10 @@ class WrittenFiles:
             here = event == "os.truncate" or arguments[-1] in (-1, None)  # a path by itself, and not below a descriptor
             if here and any(self.place(path) for path in paths if isinstance(path, (str, bytes))):
                 raise PermissionError(errno.EPERM, "the script is only tried, and changes nothing there", paths[0])
+        elif event in ("os.exec", "subprocess.Popen") and os.getpid() == self.process_id:
+            typed = arguments[1] if isinstance(arguments[1], str) else shlex.join(map(os.fsdecode, arguments[1]))
+            if event == "os.exec" or LAUNCHES.search(typed):
+                raise Refusal(f"the script leaves the training to another command. Ask for that one: {typed}")
         elif event == "os.kill" and arguments[1] and (arguments[0] == -1 or not _is_ours(arguments[0])):
             raise PermissionError(errno.EPERM, f"the script is only tried, and sends no signal to {arguments[0]}")
 
@@ -244,3 +255,4 @@ def held(folder: Path, allowed: tuple[str, ...], note: Callable[[str], None]) ->
     with patched(builtins, open=files.open), patched(io, open=files.open), patched(os, **made):
         sys.addaudithook(files.audit)
         yield files
+    files.process_id = 0
